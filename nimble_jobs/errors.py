@@ -1,0 +1,143 @@
+"""The one error root. A class's docstring is its default message; `exit_code` is what the command line returns for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class NimbleError(Exception):
+    """nimble-jobs could not do what was asked."""
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False  # may another attempt of the same job succeed?
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing wrong with a spec, printed as `FILE:LINE: FIELD: problem; expected ...`."""
+
+    file: str
+    line: int  # 1-based; 0 where no line applies (a command-line override)
+    field: str  # dotted path, "" for the document as a whole
+    problem: str
+    expected: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        text = f"{where}: {self.field}: {self.problem}" if self.field else f"{where}: {self.problem}"
+        return f"{text}; expected {self.expected}" if self.expected else text
+
+
+class SpecError(NimbleError, ValueError):
+    """The job spec is not valid."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem] | tuple[Problem, ...]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class UsageError(NimbleError, ValueError):
+    """The command was not used as it should be."""
+
+    exit_code = 2
+
+
+class NotFound(NimbleError, LookupError):
+    """No such job, schedule or worker."""
+
+    exit_code = 102
+
+
+class JobFailed(NimbleError, RuntimeError):
+    """The job failed."""
+
+    exit_code = 100
+
+
+class NotFinishedInTime(NimbleError, TimeoutError):
+    """The job did not finish in time."""
+
+    exit_code = 101
+
+
+class JobCancelled(NimbleError):
+    """The job was cancelled."""
+
+    exit_code = 103
+
+
+class ModelError(NimbleError, ValueError):
+    """The model could not be built or its weights do not fit."""
+
+    exit_code = 100
+
+
+class DataError(NimbleError, ValueError):
+    """The input could not be read."""
+
+    exit_code = 100
+
+
+class OutputExists(NimbleError, FileExistsError):
+    """The output folder exists already."""
+
+    exit_code = 100
+
+
+class EngineError(NimbleError, RuntimeError):
+    """The schedule could not be recorded, captured or replayed."""
+
+    exit_code = 100
+
+
+class CannotRecord(EngineError):
+    """The model does something that a schedule cannot hold."""
+
+
+class PlanError(EngineError):
+    """A plan breaks one of the rules that every plan must keep."""
+
+
+class CheckFailed(EngineError):
+    """A replay does not agree with eager execution."""
+
+
+class OutOfMemory(EngineError, MemoryError):
+    """The device has not enough free memory."""
+
+    retryable = True
+
+
+class DeviceFault(EngineError):
+    """The device reported a fault; its context cannot be used any more."""
+
+    retryable = True
+
+
+class WorkerLost(NimbleError, RuntimeError):
+    """The process that ran the job died."""
+
+    exit_code = 100
+    retryable = True
+
+
+class StoreError(NimbleError, RuntimeError):
+    """The state folder or its database cannot be used."""
+
+
+class StateFolderRefused(StoreError, PermissionError):
+    """The state folder could be written by others, or belongs to somebody else."""
+
+
+class Damaged(StoreError):
+    """Stored bytes are not what was written."""
+
+
+class FencedOut(StoreError):
+    """Another attempt owns the job now."""

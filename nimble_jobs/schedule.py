@@ -1,0 +1,264 @@
+"""The values that a schedule is made of: buffers, views, tasks, plan, measurements. Frozen, without torch, with one canonical JSON form.
+
+A *program* is what was recorded: the tasks in program order and the buffers that they touch. A *plan* says on which stream and in which
+order each task is launched, and which tasks wait for which. A *schedule* is both, with how they were checked and measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+class BufferKind(StrEnum):
+    """Who owns the bytes of a buffer."""
+
+    INPUT = "input"  # filled by the caller before each replay
+    STATE = "state"  # a parameter or buffer of the module, by its state-dict name
+    CONSTANT = "constant"  # made while recording outside any task; its bytes are an artifact named by its SHA-256
+    INTERMEDIATE = "intermediate"  # written before it is read within one replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """One storage."""
+
+    index: int
+    kind: BufferKind
+    nbytes: int
+    name: str | None = None  # state-dict name, input name, or the constant's SHA-256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A strided tensor over a buffer. `stride` and `offset` count elements of `dtype`."""
+
+    buffer: int
+    dtype: str  # torch's name without the prefix: float32, int64, ...
+    itemsize: int  # bytes an element
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Smallest byte range [start, end) of the buffer that holds every element."""
+        if 0 in self.shape:
+            return (self.offset * self.itemsize, self.offset * self.itemsize)
+        last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return (self.offset * self.itemsize, (last + 1) * self.itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Special:
+    """An argument that JSON has no word for: a dtype, device, layout, memory format, non-finite or complex number."""
+
+    kind: str  # dtype | device | layout | memory_format | float | complex
+    value: str
+
+
+Arg = View | Special | None | bool | int | float | str | tuple["Arg", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One unit of device work: an operator call, with everything that it reads and writes.
+
+    `mutates` are the writes into buffers that existed before the task; a fresh output is in `writes` alone.
+    """
+
+    index: int
+    op: str  # operator overload as the dispatcher names it, for instance aten.convolution.default
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: Arg  # views of what the call returns, in its own nesting
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    mutates: tuple[View, ...]
+    random: bool = False  # draws from the device's generator
+    source: str | None = None  # where the call came from: FILE:LINE and module path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A named input or output of a program."""
+
+    name: str
+    view: View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What was recorded, in program order. Free of any device address or live object."""
+
+    buffers: tuple[Buffer, ...]
+    tasks: tuple[Task, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """Task `after` waits, across streams, until task `before` has finished."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where and when each task of a program is launched."""
+
+    order: tuple[int, ...]  # task indexes in launch order
+    stream_of: tuple[int, ...]  # by task index; streams are numbered from 0
+    syncs: tuple[Sync, ...]
+
+    @property
+    def streams(self) -> int:
+        return max(self.stream_of, default=-1) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFacts:
+    """What the paper counts, and the bounds of any replay."""
+
+    tasks: int
+    edges: int  # dependencies before the reduction
+    meg_edges: int  # of the minimum equivalent graph
+    matching: int  # size of a maximum matching in its bipartite graph
+    width: int  # size of a largest antichain: how many tasks can ever be ready together
+    streams: int
+    syncs_needed: int  # meg_edges - matching
+    syncs_used: int
+    critical_path_us: float | None = None  # longest path over measured task times
+    total_work_us: float | None = None  # sum of measured task times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to run the model that was built and measured."""
+
+    name: str
+    replay_us: float | None
+    records_per_s: float | None
+    peak_bytes: int | None
+    error: float | None  # relative norm against eager on fresh random input
+    chosen: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Everything that a process needs to run the model without tracing it again, and how far it can be trusted."""
+
+    format_version: int = FORMAT_VERSION
+    key: str
+    program: Program
+    plan: Plan
+    facts: GraphFacts
+    candidates: tuple[Candidate, ...]
+    tolerance: float  # largest accepted relative norm
+    error: float  # the relative norm that was found
+    device: str  # the device in words
+    eager_us: float  # median time of one eager call, microseconds
+    replay_us: float  # median time of one replay, microseconds
+    peak_bytes: int  # device memory of one instance beyond the module's state
+    build_s: float
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, the same text for equal values."""
+        return json.dumps(_plain(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Inverse of `to_json`. Raises ValueError for anything else."""
+        try:
+            raw = json.loads(text)
+            if raw["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"schedule format {raw['format_version']}, expected {FORMAT_VERSION}")
+            return cls(
+                **{
+                    **raw,
+                    "program": _program(raw["program"]),
+                    "plan": Plan(
+                        order=tuple(raw["plan"]["order"]),
+                        stream_of=tuple(raw["plan"]["stream_of"]),
+                        syncs=tuple(Sync(before=b, after=a) for b, a in raw["plan"]["syncs"]),
+                    ),
+                    "facts": GraphFacts(**raw["facts"]),
+                    "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
+                }
+            )
+        except (KeyError, TypeError, IndexError, AttributeError) as e:
+            raise ValueError(f"not a schedule: {type(e).__name__}: {e}") from e
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case View():
+            v = value
+            return {"v": [v.buffer, v.dtype, v.itemsize, list(v.shape), list(v.stride), v.offset]}
+        case Special():
+            return {"s": [value.kind, value.value]}
+        case Sync():
+            return [value.before, value.after]
+        case tuple() | list():
+            return [_plain(v) for v in value]
+        case float() if not math.isfinite(value):
+            raise ValueError("a schedule holds finite numbers only; use Special(kind='float')")
+        case _ if dataclasses.is_dataclass(value):
+            return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        case _:
+            return value
+
+
+def _arg(raw: Any) -> Arg:
+    if isinstance(raw, list):
+        return tuple(_arg(r) for r in raw)
+    if isinstance(raw, dict):
+        if "v" in raw:
+            return _view(raw)
+        return Special(kind=raw["s"][0], value=raw["s"][1])
+    return raw  # type: ignore[no-any-return]  # None, bool, int, float, str
+
+
+def _view(raw: Any) -> View:
+    buffer, dtype, itemsize, shape, stride, offset = raw["v"]
+    return View(buffer=buffer, dtype=dtype, itemsize=itemsize, shape=tuple(shape), stride=tuple(stride), offset=offset)
+
+
+def _views(raw: Any) -> tuple[View, ...]:
+    return tuple(_view(r) for r in raw)
+
+
+def _program(raw: Any) -> Program:
+    return Program(
+        buffers=tuple(Buffer(**{**b, "kind": BufferKind(b["kind"])}) for b in raw["buffers"]),
+        tasks=tuple(
+            Task(
+                **{
+                    **t,
+                    "args": tuple(_arg(a) for a in t["args"]),
+                    "kwargs": tuple((name, _arg(a)) for name, a in t["kwargs"]),
+                    "outputs": _arg(t["outputs"]),
+                    "reads": _views(t["reads"]),
+                    "writes": _views(t["writes"]),
+                    "mutates": _views(t["mutates"]),
+                }
+            )
+            for t in raw["tasks"]
+        ),
+        inputs=tuple(Port(name=p["name"], view=_view(p["view"])) for p in raw["inputs"]),
+        outputs=tuple(Port(name=p["name"], view=_view(p["view"])) for p in raw["outputs"]),
+    )
