@@ -1,4 +1,4 @@
-"""The one error root. A class's docstring is its default message; `exit_code` is what the command line returns for it."""
+"""The one error root. A class's docstring is its default message; `exit_code` is what the command line returns."""
 
 from __future__ import annotations
 

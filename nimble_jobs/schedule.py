@@ -1,7 +1,8 @@
-"""The values that a schedule is made of: buffers, views, tasks, plan, measurements. Frozen, without torch, with one canonical JSON form.
+"""The values that a schedule is made of, from buffers to measurements. Frozen, without torch, with one canonical JSON.
 
-A *program* is what was recorded: the tasks in program order and the buffers that they touch. A *plan* says on which stream and in which
-order each task is launched, and which tasks wait for which. A *schedule* is both, with how they were checked and measured.
+A *program* is what was recorded: the tasks in program order and the buffers that they touch. A *plan* says on which
+stream and in which order each task is launched, and which tasks wait for which. A *schedule* is both, with how they
+were checked and measured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class BufferKind(StrEnum):
     """Who owns the bytes of a buffer."""
 
     INPUT = "input"  # filled by the caller before each replay
-    STATE = "state"  # a parameter or buffer of the module, by its state-dict name
+    STATE = "state"  # a parameter, buffer or tensor attribute of the module, by its dotted name
     CONSTANT = "constant"  # made while recording outside any task; its bytes are an artifact named by its SHA-256
     INTERMEDIATE = "intermediate"  # written before it is read within one replay
 
@@ -33,7 +34,8 @@ class Buffer:
     index: int
     kind: BufferKind
     nbytes: int
-    name: str | None = None  # state-dict name, input name, or the constant's SHA-256
+    name: str | None = None  # state name, input name, or the constant's SHA-256
+    on_host: bool = False  # a zero-dimensional constant in host memory, read by a device task as a scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ class Program:
     buffers: tuple[Buffer, ...]
     tasks: tuple[Task, ...]
     inputs: tuple[Port, ...]
+    state: tuple[Port, ...]  # the whole tensors behind the buffers of kind STATE
+    constants: tuple[Port, ...]  # likewise, named by SHA-256
     outputs: tuple[Port, ...]
 
 
@@ -259,6 +263,12 @@ def _program(raw: Any) -> Program:
             )
             for t in raw["tasks"]
         ),
-        inputs=tuple(Port(name=p["name"], view=_view(p["view"])) for p in raw["inputs"]),
-        outputs=tuple(Port(name=p["name"], view=_view(p["view"])) for p in raw["outputs"]),
+        inputs=_ports(raw["inputs"]),
+        state=_ports(raw["state"]),
+        constants=_ports(raw["constants"]),
+        outputs=_ports(raw["outputs"]),
     )
+
+
+def _ports(raw: Any) -> tuple[Port, ...]:
+    return tuple(Port(name=p["name"], view=_view(p["view"])) for p in raw)
