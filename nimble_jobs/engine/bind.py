@@ -1,0 +1,180 @@
+"""Bind a program to live tensors: each task becomes a call with its operator resolved and its fixed arguments made.
+
+Buffers of inputs, state and constants are fixed for the life of a binding. Intermediates are what operators return;
+each is dropped after its last use in launch order, so that the allocator can give its bytes to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.encode import decode, dtype, operator, view_of
+from nimble_jobs.errors import EngineError
+from nimble_jobs.schedule import Arg, BufferKind, Plan, Port, Program, Task, View
+
+Env = dict[int, torch.Tensor]  # buffer index -> a tensor over its storage
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One task, ready to be called."""
+
+    task: int
+    call: Callable[[Env], None]
+    drops: tuple[int, ...]  # buffers that nobody reads after this task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A program over live tensors."""
+
+    inputs: dict[str, torch.Tensor]
+    fixed: Env
+    steps: tuple[Step, ...]
+    outputs: tuple[Port, ...]
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Launch every task in the plan's order on the current stream and return the outputs."""
+        env = dict(self.fixed)
+        for step in self.steps:
+            step.call(env)
+            for buffer in step.drops:
+                del env[buffer]
+        return {port.name: tensor_at(env[port.view.buffer], port.view) for port in self.outputs}
+
+
+def tensor_at(base: torch.Tensor, view: View) -> torch.Tensor:
+    """The tensor that a view means, over the storage of `base`."""
+    if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == view.offset:
+        wanted = dtype(view.dtype)
+        if base.dtype == wanted:
+            return base
+    else:
+        wanted = dtype(view.dtype)
+    if base.dtype == wanted:
+        return base.as_strided(view.shape, view.stride, view.offset)
+    empty = torch.empty(0, dtype=wanted, device=base.device)
+    return empty.set_(base.untyped_storage(), view.offset, view.shape, view.stride)
+
+
+def bind(
+    program: Program,
+    plan: Plan,
+    *,
+    state: Mapping[str, torch.Tensor],
+    constants: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Bound:
+    """Bind a program to a module's state on `device`.
+
+    Raises EngineError where the state is not laid out as it was when the program was recorded.
+    """
+    inputs = {p.name: _allocate(p.view, program.buffers[p.view.buffer].nbytes, device) for p in program.inputs}
+    fixed: Env = {p.view.buffer: inputs[p.name] for p in program.inputs}
+    for port in program.state:
+        fixed[port.view.buffer] = _state_tensor(port, state)
+    for port in program.constants:
+        if port.name not in constants:
+            raise EngineError(f"the constant {port.name[:12]} of the schedule is missing")
+        on_host = program.buffers[port.view.buffer].on_host
+        fixed[port.view.buffer] = constants[port.name].to("cpu" if on_host else device)
+    made = {v.buffer for t in program.tasks for v in t.writes if v not in t.mutates}
+    for buffer in program.buffers:
+        if buffer.kind is BufferKind.INTERMEDIATE and buffer.index not in made:
+            fixed[buffer.index] = torch.empty(buffer.nbytes, dtype=torch.uint8, device=device)
+    drops = _last_uses(program, plan, fixed)
+    return Bound(
+        inputs=inputs,
+        fixed=fixed,
+        steps=tuple(Step(i, _call(program.tasks[i], fixed, device), drops.get(i, ())) for i in plan.order),
+        outputs=program.outputs,
+    )
+
+
+def _allocate(view: View, nbytes: int, device: torch.device) -> torch.Tensor:
+    base = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return tensor_at(base, view)
+
+
+def _state_tensor(port: Port, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    tensor = state.get(port.name)
+    if tensor is None:
+        raise EngineError(f"the module has no tensor {port.name!r}, which the schedule reads")
+    found = view_of(tensor, port.view.buffer)
+    if found != port.view:
+        raise EngineError(
+            f"the module's tensor {port.name!r} is {found.dtype}{list(found.shape)} with strides "
+            f"{list(found.stride)}; the schedule expects {port.view.dtype}{list(port.view.shape)} with strides "
+            f"{list(port.view.stride)}"
+        )
+    return tensor.detach()
+
+
+def _last_uses(program: Program, plan: Plan, fixed: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """For each task the buffers that can be dropped after it."""
+    keep = {p.view.buffer for p in program.outputs} | set(fixed)
+    last: dict[int, int] = {}
+    for index in plan.order:
+        for view in (*program.tasks[index].reads, *program.tasks[index].writes):
+            last[view.buffer] = index
+    drops: dict[int, list[int]] = {}
+    for buffer, index in last.items():
+        if buffer not in keep:
+            drops.setdefault(index, []).append(buffer)
+    return {index: tuple(buffers) for index, buffers in drops.items()}
+
+
+class _Dynamic:
+    """An argument that lies in an intermediate, so that it is another tensor at each run."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+
+def _call(task: Task, fixed: Mapping[int, torch.Tensor], device: torch.device) -> Callable[[Env], None]:
+    op = operator(task.op)
+
+    def at_bind_time(view: View) -> Any:
+        return tensor_at(fixed[view.buffer], view) if view.buffer in fixed else _Dynamic(view)
+
+    args = [decode(a, at_bind_time, device) for a in task.args]
+    kwargs = {name: decode(a, at_bind_time, device) for name, a in task.kwargs}
+    existing = {v.buffer for v in (*task.reads, *task.mutates)}
+    results = _fresh_outputs(task.outputs, existing)
+
+    def call(env: Env) -> None:
+        result = op(*[_resolve(a, env) for a in args], **{n: _resolve(a, env) for n, a in kwargs.items()})
+        for path, view in results:
+            value = result
+            for position in path:
+                value = value[position]
+            if value.stride() != view.stride or value.shape != view.shape:
+                raise EngineError(
+                    f"{task.op} returned {list(value.shape)} with strides {list(value.stride())}; "
+                    f"the schedule expects {list(view.shape)} with strides {list(view.stride)}"
+                )
+            env[view.buffer] = value
+
+    return call
+
+
+def _resolve(value: Any, env: Env) -> Any:
+    if type(value) is _Dynamic:
+        return tensor_at(env[value.view.buffer], value.view)
+    if type(value) is list:
+        return [_resolve(v, env) for v in value]
+    return value
+
+
+def _fresh_outputs(outputs: Arg, existing: set[int], path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], View]]:
+    if isinstance(outputs, View):
+        return [] if outputs.buffer in existing else [(path, outputs)]
+    if isinstance(outputs, tuple):
+        return [r for i, item in enumerate(outputs) for r in _fresh_outputs(item, existing, (*path, i))]
+    return []

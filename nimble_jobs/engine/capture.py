@@ -1,0 +1,128 @@
+"""Capture a bound program, and replay it: one CUDA graph on a GPU, the list of calls on a CPU.
+
+An instance owns its inputs, intermediates and outputs; two replays of one instance must not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from nimble_jobs.engine.bind import Bound, bind
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.schedule import Plan, Program
+
+_WARM_UP_RUNS = 3  # lets libraries choose algorithms and make workspaces before the capture
+
+
+class Instance(Protocol):
+    """A captured schedule over static buffers."""
+
+    inputs: dict[str, torch.Tensor]  # write here before `replay`
+    outputs: dict[str, torch.Tensor]  # read here after it; overwritten by the next replay
+    bytes: int  # device memory held beyond the module's state
+
+    def replay(self) -> None:
+        """Launch every task once, on the current stream."""
+
+    def close(self) -> None:
+        """Give the memory back. The instance cannot be replayed afterwards."""
+
+
+def capture(
+    program: Program,
+    plan: Plan,
+    *,
+    state: Mapping[str, torch.Tensor],
+    constants: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Instance:
+    """Make a program ready to be replayed on `device`.
+
+    Raises EngineError where it cannot be captured, OutOfMemory where it does not fit.
+    """
+    if plan.streams > 1:
+        raise EngineError(f"the plan has {plan.streams} streams; this engine replays one")
+    try:
+        bound = bind(program, plan, state=state, constants=constants, device=device)
+        return _GraphInstance(bound, device) if device.type == "cuda" else _CallInstance(bound)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e
+
+
+class _CallInstance:
+    """Replays by calling the recorded operators one after another, without any module's code."""
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound: Bound | None = bound
+        self.inputs = bound.inputs
+        for tensor in bound.inputs.values():
+            tensor.zero_()
+        with torch.no_grad():
+            self.outputs = bound.run()
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(self)}
+        self.bytes = sum(held.values())
+
+    def replay(self) -> None:
+        if self._bound is None:
+            raise EngineError("the instance is closed")
+        with torch.no_grad():
+            self.outputs = self._bound.run()
+
+    def close(self) -> None:
+        self._bound = None
+        self.inputs = {}
+        self.outputs = {}
+
+
+class _GraphInstance:
+    """One CUDA graph over a memory pool of its own."""
+
+    def __init__(self, bound: Bound, device: torch.device) -> None:
+        self._device = device
+        self._bound: Bound | None = bound
+        self.inputs = bound.inputs
+        for tensor in bound.inputs.values():
+            tensor.zero_()
+        with torch.cuda.device(device), torch.no_grad():
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP_RUNS):
+                    bound.run()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            synchronize(device)
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_reserved(device)
+            self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+            try:
+                # other threads may read ahead and pin memory while this one captures
+                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                    self.outputs = bound.run()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as e:
+                raise EngineError(f"the schedule cannot be captured: {str(e).splitlines()[0]}") from e
+            inputs = sum(t.untyped_storage().nbytes() for t in self.inputs.values())
+            self.bytes = torch.cuda.memory_reserved(device) - before + inputs
+
+    def replay(self) -> None:
+        if self._graph is None:
+            raise EngineError("the instance is closed")
+        self._graph.replay()
+
+    def close(self) -> None:
+        synchronize(self._device)
+        if self._graph is not None:
+            self._graph.reset()
+        self._graph = None
+        self._bound = None
+        self.inputs = {}
+        self.outputs = {}
+
+
+def _tensors(instance: Instance) -> list[torch.Tensor]:
+    return [*instance.inputs.values(), *instance.outputs.values()]

@@ -1,0 +1,83 @@
+"""Which device a job runs on, and the facts about it that a schedule depends on."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from nimble_jobs.engine import private
+from nimble_jobs.errors import UsageError
+
+
+def resolve(wanted: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device with an index. Raises UsageError where there is no such device."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(f"run.device: {wanted} was asked for, but torch sees no CUDA device here")
+    device = torch.device(wanted)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise UsageError(f"run.device: {wanted} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def describe(device: torch.device) -> str:
+    """The device in words, as printed beside every speed."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """The parts of a schedule's key that name the device and the software under it. Equal devices give equal parts."""
+    parts = {"torch": torch.__version__, "precision.matmul": torch.get_float32_matmul_precision()}
+    if device.type == "cpu":
+        return parts | {
+            "device": "cpu",
+            "device.name": _cpu_name(),
+            "device.isa": torch.backends.cpu.get_cpu_capability(),
+            "device.threads": str(torch.get_num_threads()),
+        }
+    properties = torch.cuda.get_device_properties(device)
+    return parts | {
+        "device": "cuda",
+        "device.name": properties.name,
+        "device.capability": f"{properties.major}.{properties.minor}",
+        "device.sms": str(properties.multi_processor_count),
+        "device.memory_gib": str(round(properties.total_memory / 2**30)),
+        "driver": _driver(),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "precision.cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
+        "precision.fp16_reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for everything that was launched on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _cpu_name() -> str:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return found.group(1) if found else f"supports CUDA {private.cuda_driver()}"

@@ -1,0 +1,72 @@
+"""Every private PyTorch name that the engine uses, in one place, with the versions it was tested with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+TESTED = ("2.11",)
+
+# Batch normalisation in training mode advances its running statistics, which its schemas do not declare:
+# position and name of the arguments written, and of the flag that makes it so.
+_BATCH_NORM = (((3, "running_mean"), (4, "running_var")), (5, "training"))
+_UNDECLARED_WRITES = {
+    "aten.native_batch_norm.default": _BATCH_NORM,
+    "aten.cudnn_batch_norm.default": _BATCH_NORM,
+    "aten.miopen_batch_norm.default": _BATCH_NORM,
+}
+
+__all__ = [
+    "TorchDispatchMode",
+    "cuda_driver",
+    "modes_off",
+    "storage_id",
+    "tested_version",
+    "tree_leaves",
+    "write_arguments",
+]
+
+
+def tested_version() -> str | None:
+    """None where this torch was tested, else a sentence for the user."""
+    if torch.__version__.startswith(TESTED):
+        return None
+    return f"torch {torch.__version__} was not tested with this version; tested: {', '.join(TESTED)}"
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identity of the storage behind a tensor, valid while any tensor over it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def tree_leaves(value: Any) -> list[Any]:
+    """Leaves of nested lists, tuples, dicts and registered classes, in order."""
+    return _pytree.tree_leaves(value)
+
+
+def write_arguments(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[int, str], ...]:
+    """(position, name) of each argument that this call of the operator writes."""
+    declared = tuple(
+        (i, a.name) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
+    if declared or str(op) not in _UNDECLARED_WRITES:
+        return declared
+    written, (position, flag) = _UNDECLARED_WRITES[str(op)]
+    return written if (args[position] if position < len(args) else kwargs.get(flag)) else ()
+
+
+def modes_off() -> AbstractContextManager[Any]:
+    """While inside, no dispatch mode sees what is called."""
+    manager: AbstractContextManager[Any] = _disable_current_modes()
+    return manager
+
+
+def cuda_driver() -> str:
+    """The newest CUDA version that the installed driver supports, as in 13000."""
+    return str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]  # missing from its stubs

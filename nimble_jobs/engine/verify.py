@@ -1,0 +1,102 @@
+"""Is a replay right? Compared with eager execution on fresh random input, over poisoned outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.schedule import Port
+
+# Largest accepted relative norm against eager, by the model's dtype: kernels may add in another order, no more.
+TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
+ROUNDS = 2
+
+
+def random_inputs(ports: tuple[Port, ...], device: torch.device, seed: int, below: int = 2) -> dict[str, torch.Tensor]:
+    """Fresh input for each port: normal for floating types, integers in [0, below) for the rest."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    made = {}
+    for port in ports:
+        kind = dtype(port.view.dtype)
+        if kind.is_floating_point or kind.is_complex:
+            value = torch.randn(port.view.shape, generator=generator).to(kind)
+        else:
+            value = torch.randint(0, below, port.view.shape, generator=generator).to(kind)
+        made[port.name] = value.to(device)
+    return made
+
+
+def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """||found - expected|| / ||expected|| in float64; infinite where NaN or Inf stand in different places."""
+    if found.shape != expected.shape:
+        return float("inf")
+    a, b = found.detach().double().flatten(), expected.detach().double().flatten()
+    finite = torch.isfinite(b)
+    same_specials = torch.equal(torch.nan_to_num(a[~finite]), torch.nan_to_num(b[~finite]))
+    if not same_specials or not bool(torch.isfinite(a[finite]).all()):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    scale = float(b.norm())
+    difference = float((a - b).norm())
+    return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+def poison(instance: Instance) -> None:
+    """Overwrite the outputs, so that what a replay does not write cannot pass for its result."""
+    for tensor in instance.outputs.values():
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            tensor.fill_(float("nan"))
+        elif tensor.dtype is torch.bool:
+            tensor.logical_not_()
+        else:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def check(
+    instance: Instance,
+    eager: Callable[..., Any],
+    ports: tuple[Port, ...],
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+    below: int = 2,
+) -> float:
+    """Compare replays with eager calls on fresh input; the largest relative norm found.
+
+    Raises CheckFailed where it is above `tolerance`, naming the output.
+    """
+    worst = 0.0
+    for turn in range(ROUNDS):
+        inputs = random_inputs(ports, device, seed + turn, below)
+        with torch.no_grad():
+            expected = {n: t.clone() for n, t in flatten_outputs(eager(*inputs.values())).items()}
+        found = run_once(instance, inputs)
+        synchronize(device)
+        if found.keys() != expected.keys():
+            raise CheckFailed(f"the replay has the outputs {sorted(found)}, eager has {sorted(expected)}")
+        for name, tensor in expected.items():
+            error = relative_norm(found[name], tensor)
+            if not error <= tolerance:
+                raise CheckFailed(
+                    f"output {name!r} differs from eager by a relative norm of {error:.3g}; "
+                    f"the tolerance is {tolerance:.3g}"
+                )
+            worst = max(worst, error)
+    return worst
+
+
+def run_once(instance: Instance, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy inputs in, poison the outputs, replay; the instance's own output tensors."""
+    for name, tensor in inputs.items():
+        instance.inputs[name].copy_(tensor)
+    poison(instance)
+    instance.replay()
+    return instance.outputs

@@ -1,0 +1,49 @@
+"""What a workload is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.job import Job
+from nimble_jobs.planner import Residents
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import Store
+
+
+class Stop(StrEnum):
+    """What the worker wants of a running workload. It is asked between batches."""
+
+    GO = "go"
+    DRAIN = "drain"  # finish the shard, then return
+    CANCEL = "cancel"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobContext:
+    """Everything that a workload may touch."""
+
+    job: Job
+    spec: JobSpec
+    device: str  # cpu | cuda:N
+    store: Store
+    residents: Residents
+    stop: Callable[[], Stop]
+    # report(phase=..., done=..., total=..., bad=..., schedule=..., timings=...); raises FencedOut
+    report: Callable[..., None]
+    event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
+    allowed_python: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a workload ended. With `stop` other than GO the job is not finished."""
+
+    stop: Stop = Stop.GO
+    outputs: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
