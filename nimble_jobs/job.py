@@ -57,6 +57,7 @@ class Job:
     records_bad: int
     phase: str | None  # what the running attempt does right now: load, build, check, run, publish
     error: str | None
+    allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON
     schedule: dict[str, Any] = field(default_factory=dict)  # {key, hit, ...}
     timings: dict[str, Any] = field(default_factory=dict)  # {build_s, load_s, run_s, records_per_s, ...}
@@ -80,6 +81,7 @@ class Attempt:
 class Event:
     """Something that happened, kept for `show` and `logs`."""
 
+    seq: int = 0  # grows with each event of the store; the cursor of `logs -f`
     at: float  # Unix seconds
     job_id: str | None
     attempt: int | None

@@ -1,0 +1,249 @@
+"""What a worker does with jobs: claim one, report, end the attempt. Every write is fenced by the attempt number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, Update, exists, false, select, true, update
+from sqlalchemy.orm import Session
+
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store.queries import JobQueries
+from nimble_jobs.store.records import dump, job_record, load_object, sha256
+from nimble_jobs.store.tables import JobRow, WaitRow
+from nimble_jobs.store.transitions import changed, count_attempts, held, leave_running, start_attempt
+
+_INITIAL_S, _MAX_S = 5.0, 600.0  # run.retry's defaults
+
+
+class JobClaims(JobQueries):
+    """The worker's side of the job table."""
+
+    def claim(self, worker: str, *, device: str, now: float) -> Job | None:
+        """Take the oldest job of the highest priority that may run now on `device`, or None.
+
+        The new attempt number comes back in the job; every later write of this attempt gives it.
+        """
+        candidate = _next_job(device, now)
+        if self._db.read(lambda session: session.scalar(candidate)) is None:
+            return None  # an idle worker must not take the write lock
+        chosen = candidate.with_for_update(skip_locked=True).scalar_subquery()
+        return self._db.write(lambda session: _take(session, worker, now, update(JobRow).where(JobRow.id == chosen)))
+
+    def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
+        """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or waits for others."""
+        mine = update(JobRow).where(JobRow.id == job_id, JobRow.foreground == true(), ~_waiting())
+        return self._db.write(lambda session: _take(session, worker, now, mine))
+
+    def progress(
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        done: int,
+        total: int | None,
+        bad: int,
+        phase: str | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        timings: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Write how far the attempt is. False when another attempt owns the job or it has ended."""
+        values: dict[str, Any] = {"records_done": done, "records_total": total, "records_bad": bad}
+        if phase is not None:
+            values["phase"] = phase
+        if schedule is not None:
+            values["schedule"] = dump(schedule)
+        if timings is not None:
+            values["timings"] = dump(timings)
+        statement = _running(job_id, attempt).values(**values)
+        return self._db.write(lambda session: changed(session, statement) == 1)
+
+    def cancel_wanted(self, job_id: str, attempt: int) -> bool:
+        """Should this attempt stop? True also when it does not own the job any more."""
+        query = select(JobRow.cancel_requested).where(
+            JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value
+        )
+        wanted = self._db.read(lambda session: session.scalar(query))
+        return wanted is None or wanted
+
+    def finish(
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        outputs: Mapping[str, Any],
+        timings: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+        now: float,
+    ) -> bool:
+        """The attempt succeeded. False, and nothing is written, when it does not own the job any more."""
+        return self._db.write(
+            lambda session: leave_running(
+                session,
+                job_id,
+                attempt,
+                to=JobState.SUCCEEDED,
+                outcome="succeeded",
+                error=None,
+                event="succeeded",
+                message=f"attempt {attempt} succeeded",
+                now=now,
+                outputs=dump(outputs),
+                timings=dump(timings),
+                schedule=dump(schedule),
+            )
+        )
+
+    def fail(self, job_id: str, attempt: int, *, error: str, retry: bool, lost: bool, now: float) -> JobState | None:
+        """The attempt failed (`retry`: another may succeed) or its process died (`lost`).
+
+        Queued again with a delay while attempts are left; then quarantined when each of them killed its worker, else
+        failed. Returns the new state, None when the attempt does not own the job any more.
+        """
+
+        def work(session: Session) -> JobState | None:
+            row = held(session, job_id, attempt)
+            if row is None:
+                return None
+            to, reason, delay_s = _verdict(session, row, error=error, retry=retry, lost=lost)
+            again: dict[str, Any] = {}
+            if to == JobState.QUEUED:
+                again = {"worker": row.worker if row.foreground else None, "not_before": now + delay_s}
+            owned = leave_running(
+                session,
+                job_id,
+                attempt,
+                to=to,
+                outcome="lost" if lost else "failed",
+                error=reason,
+                event="requeued" if to == JobState.QUEUED else to.value,
+                message=f"{reason}; next attempt in {delay_s:g} s" if to == JobState.QUEUED else reason,
+                now=now,
+                **again,
+            )
+            return to if owned else None
+
+        return self._db.write(work)
+
+    def requeue(self, job_id: str, attempt: int, *, reason: str, now: float) -> bool:
+        """Put the job back without counting a failure: its worker stops. Cancelled instead when that was wanted."""
+
+        def work(session: Session) -> bool:
+            row = held(session, job_id, attempt)
+            if row is None:
+                return False
+            if row.cancel_requested:
+                return _cancelled(session, job_id, attempt, now)
+            return leave_running(
+                session,
+                job_id,
+                attempt,
+                to=JobState.QUEUED,
+                outcome="requeued",
+                error=None,
+                event="requeued",
+                message=reason,
+                now=now,
+                worker=row.worker if row.foreground else None,
+            )
+
+        return self._db.write(work)
+
+    def cancelled(self, job_id: str, attempt: int, now: float) -> bool:
+        """The attempt stopped because its job was cancelled."""
+        return self._db.write(lambda session: _cancelled(session, job_id, attempt, now))
+
+
+def _running(job_id: str, attempt: int) -> Update:
+    return update(JobRow).where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
+
+
+def _waiting() -> Any:
+    return exists().where(WaitRow.job == JobRow.id)
+
+
+def _next_job(device: str, now: float) -> Select[Any]:
+    return (
+        select(JobRow.id)
+        .where(
+            JobRow.state == JobState.QUEUED.value,
+            JobRow.foreground == false(),
+            JobRow.not_before <= now,
+            JobRow.device.in_(sorted({"auto", device, device.partition(":")[0]})),
+            ~_waiting(),
+        )
+        .order_by(JobRow.priority.desc(), JobRow.seq)
+        .limit(1)
+    )
+
+
+def _take(session: Session, worker: str, now: float, which: Update) -> Job | None:
+    """Move one queued job to running. One whose spec was damaged in the database fails, and the next is tried."""
+    statement = (
+        which.where(JobRow.state == JobState.QUEUED.value)
+        .values(
+            state=JobState.RUNNING.value,
+            attempt=JobRow.attempt + 1,
+            worker=worker,
+            started_at=now,
+            finished_at=None,
+            error=None,
+        )
+        .returning(JobRow)
+    )
+    while True:
+        row = session.scalars(statement, execution_options={"synchronize_session": False}).one_or_none()
+        if row is None:
+            return None
+        start_attempt(session, row, now)
+        if sha256(row.spec) == row.spec_digest:
+            return job_record(row)
+        reason = "the stored spec is not what was submitted (damaged); submit it again"
+        leave_running(
+            session,
+            row.id,
+            row.attempt,
+            to=JobState.FAILED,
+            outcome="failed",
+            error=reason,
+            event="failed",
+            message=reason,
+            now=now,
+        )
+
+
+def _cancelled(session: Session, job_id: str, attempt: int, now: float) -> bool:
+    return leave_running(
+        session,
+        job_id,
+        attempt,
+        to=JobState.CANCELLED,
+        outcome="cancelled",
+        error=None,
+        event="cancelled",
+        message=f"attempt {attempt} stopped",
+        now=now,
+    )
+
+
+def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bool) -> tuple[JobState, str, float]:
+    """Where a failed attempt leaves its job, why, and how many seconds until the next attempt."""
+    deaths = count_attempts(session, row.id, "lost") + lost
+    tries = count_attempts(session, row.id, "lost", "failed") + 1
+    if (retry or lost) and tries < row.max_attempts and not (lost and row.foreground):
+        if row.cancel_requested:
+            return JobState.CANCELLED, error, 0.0
+        return JobState.QUEUED, error, _delay_s(load_object(row.spec), tries)
+    if lost and deaths >= row.max_attempts and not row.foreground:
+        return JobState.QUARANTINED, f"the worker died {deaths} times while running this job; last: {error}", 0.0
+    if tries > 1:
+        error = f"{error} (attempt {tries} of {row.max_attempts})"
+    return JobState.FAILED, error, 0.0
+
+
+def _delay_s(spec: Mapping[str, Any], tries: int) -> float:
+    retry = spec.get("run", {}).get("retry", {})
+    initial, longest = float(retry.get("initial", _INITIAL_S)), float(retry.get("max", _MAX_S))
+    factor = 2.0 ** min(tries - 1, 60) if retry.get("backoff", "exponential") == "exponential" else 1.0
+    return min(initial * factor, longest)

@@ -1,0 +1,177 @@
+"""Connections, transactions, and what the database's errors mean. SQLite first; any SQLAlchemy URL otherwise."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import Damaged, NimbleError, StoreError
+from nimble_jobs.store import migrations
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
+PATIENCE_S = 30.0  # how long a whole transaction is tried again
+_WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
+
+
+def journal_mode() -> str:
+    """The journal mode in which this SQLite does not corrupt databases."""
+    return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "DELETE"
+
+
+class Database:
+    """One database: transactions that either happen as a whole or raise a NimbleError."""
+
+    def __init__(
+        self, url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S, patience_s: float = PATIENCE_S
+    ) -> None:
+        try:
+            self.url = make_url(url)
+            self.is_sqlite = self.url.get_backend_name() == "sqlite"
+            if self.is_sqlite and self.url.database in (None, "", ":memory:"):
+                raise StoreError("the database lives in memory, where no other process sees it; expected a file")
+            self._engine = create_engine(self.url)
+        except ArgumentError as e:
+            raise StoreError(
+                f"NIMBLE_JOBS_DB: {e}; expected a SQLAlchemy URL such as sqlite:////absolute/path.db"
+            ) from e
+        except (NoSuchModuleError, ModuleNotFoundError) as e:
+            raise StoreError(f"NIMBLE_JOBS_DB: no driver for {self.url.drivername} is installed ({e})") from e
+        self.name = self.url.database or "" if self.is_sqlite else self.url.render_as_string(hide_password=True)
+        self._patience_s = patience_s
+        self._pid = os.getpid()
+        if self.is_sqlite:
+            _prepare_sqlite(self._engine, busy_timeout_s)
+        self._writer = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+
+    def read(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a transaction that sees one state of the database and changes nothing."""
+        return self._try(lambda: self._read(work))
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a transaction that holds the write lock from its start, and commit it durably.
+
+        While another process has the lock the whole transaction is tried again, so `work` may run more than once.
+        """
+        return self._try(lambda: self._write(work))
+
+    def migrate(self) -> None:
+        """Bring the tables to the newest version. Cheap when they are."""
+        if self.read(lambda session: version(session.connection())) == migrations.NEWEST:
+            return
+
+        def work(session: Session) -> None:
+            found = version(session.connection())  # again: another process may have been first
+            if found == migrations.NEWEST:
+                return
+            if found is not None and found > migrations.NEWEST:
+                raise StoreError(
+                    f"{self.name}: made by a newer nimble-jobs (database version {found}, this one knows "
+                    f"{migrations.NEWEST}); install that version, or choose another folder with --home"
+                )
+            migrations.upgrade(session.connection())
+
+        self.write(work)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose(close=os.getpid() == self._pid)
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        with Session(self._engine, autoflush=False) as session:
+            return work(session)
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            return work(session)
+
+    def _try(self, transaction: Callable[[], T]) -> T:
+        if os.getpid() != self._pid:
+            raise StoreError("a database connection must not cross a fork; open the store in the process that uses it")
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return transaction()
+            except IntegrityError:
+                raise
+            except (DBAPIError, sqlite3.Error) as e:
+                if not _busy(e):
+                    raise explain(e, self.name) from e
+                if time.monotonic() >= deadline:
+                    raise StoreError(
+                        f"{self.name}: locked by another process for more than {self._patience_s:g} s"
+                    ) from e
+            time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # spreads out those who wait; no secret
+
+
+def version(connection: Connection) -> str | None:
+    """The version of the tables, None where there are none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return str(found) if found is not None else None
+
+
+def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN would come too late, and be a deferred one
+        # A damaged text must come back as something, so that its digest can tell.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        cursor = connection.cursor()
+        try:
+            cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
+            wanted = journal_mode()
+            found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
+            if found.upper() != wanted:
+                raise StoreError(f"the database's journal mode is {found} and could not be set to {wanted}")
+            cursor.execute("PRAGMA synchronous = FULL")
+            cursor.execute("PRAGMA foreign_keys = ON")
+            cursor.execute("PRAGMA trusted_schema = OFF")
+        finally:
+            cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+
+def _driver_error(error: Exception) -> BaseException | None:
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+def _busy(error: Exception) -> bool:
+    cause = _driver_error(error)
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:  # the low byte is the primary code; BUSY_SNAPSHOT and the like are in the high ones
+        return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return getattr(cause, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
+
+
+def explain(error: Exception, name: str) -> NimbleError:
+    """What a driver's error means for the user."""
+    cause = _driver_error(error)
+    match (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF:
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
+            return Damaged(
+                f"{name}: damaged ({cause}); put a copy of it back, or move it and home.json away to begin anew"
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return StoreError(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreError(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
+        case sqlite3.SQLITE_FULL:
+            return StoreError(f"{name}: no space left on its disk; nothing of this change was kept")
+        case sqlite3.SQLITE_IOERR:
+            return StoreError(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
+        case _:
+            return StoreError(f"{name}: {type(cause).__name__}: {cause}")

@@ -1,0 +1,129 @@
+"""The state folder: which one it is, that nobody else can write to it, and that its database has not vanished."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+import platformdirs
+
+from nimble_jobs.errors import StateFolderRefused, StoreError
+
+DATABASE = "nimble-jobs.db"
+MARKER = "home.json"  # says that the folder holds a complete database
+FORMAT = 1
+_FOLDERS = ("artifacts", "logs", "workers")
+
+
+def choose(home: str | None) -> Path:
+    """The state folder by the order `--home`, NIMBLE_JOBS_HOME, ./cache where it exists, the user's cache folder."""
+    named = home or os.environ.get("NIMBLE_JOBS_HOME")
+    if named:
+        return Path(named).expanduser().absolute()
+    local = Path.cwd() / "cache"
+    return local if local.is_dir() else Path(platformdirs.user_cache_dir("nimble-jobs", appauthor=False))
+
+
+def resolve(home: str | None = None) -> Path:
+    """Choose the state folder and make it, mode 0700, with its subfolders.
+
+    Raises StateFolderRefused when others can write to it or somebody else owns it, StoreError when it cannot be used.
+    """
+    path = choose(home)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = path.resolve()
+        guard(path)
+        for name in _FOLDERS:
+            folder = path / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            guard(folder)
+    except StoreError:
+        raise
+    except FileExistsError as e:
+        raise StoreError(f"state folder {e.filename}: is not a folder; choose another with --home") from e
+    except OSError as e:
+        raise StoreError(f"state folder {path}: {e.strerror}; choose another with --home or NIMBLE_JOBS_HOME") from e
+    return path
+
+
+def guard(folder: Path) -> None:
+    """Refuse a folder that others own or can write to; take away what others could read.
+
+    Compiled artifacts are code: whoever can write here can run code as us.
+    """
+    info = folder.stat()
+    mode = stat.S_IMODE(info.st_mode)
+    if info.st_uid != os.geteuid():
+        raise StateFolderRefused(
+            f"state folder {folder}: belongs to user {info.st_uid}, not to {os.geteuid()}; choose another with --home"
+        )
+    if mode & 0o022:
+        raise StateFolderRefused(
+            f"state folder {folder}: others can write to it (mode {mode:04o}); "
+            f"check what is in it, then `chmod 700 {folder}`, or choose another with --home"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreError(f"state folder {folder}: is read-only; choose another with --home or NIMBLE_JOBS_HOME")
+    if mode & 0o077:
+        folder.chmod(0o700)
+
+
+def initialised(home: Path) -> bool:
+    """Does the marker say that the database was complete once? Raises StoreError for one of another format."""
+    try:
+        marker = json.loads((home / MARKER).read_text())
+        found = marker["format"]
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise StoreError(f"{home / MARKER}: cannot be read ({e}); expected {{'format': {FORMAT}}}") from e
+    if found != FORMAT:
+        raise StoreError(
+            f"{home / MARKER}: format {found}; expected {FORMAT}: use the nimble-jobs that made this folder"
+        )
+    return True
+
+
+def mark(home: Path) -> None:
+    """Write the marker, durably, once the database is complete."""
+    temporary = home / f".{MARKER}.{os.getpid()}"
+    with temporary.open("w") as file:
+        json.dump({"format": FORMAT, "created_at": time.time()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(home / MARKER)
+    sync_folder(home)
+
+
+def check_database(home: Path) -> None:
+    """Make sure that SQLite will not open a vanished database as an empty one. Raises StoreError.
+
+    The marker is read first: another process may be initialising the folder right now, and writes it last.
+    """
+    marked = initialised(home)
+    database = home / DATABASE
+    try:
+        size = database.stat().st_size
+    except FileNotFoundError:
+        size = -1
+    if marked and size <= 0:
+        what = "is missing" if size < 0 else "is empty (0 bytes)"
+        raise StoreError(
+            f"{database}: {what}, though this state folder was initialised; put a copy of it back, "
+            f"or remove {home / MARKER} to begin anew without its jobs and schedules"
+        )
+    if size < 0:
+        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite itself would leave the mode to the umask
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

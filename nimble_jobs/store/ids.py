@@ -1,0 +1,30 @@
+"""Names of jobs: short, sortable by time, easy to read aloud."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: no i, l, o, u
+LENGTH = 12
+_EPOCH_S = 1704067200  # 2024-01-01; 40 bits of milliseconds last until 2058
+_PREFIX = re.compile(f"[{ALPHABET}]{{4,{LENGTH}}}")
+
+
+def new_id(now: float) -> str:
+    """40 bits of milliseconds, then 20 random bits, in base 32. `now` in Unix seconds."""
+    return _base32(((round((now - _EPOCH_S) * 1000) & (2**40 - 1)) << 20) | secrets.randbits(20), LENGTH)
+
+
+def random_id(length: int) -> str:
+    """Random characters of the same alphabet."""
+    return _base32(secrets.randbits(5 * length), length)
+
+
+def is_prefix(text: str) -> bool:
+    """Could this be an id or the beginning of one, at least four characters long?"""
+    return _PREFIX.fullmatch(text) is not None
+
+
+def _base32(number: int, length: int) -> str:
+    return "".join(ALPHABET[(number >> 5 * i) & 31] for i in reversed(range(length)))

@@ -1,0 +1,204 @@
+"""The job table as everybody but the worker sees it: submit, cancel, and what keeps jobs from being forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import NotFound, StoreError, UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store.claims import JobClaims
+from nimble_jobs.store.ids import new_id
+from nimble_jobs.store.queries import find_job
+from nimble_jobs.store.records import dump, job_record, sha256
+from nimble_jobs.store.tables import JobRow, WaitRow
+from nimble_jobs.store.transitions import (
+    BAD,
+    changed,
+    fail_dependents,
+    leave_queued,
+    record_event,
+)
+
+_MAX_ATTEMPTS = 3  # run.retry's default
+_UNOWNED_S = 60.0  # a foreground job whose process has not said who it is
+
+
+class Jobs(JobClaims):
+    """The job table. Time is always an argument: Unix seconds."""
+
+    def submit(
+        self,
+        *,
+        spec: Mapping[str, Any],
+        name: str,
+        kind: str,
+        now: float,
+        priority: int = 0,
+        key: str | None = None,
+        after: Sequence[str] = (),
+        not_before: float = 0.0,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        device: str = "auto",
+        foreground: bool = False,
+        worker: str | None = None,
+        allow_python: Sequence[str] = (),
+    ) -> Job:
+        """Queue a job, durably. With a `key` that exists already: the job that has it, if its spec is the same.
+
+        `after`: ids or names (the newest job of that name). `max_attempts`: run.retry's when not given. `worker`: who
+        will run a foreground job, so that it does not wait for ever for a process that died.
+        Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec.
+        """
+        text = dump(spec)
+        if max_attempts is None:
+            max_attempts = int(spec.get("run", {}).get("retry", {}).get("max_attempts", _MAX_ATTEMPTS))
+        row = {
+            "name": name,
+            "kind": kind,
+            "state": JobState.QUEUED.value,
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "device": device,
+            "foreground": foreground,
+            "key": key,
+            "not_before": not_before,
+            "timeout_s": timeout_s,
+            "worker": worker,
+            "created_at": now,
+            "allow_python": dump([str(folder) for folder in allow_python]),
+            "spec_digest": sha256(text),
+            "spec": text,
+        }
+        for _ in range(5):
+            try:
+                return self._db.write(lambda session: _insert(session, row, after, now))
+            except IntegrityError:  # the id or, on a database without one writer, the key was taken meanwhile
+                continue
+        raise StoreError("no free job id was found; is the clock stuck?")
+
+    def cancel(self, reference: str, now: float) -> JobState:
+        """Cancel a queued job at once, ask a running one to stop; a job that has ended stays as it is.
+
+        Returns the state after that. Raises NotFound.
+        """
+
+        def work(session: Session) -> JobState:
+            job_id = find_job(session, reference).id
+            if leave_queued(
+                session, job_id, to=JobState.CANCELLED, error=None, event="cancelled", message="cancelled", now=now
+            ):
+                return JobState.CANCELLED
+            asked = (
+                update(JobRow)
+                .where(
+                    JobRow.id == job_id,
+                    JobRow.state == JobState.RUNNING.value,
+                    JobRow.cancel_requested.is_(False),
+                )
+                .values(cancel_requested=True)
+            )
+            if changed(session, asked) == 1:
+                record_event(session, "cancel", "asked to stop", now=now, job=job_id)
+            return JobState(session.execute(select(JobRow.state).where(JobRow.id == job_id)).scalar_one())
+
+        return self._db.write(work)
+
+    def sweep(self, now: float) -> list[Job]:
+        """Fail queued jobs that wait for one that ended badly. Returns them.
+
+        The end of a job does this already; this is for whatever was missed.
+        """
+        query = select(WaitRow.job).join(JobRow, JobRow.id == WaitRow.parent)
+        query = query.where(JobRow.state.in_([state.value for state in BAD])).limit(1)
+        if self._db.read(lambda session: session.scalar(query)) is None:
+            return []
+        return [self.get(job) for job in self._db.write(lambda session: fail_dependents(session, now))]
+
+    def recover(self, live: Callable[[str], bool] | Collection[str], now: float) -> list[Job]:
+        """Give up the attempts whose worker is gone. Returns their jobs.
+
+        `live` says of a worker's id whether it is alive. It is asked after the jobs were read, so that a worker that
+        started meanwhile is not taken for dead: give a function wherever workers may come and go.
+        """
+        alive = live if callable(live) else live.__contains__
+        query = select(JobRow).where(
+            (JobRow.state == JobState.RUNNING.value)
+            | ((JobRow.state == JobState.QUEUED.value) & JobRow.foreground.is_(True))
+        )
+        jobs = self._db.read(lambda session: [job_record(row) for row in session.scalars(query)])
+        verdict = {worker: alive(worker) for worker in {job.worker for job in jobs if job.worker}}
+        lost: list[Job] = []
+        for job in jobs:
+            if verdict[job.worker] if job.worker else now < job.created_at + _UNOWNED_S:
+                continue
+            if self._give_up(job, now):
+                lost.append(self.get(job.id))
+        return lost
+
+    def _give_up(self, job: Job, now: float) -> bool:
+        reason = "the run process died" if job.foreground else f"worker {job.worker} died"
+        if job.state == JobState.RUNNING:
+            return self.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=now) is not None
+        return self._db.write(
+            lambda session: leave_queued(
+                session, job.id, to=JobState.FAILED, error=reason, event="failed", message=reason, now=now
+            )
+        )
+
+    def event(
+        self,
+        kind: str,
+        message: str,
+        job_id: str | None = None,
+        attempt: int | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        now: float,
+    ) -> bool:
+        """Keep that something happened. With an attempt: False, and nothing is kept, when a newer one began."""
+
+        def work(session: Session) -> bool:
+            if attempt is not None:
+                query = select(JobRow.id).where(JobRow.id == job_id, JobRow.attempt == attempt).with_for_update()
+                if session.scalar(query) is None:
+                    return False
+            record_event(session, kind, message, now=now, job=job_id, attempt=attempt, data=dict(data or {}))
+            return True
+
+        return self._db.write(work)
+
+
+def _insert(session: Session, values: Mapping[str, Any], after: Sequence[str], now: float) -> Job:
+    if values["key"] is not None:
+        existing = session.scalar(select(JobRow).where(JobRow.key == values["key"]))
+        if existing is not None:
+            if existing.spec_digest != values["spec_digest"]:
+                raise UsageError(
+                    f"run.key: {values['key']!r} belongs to job {existing.id}, which has another spec; "
+                    "expected the same spec or another key"
+                )
+            return job_record(existing)
+    parents: dict[str, JobState] = {}
+    for reference in after:
+        try:
+            parent = find_job(session, reference)
+        except NotFound as e:
+            raise NotFound(f"run.after: {e}") from e
+        parents[parent.id] = JobState(parent.state)
+    row = JobRow(id=new_id(now), after=dump(list(parents)), **values)
+    session.add(row)
+    session.flush()
+    session.add_all(
+        WaitRow(job=row.id, parent=parent) for parent, state in parents.items() if state != JobState.SUCCEEDED
+    )
+    record_event(session, "submitted", f"submitted as {row.name}", now=now, job=row.id)
+    if any(state in BAD for state in parents.values()):
+        fail_dependents(session, now)
+        session.expire(row)
+    return job_record(row)

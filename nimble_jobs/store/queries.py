@@ -1,0 +1,103 @@
+"""Reading jobs, attempts and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import NotFound, UsageError
+from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.ids import LENGTH, is_prefix
+from nimble_jobs.store.records import attempt_record, event_record, job_record
+from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
+
+Sort = Literal["created", "started", "finished", "name", "state", "priority", "records"]
+
+_COLUMNS = {
+    "created": JobRow.seq,
+    "started": JobRow.started_at,
+    "finished": JobRow.finished_at,
+    "name": JobRow.name,
+    "state": JobRow.state,
+    "priority": JobRow.priority,
+    "records": JobRow.records_done,
+}
+_LISTED = 5  # how many candidates an error names
+
+
+def find_job(session: Session, reference: str) -> JobRow:
+    """A job by id, by name (the newest of that name), or by a prefix of at least 4 characters.
+
+    Raises NotFound, and UsageError for a prefix of several jobs.
+    """
+    row = session.scalar(select(JobRow).where(JobRow.id == reference))
+    if row is None:
+        row = session.scalar(select(JobRow).where(JobRow.name == reference).order_by(JobRow.seq.desc()).limit(1))
+    if row is not None:
+        return row
+    if is_prefix(prefix := reference.lower()):
+        first, last = prefix.ljust(LENGTH, "0"), prefix.ljust(LENGTH, "z")
+        several = select(JobRow).where(JobRow.id.between(first, last)).order_by(JobRow.seq).limit(_LISTED + 1)
+        rows = session.scalars(several).all()
+        if len(rows) == 1:
+            return rows[0]
+        if rows:
+            ids = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
+            raise UsageError(f"job {reference}: the beginning of several ids: {ids}; expected more characters")
+    raise NotFound(f"job {reference}: no such id or name")
+
+
+class JobQueries:
+    """What can be asked about jobs. Nothing here changes the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def get(self, reference: str) -> Job:
+        """A job by id, name (the newest), or prefix of at least 4 characters. Raises NotFound, UsageError."""
+        return self._db.read(lambda session: job_record(find_job(session, reference)))
+
+    def attempts(self, job_id: str) -> tuple[Attempt, ...]:
+        """The attempts of a job, oldest first."""
+        query = select(AttemptRow).where(AttemptRow.job == job_id).order_by(AttemptRow.number)
+        return self._db.read(lambda session: tuple(attempt_record(row) for row in session.scalars(query)))
+
+    def events(self, job_id: str | None = None, since: int = 0) -> tuple[Event, ...]:
+        """Events with a number above `since`, oldest first; of one job, or of everything."""
+        query = select(EventRow).where(EventRow.seq > since).order_by(EventRow.seq)
+        if job_id is not None:
+            query = query.where(EventRow.job == job_id)
+        return self._db.read(lambda session: tuple(event_record(row) for row in session.scalars(query)))
+
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        query = select(JobRow.state, func.count()).group_by(JobRow.state)
+        found = dict(self._db.read(lambda session: [(state, n) for state, n in session.execute(query)]))
+        return {state: found.get(state.value, 0) for state in JobState}
+
+    def records_done(self) -> int:
+        """How many records all jobs together have done."""
+        query = select(func.coalesce(func.sum(JobRow.records_done), 0))
+        return self._db.read(lambda session: int(session.scalar(query) or 0))
+
+    def list(
+        self,
+        states: Iterable[JobState] | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+        sort: Sort = "created",
+        descending: bool = True,
+    ) -> list[Job]:
+        """Jobs in the given states, or in any; newest first unless told otherwise."""
+        column = _COLUMNS[sort]
+        query = select(JobRow).order_by(column.desc() if descending else column.asc(), JobRow.seq.desc())
+        if states is not None:
+            query = query.where(JobRow.state.in_([JobState(state).value for state in states]))
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        query = query.limit(limit)
+        return self._db.read(lambda session: [job_record(row) for row in session.scalars(query)])

@@ -1,0 +1,192 @@
+"""Rows as frozen records, and the one JSON form in which values are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any
+
+from nimble_jobs.errors import Damaged
+from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
+
+
+class ScheduleState(StrEnum):
+    """Can a stored schedule be used?"""
+
+    READY = "ready"
+    STALE = "stale"  # written by another version of our format
+    QUARANTINED = "quarantined"  # damaged, or it did not agree with eager
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleEntry:
+    """What is known of a stored schedule, without the schedule. Times are Unix seconds."""
+
+    key: str
+    parts: dict[str, str]  # every part of the key, readable
+    sha256: str  # over the schedule's JSON, the parts and the measurements
+    model: str
+    device: str
+    input: str
+    dtype: str
+    mode: str
+    streams: int
+    syncs: int
+    replay_us: float
+    eager_us: float
+    bytes: int  # on disk, with the artifacts that it uses
+    hits: int
+    created_at: float
+    last_used_at: float
+    state: ScheduleState
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSchedule(ScheduleEntry):
+    """A stored schedule whose digest was just verified."""
+
+    text: str  # canonical JSON
+
+    def load(self) -> Schedule:
+        """The schedule as a value. Raises Damaged when the text is not one."""
+        try:
+            return Schedule.from_json(self.text)
+        except ValueError as e:
+            raise Damaged(f"schedule {self.key}: {e}") from e
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """A process that holds a worker lock. `pid` is 0 when its info file cannot be read."""
+
+    id: str
+    pid: int
+    device: str
+    started_at: float
+    status: str
+    info: dict[str, Any]  # all that the worker wrote
+
+
+def dump(value: Any) -> str:
+    """Canonical JSON. What JSON has no word for becomes a plain number, a text, or null (non-finite numbers)."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+    except ValueError:
+        return json.dumps(_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def sha256(text: str) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "item"):  # a NumPy or torch scalar
+        return _finite(value.item())
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {str(k): _finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_finite(v) for v in value]
+        case _:
+            return value
+
+
+def load_object(text: str) -> dict[str, Any]:
+    """A stored JSON object; empty where it is damaged, so that a listing goes on. `Store.check` reports such rows."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def load_list(text: str) -> tuple[str, ...]:
+    """A stored JSON list of texts; empty where it is damaged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError):
+        return ()
+    return tuple(str(v) for v in value) if isinstance(value, list) else ()
+
+
+def job_record(row: JobRow) -> Job:
+    """A row as a record. Raises Damaged when its state is none of ours."""
+    try:
+        state = JobState(row.state)
+    except ValueError as e:
+        raise Damaged(f"job {row.id}: {e}") from e
+    return Job(
+        id=row.id,
+        name=row.name,
+        kind=row.kind,
+        state=state,
+        priority=row.priority,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        device=row.device,
+        foreground=row.foreground,
+        key=row.key,
+        after=load_list(row.after),
+        not_before=row.not_before,
+        timeout_s=row.timeout_s,
+        cancel_requested=row.cancel_requested,
+        worker=row.worker,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        records_done=row.records_done,
+        records_total=row.records_total,
+        records_bad=row.records_bad,
+        phase=row.phase,
+        error=row.error,
+        allow_python=load_list(row.allow_python),
+        spec=load_object(row.spec),
+        schedule=load_object(row.schedule),
+        timings=load_object(row.timings),
+        outputs=load_object(row.outputs),
+    )
+
+
+def attempt_record(row: AttemptRow) -> Attempt:
+    """A row as a record."""
+    return Attempt(
+        job_id=row.job,
+        number=row.number,
+        worker=row.worker,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        outcome=row.outcome,
+        error=row.error,
+    )
+
+
+def event_record(row: EventRow) -> Event:
+    """A row as a record."""
+    return Event(
+        seq=row.seq,
+        at=row.at,
+        job_id=row.job,
+        attempt=row.attempt,
+        kind=row.kind,
+        message=row.message,
+        data=load_object(row.data),
+    )

@@ -1,0 +1,63 @@
+"""The open store: one state folder, one database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nimble_jobs.errors import StoreError
+from nimble_jobs.job import Job
+from nimble_jobs.store import home as home_module
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.workers import Workers
+
+
+class Store:
+    """Everything that is kept. Belongs to one process; its threads may share it."""
+
+    def __init__(self, home: Path, database: Database) -> None:
+        self.home = home
+        self._database = database
+        self.jobs = Jobs(database)
+        self.workers = Workers(home / "workers")
+
+    def recover(self, now: float) -> list[Job]:
+        """Give up the attempts whose worker holds no lock any more. Returns their jobs."""
+        return self.jobs.recover(self.workers.alive, now)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_store(home: Path, url: str | None = None) -> Store:
+    """Open the store in a folder that `home.resolve` gave; make the database, or bring it up to date, where needed.
+
+    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Raises StoreError, Damaged.
+    """
+    url = url or os.environ.get("NIMBLE_JOBS_DB") or None
+    if url is None:
+        try:
+            home_module.check_database(home)
+        except OSError as e:
+            raise StoreError(f"state folder {home}: {e.strerror}; choose another with --home") from e
+    database = Database(url or f"sqlite:///{home / home_module.DATABASE}")
+    try:
+        database.migrate()
+        if url is None and not home_module.initialised(home):
+            home_module.mark(home)
+    except BaseException:
+        database.close()
+        raise
+    return Store(home, database)

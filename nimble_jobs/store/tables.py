@@ -1,0 +1,153 @@
+"""The tables. Migrations make them; a test holds the two together.
+
+JSON is kept as text: a damaged value must not keep the other rows from being read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text, desc
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only under the name INTEGER
+
+
+class Base(DeclarativeBase):
+    """What migrations and tables agree on."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}  # times need all 53 bits
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class JobRow(Base):
+    """One submitted spec. `seq` is the order of submission, whatever the clock did."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        # In the order in which `claim` looks, so that it stops at the first row that fits.
+        Index("ix_jobs_claim", "state", "foreground", desc("priority"), "seq", "not_before", "device"),
+        Index("ix_jobs_name", "name", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(12), unique=True)
+    name: Mapped[str] = mapped_column(Text)
+    kind: Mapped[str] = mapped_column(String(20))
+    state: Mapped[str] = mapped_column(String(12))
+    priority: Mapped[int] = mapped_column(Integer)
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    max_attempts: Mapped[int] = mapped_column(Integer)
+    device: Mapped[str] = mapped_column(String(20))
+    foreground: Mapped[bool]
+    key: Mapped[str | None] = mapped_column(Text, unique=True)
+    after: Mapped[str] = mapped_column(Text)  # JSON list of ids
+    not_before: Mapped[float]
+    timeout_s: Mapped[float | None]
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    worker: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    records_done: Mapped[int] = mapped_column(BigInteger, default=0)
+    records_total: Mapped[int | None] = mapped_column(BigInteger)
+    records_bad: Mapped[int] = mapped_column(BigInteger, default=0)
+    phase: Mapped[str | None] = mapped_column(String(40))
+    error: Mapped[str | None] = mapped_column(Text)
+    allow_python: Mapped[str] = mapped_column(Text)  # JSON list
+    spec_digest: Mapped[str] = mapped_column(String(64))  # SHA-256 of `spec`
+    spec: Mapped[str] = mapped_column(Text)  # canonical JSON
+    schedule: Mapped[str] = mapped_column(Text, default="{}")
+    timings: Mapped[str] = mapped_column(Text, default="{}")
+    outputs: Mapped[str] = mapped_column(Text, default="{}")
+
+
+class WaitRow(Base):
+    """A job waits for another. The row goes when the other has succeeded."""
+
+    __tablename__ = "waits"
+    __table_args__ = (Index("ix_waits_parent", "parent"),)
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    parent: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+
+
+class AttemptRow(Base):
+    """One try at running a job."""
+
+    __tablename__ = "attempts"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    worker: Mapped[str] = mapped_column(Text)
+    started_at: Mapped[float]
+    finished_at: Mapped[float | None]
+    outcome: Mapped[str | None] = mapped_column(String(12))
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class EventRow(Base):
+    """Something that happened. Kept when its job is removed."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_job", "job", "seq"), {"sqlite_autoincrement": True})
+
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    job: Mapped[str | None] = mapped_column(String(12))
+    attempt: Mapped[int | None]
+    kind: Mapped[str] = mapped_column(String(40))
+    message: Mapped[str] = mapped_column(Text)
+    data: Mapped[str] = mapped_column(Text)  # JSON object
+
+
+class ScheduleRow(Base):
+    """What is known of a stored schedule. `sha256` covers the columns above it and the text in `schedule_texts`."""
+
+    __tablename__ = "schedules"
+
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    format_version: Mapped[int]
+    parts: Mapped[str] = mapped_column(Text)  # JSON object: every part of the key, readable
+    model: Mapped[str] = mapped_column(Text)
+    device: Mapped[str] = mapped_column(Text)
+    input: Mapped[str] = mapped_column(Text)
+    dtype: Mapped[str] = mapped_column(String(20))
+    mode: Mapped[str] = mapped_column(String(20))
+    streams: Mapped[int]
+    syncs: Mapped[int]
+    replay_us: Mapped[float]
+    eager_us: Mapped[float]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float]
+    sha256: Mapped[str] = mapped_column(String(64))
+    hits: Mapped[int] = mapped_column(BigInteger, default=0)
+    last_used_at: Mapped[float]
+    state: Mapped[str] = mapped_column(String(12))
+    reason: Mapped[str | None] = mapped_column(Text)
+
+
+class ScheduleTextRow(Base):
+    """The canonical JSON of a schedule, apart from its row: counting a hit must not rewrite megabytes."""
+
+    __tablename__ = "schedule_texts"
+
+    key: Mapped[str] = mapped_column(ForeignKey("schedules.key", ondelete="CASCADE"), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
+
+
+class ResidentRow(Base):
+    """A worker holds the captured graph of a schedule on its device."""
+
+    __tablename__ = "residents"
+
+    worker: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)

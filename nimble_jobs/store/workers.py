@@ -1,0 +1,173 @@
+"""Who is alive. A worker holds a lock on a file as long as it lives; the kernel lets go when the process dies.
+
+The lock is `flock` itself: it survives no process, needs no clock, and is never replaced by a weaker kind. A worker
+takes the first free slot and never deletes its file, so that nobody can lock a file that is not there any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nimble_jobs.errors import StoreError
+from nimble_jobs.store.ids import random_id
+from nimble_jobs.store.records import WorkerInfo
+
+_MAX_SLOTS = 4096
+
+
+class WorkerLease:
+    """A held worker lock. It ends with `release`, or with the process."""
+
+    def __init__(self, *, worker_id: str, descriptor: int, info_file: Path, info: Mapping[str, Any]) -> None:
+        self.id = worker_id
+        self._descriptor = descriptor
+        self._info_file = info_file
+        self._info = dict(info)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What `workers` lists about this worker."""
+        return dict(self._info)
+
+    def update(self, **info: Any) -> None:
+        """Change what others see of this worker, for instance `status`."""
+        self._info |= info
+        _write_info(self._info_file, self._info)
+
+    def release(self) -> None:
+        """Let go of the lock. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Workers:
+    """The worker locks of a state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hold(self, info: Mapping[str, Any]) -> WorkerLease:
+        """Become a worker: take a lock that lasts as long as this process.
+
+        `info` is what others see of it; they expect device and status, and get pid and started_at by themselves. Raises StoreError where the file system has no locks.
+        """
+        for slot in range(_MAX_SLOTS):
+            descriptor = _open(self._lock_file(slot))
+            if not _lock(descriptor, fcntl.LOCK_EX):
+                os.close(descriptor)
+                continue
+            worker_id = f"{slot}-{random_id(8)}"
+            known = {
+                "pid": os.getpid(),
+                "started_at": time.time(),
+                "device": "",
+                "status": "idle",
+                **info,
+                "id": worker_id,
+            }
+            lease = WorkerLease(worker_id=worker_id, descriptor=descriptor, info_file=self._info_file(slot), info=known)
+            try:
+                lease.update()
+            except BaseException:
+                lease.release()
+                raise
+            return lease
+        raise StoreError(f"{self._folder}: {_MAX_SLOTS} workers hold locks already")
+
+    def alive(self, worker_id: str) -> bool:
+        """Does this worker hold its lock? Doubt (an info file that cannot be read) counts as alive."""
+        slot = _slot(worker_id)
+        if slot is None or not self._held(slot):
+            return False
+        info = self._read_info(slot)
+        return info is None or info.get("id") == worker_id
+
+    def live(self) -> list[WorkerInfo]:
+        """The workers that hold their locks now."""
+        found = []
+        for slot in self._slots():
+            if self._held(slot):
+                info = self._read_info(slot) or {}
+                found.append(
+                    WorkerInfo(
+                        id=str(info.get("id", f"{slot}-unknown")),
+                        pid=int(info.get("pid", 0)),
+                        device=str(info.get("device", "")),
+                        started_at=float(info.get("started_at", 0.0)),
+                        status=str(info.get("status", "unknown")),
+                        info=info,
+                    )
+                )
+        return found
+
+    def _slots(self) -> Iterator[int]:
+        return iter(sorted(int(file.stem) for file in self._folder.glob("*.lock") if file.stem.isdigit()))
+
+    def _held(self, slot: int) -> bool:
+        try:
+            descriptor = os.open(self._lock_file(slot), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return not _lock(descriptor, fcntl.LOCK_SH)  # shared: two who look do not see each other
+        finally:
+            os.close(descriptor)
+
+    def _read_info(self, slot: int) -> dict[str, Any] | None:
+        try:
+            value = json.loads(self._info_file(slot).read_text())
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _lock_file(self, slot: int) -> Path:
+        return self._folder / f"{slot}.lock"
+
+    def _info_file(self, slot: int) -> Path:
+        return self._folder / f"{slot}.json"
+
+
+def _slot(worker_id: str) -> int | None:
+    number = worker_id.partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}; a worker needs to write here") from e
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        raise StoreError(
+            f"the state folder's file system has no file locks ({e.strerror}); choose another with --home"
+        ) from e
+    return True
+
+
+def _write_info(path: Path, info: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")  # the lock keeps other writers away
+    temporary.write_text(json.dumps(dict(info), sort_keys=True, default=str))
+    temporary.replace(path)
