@@ -138,6 +138,7 @@ class GraphFacts:
     meg_edges: int  # of the minimum equivalent graph
     matching: int  # size of a maximum matching in its bipartite graph
     width: int  # size of a largest antichain: how many tasks can ever be ready together
+    width_exact: bool = True  # else `width` is an upper bound
     streams: int
     syncs_needed: int  # meg_edges - matching
     syncs_used: int
@@ -169,7 +170,7 @@ class Schedule:
     facts: GraphFacts
     candidates: tuple[Candidate, ...]
     tolerance: float  # largest accepted relative norm
-    error: float  # the relative norm that was found
+    error: float | None  # the relative norm that was found; None where it was not finite
     device: str  # the device in words
     eager_us: float  # median time of one eager call, microseconds
     replay_us: float  # median time of one replay, microseconds

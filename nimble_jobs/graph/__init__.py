@@ -1,1 +1,12 @@
+"""The paper's algorithms and what goes beyond them, as pure functions over frozen values.
 
+In processing order: dag -> reduction -> matching -> streams -> check, with bounds and memory beside them; `plan` is the
+whole way.
+"""
+
+from __future__ import annotations
+
+from nimble_jobs.graph.check import check_plan
+from nimble_jobs.graph.plan import make_plan, single_stream
+
+__all__ = ["check_plan", "make_plan", "single_stream"]

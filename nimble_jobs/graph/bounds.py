@@ -1,0 +1,155 @@
+"""What no replay can beat: the critical path, the total work, and the width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from nimble_jobs.graph.dag import Dag
+from nimble_jobs.graph.streams import remaining_us
+
+PHASES = 100  # of the flow that finds the width
+
+
+def critical_path(graph: Dag, durations_us: Sequence[float]) -> tuple[float, tuple[int, ...]]:
+    """Length in microseconds of the longest path over task times, and its tasks."""
+    remaining = remaining_us(graph, durations_us)
+    path: list[int] = []
+    heads: Sequence[int] = range(graph.n)
+    while heads:
+        path.append(max(heads, key=lambda i: (remaining[i], -i)))
+        heads = graph.succs[path[-1]]
+    return (remaining[path[0]] if path else 0.0), tuple(path)
+
+
+def width(meg: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[int]] = ()) -> tuple[int, bool]:
+    """Size of a largest antichain, which is how many tasks can be ready together, and whether it is exact or else an
+    upper bound.
+
+    By R. P. Dilworth ("A Decomposition Theorem for Partially Ordered Sets", Annals of Mathematics 51, 1950) it equals
+    the fewest chains that cover the order, which is n less a maximum matching of the transitive closure's doubling (D.
+    R. Fulkerson, 1956). The closure is not built: a chain may skip nodes that others cover, so that a flow through the
+    reduced graph with an edge y_v -> x_v of any capacity has the same value. The flow starts from `matching`, a
+    matching of the reduced graph's doubling, and the `bridges` between its chains, and grows by E. A. Dinic's algorithm
+    (1970). Each phase is linear in practice; after `PHASES` of them the cover found so far is the upper bound.
+    """
+    flow = _Flow(meg, matching, bridges)
+    phases = 0
+    while flow.rank():
+        if phases == PHASES:
+            return meg.n - sum(flow.sent), False
+        phases += 1
+        for root in range(meg.n):
+            if not flow.sent[root]:
+                flow.augment(root)
+    return meg.n - sum(flow.sent), True
+
+
+class _Flow:
+    """An integral flow: source -> x_v (1), x_u -> y_v for each edge (any), y_v -> x_v (any), y_v -> sink (1). Node x_v
+    is v, y_v is n + v.
+    """
+
+    def __init__(self, graph: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[int]]) -> None:
+        self.n = graph.n
+        self.graph = graph
+        self.sent = [after is not None for after in matching]  # source -> x_v is full
+        self.taken = [False] * graph.n  # y_v -> sink is full
+        self.carried: list[dict[int, int]] = [{} for _ in range(graph.n)]  # by v: flow x_u -> y_v, by u
+        self.passed = [0] * graph.n  # y_v -> x_v
+        for before, after in enumerate(matching):
+            if after is not None:
+                self.taken[after] = True
+                self.carried[after][before] = 1
+        for bridge in bridges:
+            self.sent[bridge[0]] = self.taken[bridge[-1]] = True
+            for before, after in pairwise(bridge):
+                self.carried[after][before] = self.carried[after].get(before, 0) + 1
+            for between in bridge[1:-1]:
+                self.passed[between] += 1
+        self.level: list[int] = []
+        self.ways: list[list[int] | None] = []
+
+    def residual(self, node: int) -> list[int]:
+        """Where another unit can go from a node: along an edge, or back along one that carries flow."""
+        n = self.n
+        if node < n:
+            ways = [n + v for v in self.graph.succs[node]]
+            if self.passed[node]:
+                ways.append(n + node)
+            return ways
+        return [node - n, *self.carried[node - n]]
+
+    def rank(self) -> bool:
+        """Find breadth-first distances from the source; False when the sink is out of reach, that is, the flow is
+        maximal.
+        """
+        n = self.n
+        self.level = [-1] * (2 * n)
+        self.ways = [None] * (2 * n)
+        wave = [v for v in range(n) if not self.sent[v]]
+        for v in wave:
+            self.level[v] = 0
+        depth = 0
+        while wave:
+            depth += 1
+            following = []
+            found = False
+            for node in wave:
+                if node >= n and not self.taken[node - n]:
+                    found = True
+                    break
+                for way in self.residual(node):
+                    if self.level[way] < 0:
+                        self.level[way] = depth
+                        following.append(way)
+            if found:
+                return True
+            wave = following
+        return False
+
+    def augment(self, root: int) -> None:
+        """Send one unit from x_root to the sink along a shortest path, where this phase has one left."""
+        n, level = self.n, self.level
+        path = [root]
+        while path:
+            node = path[-1]
+            if node >= n and not self.taken[node - n]:
+                self.taken[node - n] = True
+                self.sent[root] = True
+                self._send(path)
+                return
+            ways = self.ways[node]
+            if ways is None:
+                ways = self.ways[node] = [way for way in self.residual(node) if level[way] == level[node] + 1]
+            while ways and not self._open(node, ways[-1]):
+                ways.pop()
+            if ways:
+                path.append(ways[-1])
+            else:
+                path.pop()
+                if path:
+                    (self.ways[path[-1]] or [0]).pop()
+
+    def _open(self, node: int, way: int) -> bool:
+        """Whether an edge that was usable when the phase began still is: flow that went back may have used it up."""
+        n = self.n
+        if node < n:
+            return way != n + node or self.passed[node] > 0
+        return way == node - n or way in self.carried[node - n]
+
+    def _send(self, path: list[int]) -> None:
+        n = self.n
+        for a, b in pairwise(path):
+            if a < n and b == n + a:
+                self.passed[a] -= 1
+            elif a < n:
+                carried = self.carried[b - n]
+                carried[a] = carried.get(a, 0) + 1
+            elif b == a - n:
+                self.passed[b] += 1
+            else:
+                carried = self.carried[a - n]
+                carried[b] -= 1
+                if not carried[b]:
+                    del carried[b]

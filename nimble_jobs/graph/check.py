@@ -1,0 +1,111 @@
+"""Proofs about plans, from nothing but what a device guarantees: a stream runs in launch order, and a wait holds back
+what follows it.
+
+Happens-before is the reachability of the graph of those two orders. Every check raises PlanError and names the first
+offending pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nimble_jobs.errors import PlanError
+from nimble_jobs.graph.dag import Dag, build_dag
+from nimble_jobs.graph.reach import unreached
+from nimble_jobs.schedule import Plan, Program
+
+
+def check_plan(program: Program, plan: Plan) -> None:
+    """Prove that each task is launched once and that every dependency of the program is ordered by streams and
+    synchronisations.
+    """
+    check_order(build_dag(program), plan)
+
+
+def check_order(dag: Dag, plan: Plan) -> None:
+    """`check_plan` for a dependency graph that is known already."""
+    _check_shape(dag.n, plan)
+    missing = not_before(plan, ((u, v) for v, before in enumerate(dag.preds) for u in before))
+    if missing:
+        u, v = missing[0]
+        raise PlanError(
+            f"task {v} depends on task {u}, but no stream or synchronisation orders them ({len(missing)} such pairs)"
+        )
+
+
+def check_concurrency(dag: Dag, plan: Plan) -> None:
+    """Prove that the plan orders no two tasks that the program leaves independent. Not to be asked of a plan with a
+    bound on its streams.
+    """
+    tail: dict[int, int] = {}
+    added = []
+    for task in plan.order:
+        stream = plan.stream_of[task]
+        if stream in tail:
+            added.append((tail[stream], task))
+        tail[stream] = task
+    added.extend((sync.before, sync.after) for sync in plan.syncs)
+    missing = unreached(dag.preds, added)
+    if missing:
+        u, v = missing[0]
+        raise PlanError(f"tasks {u} and {v} are independent, but the plan orders them ({len(missing)} such pairs)")
+
+
+def not_before(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of the pairs (u, v) of tasks where the plan does not make u finish before v starts. The plan must be sound
+    in shape.
+    """
+    place = [0] * len(plan.order)
+    for i, task in enumerate(plan.order):
+        place[task] = i
+    stream_of = plan.stream_of
+    direct = {(sync.before, sync.after) for sync in plan.syncs}
+    queries = []
+    for u, v in pairs:
+        if stream_of[u] == stream_of[v] and place[u] < place[v]:
+            continue
+        if (u, v) not in direct:
+            queries.append((place[u], place[v]))
+    if not queries:
+        return []
+    order = plan.order
+    return sorted((order[u], order[v]) for u, v in unreached(_happens_after(plan, place), queries))
+
+
+def _happens_after(plan: Plan, place: Sequence[int]) -> list[list[int]]:
+    """By place in launch order, the places directly before it: the previous one on the stream, and those waited for."""
+    preds: list[list[int]] = [[] for _ in plan.order]
+    tail: dict[int, int] = {}
+    for i, task in enumerate(plan.order):
+        stream = plan.stream_of[task]
+        if stream in tail:
+            preds[i].append(tail[stream])
+        tail[stream] = i
+    for sync in plan.syncs:
+        preds[place[sync.after]].append(place[sync.before])
+    return preds
+
+
+def _check_shape(n: int, plan: Plan) -> None:
+    if len(plan.order) != n or len(plan.stream_of) != n:
+        raise PlanError(f"the plan has {len(plan.order)} launches and {len(plan.stream_of)} streams for {n} tasks")
+    place: dict[int, int] = {}
+    for i, task in enumerate(plan.order):
+        if not 0 <= task < n:
+            raise PlanError(f"the plan launches task {task}, which is none of 0..{n - 1}")
+        if task in place:
+            raise PlanError(f"the plan launches task {task} twice")
+        place[task] = i
+    for task, stream in enumerate(plan.stream_of):
+        if stream < 0:
+            raise PlanError(f"task {task} is on stream {stream}")
+    for sync in plan.syncs:
+        before, after = sync.before, sync.after
+        if before not in place or after not in place:
+            raise PlanError(f"synchronisation {before} -> {after} names a task that is none of 0..{n - 1}")
+        if plan.stream_of[before] == plan.stream_of[after]:
+            raise PlanError(f"synchronisation {before} -> {after} stays on stream {plan.stream_of[after]}")
+        if place[before] > place[after]:
+            raise PlanError(f"task {after} would wait for task {before}, which is launched later")
+    if len({(sync.before, sync.after) for sync in plan.syncs}) != len(plan.syncs):
+        raise PlanError("the plan names a synchronisation twice")

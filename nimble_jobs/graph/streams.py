@@ -1,0 +1,188 @@
+"""From a matching to streams, synchronisations and a launch order: the second half of the paper's algorithm, and what
+goes beyond it.
+
+The paper (W. Kwon, G.-I. Yu, E. Jeong, B.-G. Chun, "Nimble: Lightweight and Parallel GPU Task Scheduling for Deep
+Learning", NeurIPS 2020) makes each chain of matched edges a stream and each unmatched edge of the minimum equivalent
+graph a synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from nimble_jobs.graph.dag import Dag
+from nimble_jobs.graph.reduction import minimum_equivalent_graph
+from nimble_jobs.schedule import Sync
+
+
+def chains(matching: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+    """The paths that matched edges make, by their first node; a node without matched edges is a chain of its own."""
+    followed = {after for after in matching if after is not None}
+    found = []
+    for start in range(len(matching)):
+        if start not in followed:
+            chain = [start]
+            while (after := matching[chain[-1]]) is not None:
+                chain.append(after)
+            found.append(tuple(chain))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Chains strung together on streams."""
+
+    stream_of: tuple[int, ...]  # by node
+    bridges: tuple[
+        tuple[int, ...], ...
+    ]  # path of the graph from the last node of a chain to the first of the one that follows it
+
+    @property
+    def streams(self) -> int:
+        return max(self.stream_of, default=-1) + 1
+
+
+def share(meg: Dag, parts: Sequence[Sequence[int]]) -> Sharing:
+    """Let chains follow one another on a stream where that takes nothing away.
+
+    Chain B may follow chain A when A's last node reaches B's first: then all of A comes before all of B anyway, so that
+    no concurrency is lost and no synchronisation is added. (None is saved either: an edge from A's last to B's first
+    would have been matched.) Each chain takes the first such stream that a search backwards from its first node finds.
+    A node whose ancestors offer no stream is left out of later searches for good, since offers are only ever taken;
+    `PATIENCE` bounds the rest of a search, at worst at the price of one more stream.
+    """
+    offers = {part[-1]: chain for chain, part in enumerate(parts)}
+    follows: dict[int, int] = {}
+    bridges = []
+    untried = [len(before) for before in meg.preds]  # predecessors from the latest down; 0: nothing to find here
+    for chain, part in enumerate(parts):  # by first node, so that ancestors come first
+        path = _offer(meg, part[0], offers, untried)
+        if path:
+            follows[chain] = offers.pop(path[-1])
+            bridges.append(tuple(reversed(path)))
+    number: list[int] = []
+    used = 0
+    stream_of = [0] * meg.n
+    for chain, part in enumerate(parts):
+        if chain in follows:
+            number.append(number[follows[chain]])
+        else:
+            number.append(used)
+            used += 1
+        for node in part:
+            stream_of[node] = number[chain]
+    return Sharing(tuple(stream_of), tuple(bridges))
+
+
+PATIENCE = 10_000  # steps of one search for a stream to share
+
+
+def _offer(meg: Dag, start: int, offers: dict[int, int], untried: list[int]) -> list[int]:
+    """A path backwards from `start` to the last node of a chain that nobody follows yet; empty where none is found."""
+    path = [start]
+    for _ in range(PATIENCE):
+        node = path[-1]
+        if node in offers and node != start:
+            return path
+        if untried[node]:
+            path.append(meg.preds[node][untried[node] - 1])
+            continue
+        path.pop()
+        if not path:
+            break
+        untried[path[-1]] -= 1
+    return []
+
+
+def launch_order(graph: Dag, durations_us: Sequence[float] | None = None) -> tuple[int, ...]:
+    """A topological order with the longest remaining path first, by measured time or else by number of tasks; ties in
+    program order.
+    """
+    remaining = remaining_us(graph, durations_us)
+    return tuple(sorted(range(graph.n), key=lambda i: (-remaining[i], i)))
+
+
+def remaining_us(graph: Dag, durations_us: Sequence[float] | None = None) -> list[float]:
+    """By node, the longest path that starts with it; each task counts as 1 where no durations are given."""
+    cost = durations_us if durations_us is not None else [1.0] * graph.n
+    remaining = [0.0] * graph.n
+    for i in range(graph.n - 1, -1, -1):
+        remaining[i] = cost[i] + max((remaining[j] for j in graph.succs[i]), default=0.0)
+    return remaining
+
+
+def cross_stream(meg: Dag, stream_of: Sequence[int]) -> tuple[Sync, ...]:
+    """The synchronisations of streams that keep maximum concurrency: the edges between streams."""
+    return tuple(
+        Sync(before=u, after=v) for v, before in enumerate(meg.preds) for u in before if stream_of[u] != stream_of[v]
+    )
+
+
+def cap(
+    meg: Dag, matching: Sequence[int | None], max_streams: int, durations_us: Sequence[float] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Launch order and stream of each node for a bounded number of streams.
+
+    List scheduling (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969) in
+    simulated time: an idle stream takes the ready task with the longest remaining path. A task prefers the stream of
+    its matched predecessor, then that of any predecessor, where that stream is idle and has launched nothing since.
+    O((n + m) log n).
+    """
+    cost = durations_us if durations_us is not None else [1.0] * meg.n
+    remaining = remaining_us(meg, durations_us)
+    matched = {after: before for before, after in enumerate(matching) if after is not None}
+    waiting = [len(before) for before in meg.preds]
+    ready = [(-remaining[i], i) for i in range(meg.n) if not waiting[i]]
+    heapify(ready)
+    idle = dict.fromkeys(range(max_streams))
+    tail: list[int] = [-1] * max_streams
+    running: list[tuple[float, int, int]] = []
+    order: list[int] = []
+    stream_of = [0] * meg.n
+    now = 0.0
+    while ready or running:
+        while ready and idle:
+            task = heappop(ready)[1]
+            wanted = [matched[task], *meg.preds[task]] if task in matched else meg.preds[task]
+            stream = next((stream_of[p] for p in wanted if tail[stream_of[p]] == p and stream_of[p] in idle), None)
+            if stream is None:
+                stream = next(iter(idle))  # the one idle for longest
+            del idle[stream]
+            stream_of[task] = stream
+            tail[stream] = task
+            order.append(task)
+            heappush(running, (now + cost[task], task, stream))
+        now = running[0][0]
+        while running and running[0][0] == now:
+            _, task, stream = heappop(running)
+            idle[stream] = None
+            for after in meg.succs[task]:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    heappush(ready, (-remaining[after], after))
+    return tuple(order), tuple(stream_of)
+
+
+def fewest_syncs(meg: Dag, order: Sequence[int], stream_of: Sequence[int]) -> tuple[Sync, ...]:
+    """The synchronisations that remain when each stream's own order counts too: the minimum for these streams in this
+    launch order.
+
+    They are the cross-stream edges of the minimum equivalent graph of dependencies and stream order together.
+    """
+    place = {task: i for i, task in enumerate(order)}
+    preds = [{place[p] for p in meg.preds[task]} for task in order]
+    tail: dict[int, int] = {}
+    for i, task in enumerate(order):
+        if stream_of[task] in tail:
+            preds[i].add(tail[stream_of[task]])
+        tail[stream_of[task]] = i
+    reduced = minimum_equivalent_graph(Dag.from_preds(preds))
+    pairs = ((order[u], order[v]) for v, before in enumerate(reduced.preds) for u in before)
+    return tuple(
+        sorted(
+            (Sync(before=u, after=v) for u, v in pairs if stream_of[u] != stream_of[v]),
+            key=lambda s: (s.after, s.before),
+        )
+    )
