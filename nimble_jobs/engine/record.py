@@ -23,6 +23,7 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
 _HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
+_MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 
 
@@ -97,7 +98,7 @@ class _Recorder(TorchDispatchMode):
     """Collects tasks. Keeps every tensor that it has seen, so that no storage's identity is used twice."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.path: list[str] = []  # names of the submodules being called, outermost first
         self._buffers: list[Buffer] = []
@@ -123,7 +124,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._keep += tensors
-        self._refuse_data_dependence(op)
+        self._refuse_data_dependence(op, tensors)
         constant = self._is_constant_work(op, tensors)
         if not constant:
             args, kwargs = self._move_host_constants(op, args, kwargs)
@@ -134,10 +135,12 @@ class _Recorder(TorchDispatchMode):
         if constant:
             return result
         writes = write_arguments(op, args, kwargs)
-        if not writes and self._is_free(op, tensors, outputs):
+        if op.namespace == "aten" and op._schema.name.removeprefix("aten::") in _ALLOCATIONS:
             for tensor in outputs:
                 self._ensure(tensor)
             return result
+        if not writes and self._is_view(tensors, outputs):
+            return result  # of a storage that is known, or of a constant
         self._add_task(op, args, kwargs, result, tensors, outputs, writes)
         return result
 
@@ -158,7 +161,7 @@ class _Recorder(TorchDispatchMode):
             if isinstance(t, torch.Tensor)
         ]
         fresh = [t for t in outputs if storage_id(t) not in self._index and t.device.type == self.device.type]
-        if any(t.device.type != self.device.type for t in outputs if t not in mutated):
+        if any(t.device.type != self.device.type for t in outputs):
             raise CannotRecord(f"{op} at {self._source()} moves data from the device to the host")
         reads = tuple(dict.fromkeys(self._view(t) for t in tensors))
         encoded = tuple(encode(a, self._view, self.device) for a in args)
@@ -207,18 +210,17 @@ class _Recorder(TorchDispatchMode):
             and torch.Tag.nondeterministic_seeded not in op.tags
         )
 
-    def _is_free(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-        """Views and bare allocations launch nothing."""
-        if op.namespace == "aten" and op._schema.name.removeprefix("aten::") in _ALLOCATIONS:
-            return True
+    @staticmethod
+    def _is_view(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         seen = {storage_id(t) for t in tensors}
         return all(storage_id(t) in seen for t in outputs)
 
-    def _refuse_data_dependence(self, op: torch._ops.OpOverload) -> None:
+    def _refuse_data_dependence(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
         name = str(op)
         if name in _HOST_READS or torch.Tag.data_dependent_output in op.tags:
             raise CannotRecord(f"{name} at {self._source()} reads a value of the device on the host")
-        if torch.Tag.dynamic_output_shape in op.tags:
+        static_index = name == "aten.index.Tensor" and not any(t.dtype in _MASKS for t in tensors[1:])
+        if torch.Tag.dynamic_output_shape in op.tags and not static_index:
             raise CannotRecord(f"{name} at {self._source()} has an output whose shape depends on the data")
 
     def _move_host_constants(
@@ -284,7 +286,7 @@ class _Recorder(TorchDispatchMode):
                 break
             frame = frame.f_back
         line = f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
-        return f"{self.path[-1]} ({line})" if self.path else line
+        return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
 
 
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}

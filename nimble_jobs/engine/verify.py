@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,7 +88,8 @@ def check(
             if not error <= tolerance:
                 raise CheckFailed(
                     f"output {name!r} differs from eager by a relative norm of {error:.3g}; "
-                    f"the tolerance is {tolerance:.3g}"
+                    f"the tolerance is {tolerance:.3g}",
+                    error=error if math.isfinite(error) else None,
                 )
             worst = max(worst, error)
     return worst

@@ -1,1 +1,13 @@
+"""What a job does: read, replay, write."""
 
+from __future__ import annotations
+
+from nimble_jobs.workloads import finetune, score
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+
+__all__ = ["JobContext", "Outcome", "Stop", "run"]
+
+
+def run(context: JobContext) -> Outcome:
+    """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong."""
+    return (score if context.spec.kind == "score" else finetune).run(context)

@@ -1,0 +1,36 @@
+"""The features under a model's last linear layer, as one more output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.errors import ModelError
+
+
+class WithEmbedding(nn.Module):
+    """Calls a model and returns a dict of its own outputs and `embedding`, the input of its last `nn.Linear`.
+
+    Raises ModelError for a model without a linear layer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        if not linear:
+            raise ModelError("output.fields: embedding needs a model that ends in a linear layer; this one has none")
+        self.model = model
+        self._seen: list[torch.Tensor] = []
+        linear[-1].register_forward_pre_hook(lambda _m, args: self._seen.append(args[0]))
+        self.train(model.training)
+
+    def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
+        """As the model's own forward; embedding has shape (batch, features), in the model's dtype."""
+        self._seen.clear()
+        output = self.model(*inputs)
+        named = output if isinstance(output, dict) else {"output": output}
+        embedding = self._seen[-1]
+        self._seen.clear()
+        return {**named, "embedding": embedding}

@@ -1,0 +1,18 @@
+"""From what a job asks for to something that replays: key, lookup, build, residency."""
+
+from nimble_jobs.planner.explain import explain
+from nimble_jobs.planner.loaded import Loaded, Resident, Residents
+from nimble_jobs.planner.prepare import Prepared, prepare
+from nimble_jobs.planner.request import Request, key_parts, schedule_key
+
+__all__ = [
+    "Loaded",
+    "Prepared",
+    "Request",
+    "Resident",
+    "Residents",
+    "explain",
+    "key_parts",
+    "prepare",
+    "schedule_key",
+]

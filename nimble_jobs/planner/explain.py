@@ -1,0 +1,55 @@
+"""The schedule of a request as one JSON-able answer: key, graph, memory, candidates."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from nimble_jobs.planner.build import build_schedule
+from nimble_jobs.planner.loaded import Loaded
+from nimble_jobs.planner.prepare import build_module, save_built
+from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
+
+
+def explain(request: Request, *, device: torch.device, store: Store, build: bool = True) -> dict[str, Any]:
+    """Key, hit, counts, bounds, memory and candidates. On a miss the schedule is built and stored, unless told not to.
+
+    Raises CannotRecord and EngineError where no schedule can be built: that is the explanation.
+    """
+    parts = key_parts(request, device)
+    key = schedule_key(parts)
+    answer: dict[str, Any] = {"key": key, "key_parts": parts, "hit": "stored", "miss_reason": None, "refused": None}
+    found = store.schedules.lookup(key)
+    if found.stored is not None:
+        return answer | _of_schedule(found.stored.load())
+    answer |= {"hit": "miss", "miss_reason": found.reason, "refused": found.refused}
+    if not build or found.refused is not None:
+        return answer
+    start = time.perf_counter()
+    module = build_module(request, device)
+    loaded_s = time.perf_counter() - start
+    built = build_schedule(module, request, key, device)
+    loaded = Loaded(key=key, request=request, device=device, module=module, instance=built.instance)
+    save_built(built, parts, store)
+    loaded.close()
+    stages = {"load_s": loaded_s, "build_s": built.schedule.build_s}
+    return answer | _of_schedule(built.schedule) | {"stages": stages, "refused": built.failure}
+
+
+def _of_schedule(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "device": schedule.device,
+        "graph": asdict(schedule.facts),
+        "memory": {"peak_bytes": schedule.peak_bytes},
+        "candidates": [asdict(c) for c in schedule.candidates],
+        "replay_us": schedule.replay_us,
+        "eager_us": schedule.eager_us,
+        "error": schedule.error,
+        "tolerance": schedule.tolerance,
+        "stages": {"build_s": schedule.build_s},
+    }

@@ -1,0 +1,188 @@
+"""Resident, stored, or built now; and in every case what the user should know about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.errors import CheckFailed, Damaged, EngineError, JobFailed, NotFound, OutOfMemory
+from nimble_jobs.job import Hit
+from nimble_jobs.models.build import build
+from nimble_jobs.models.embedding import WithEmbedding
+from nimble_jobs.planner.build import Built, build_schedule, check_instance
+from nimble_jobs.planner.loaded import Loaded, Residents
+from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
+
+Report = Callable[..., None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A model that is ready to run, and how it came to be."""
+
+    loaded: Loaded
+    hit: Hit
+    load_s: float  # from the request to the module on the device
+    build_s: float  # recording, capturing, checking, measuring
+    miss_reason: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """What `show` prints of the schedule."""
+        schedule, loaded = self.loaded.schedule, self.loaded
+        summary: dict[str, Any] = {
+            "key": loaded.key,
+            "hit": self.hit.value,
+            "runs": "eager" if loaded.instance is None else "schedule",
+            "fallback": loaded.fallback,
+            "miss_reason": self.miss_reason,
+        }
+        if schedule is not None:
+            summary |= {
+                "device": schedule.device,
+                "tasks": schedule.facts.tasks,
+                "streams": schedule.plan.streams,
+                "syncs": len(schedule.plan.syncs),
+                "replay_us": schedule.replay_us,
+                "eager_us": schedule.eager_us,
+                "error": schedule.error,
+                "tolerance": schedule.tolerance,
+                "peak_bytes": schedule.peak_bytes,
+            }
+        return summary
+
+
+def prepare(
+    request: Request,
+    *,
+    device: torch.device,
+    store: Store,
+    residents: Residents,
+    report: Report = lambda **_: None,
+) -> Prepared:
+    """Make the model of a request ready on `device`.
+
+    A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. Raises
+    ModelError for a model that cannot be built, OutOfMemory, and JobFailed where `schedule.on_miss` is `fail`.
+    """
+    start = time.perf_counter()
+    parts = key_parts(request, device)
+    key = schedule_key(parts)
+    kept = residents.get(resident_key(key, request))
+    if kept is not None:
+        store.schedules.touch(key, Hit.RESIDENT, time.time())
+        return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
+    report(phase="load")
+    module = build_module(request, device)
+    loaded = Loaded(key=key, request=request, device=device, module=module)
+    residents.make_room(loaded.bytes)
+    load_s = time.perf_counter() - start
+    hit, reason = _give_schedule(loaded, parts, store, report)
+    residents.put(resident_key(key, request), loaded)
+    return Prepared(
+        loaded=loaded,
+        hit=hit,
+        load_s=load_s,
+        build_s=time.perf_counter() - start - load_s,
+        miss_reason=reason,
+    )
+
+
+def build_module(request: Request, device: torch.device) -> nn.Module:
+    """The request's module on the device. Raises ModelError, OutOfMemory."""
+    try:
+        module = build(request.model, device=str(device), allowed_python=request.allowed_python)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
+    return WithEmbedding(module) if request.embedding else module
+
+
+def _give_schedule(loaded: Loaded, parts: dict[str, str], store: Store, report: Report) -> tuple[Hit, str | None]:
+    """Fill in schedule and instance, or the reason for eager. Returns the hit, and for a miss its reason."""
+    found = store.schedules.lookup(loaded.key)
+    reason = found.reason
+    if found.refused is not None:  # it failed its check before; building it again would fail again
+        loaded.fallback = found.refused
+        return Hit.MISS, reason
+    if found.stored is not None:
+        report(phase="check")
+        try:
+            _load_stored(loaded, found.stored.load(), store)
+            store.schedules.touch(loaded.key, Hit.STORED, time.time())
+            return Hit.STORED, None
+        except OutOfMemory:
+            raise
+        except CheckFailed as e:
+            store.schedules.refuse(loaded.key, str(e), time.time())
+            loaded.fallback = f"the schedule is quarantined: {e}"
+            return Hit.MISS, f"the stored schedule failed its check: {e}"
+        except (Damaged, EngineError, NotFound, ValueError) as e:
+            reason = f"the stored schedule was not used: {e}"
+            store.schedules.quarantine(loaded.key, reason, time.time())
+    match loaded.request.schedule.on_miss:
+        case "fail":
+            raise JobFailed(f"schedule.on_miss is fail, and there is no stored schedule: {reason}")
+        case "eager":
+            loaded.fallback = f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
+        case _:
+            report(phase="build")
+            _build_new(loaded, parts, store)
+    return Hit.MISS, reason
+
+
+def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
+    """Capture a stored schedule and check it against eager."""
+    graph.check_plan(schedule.program, schedule.plan)
+    constants = {
+        p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
+        for p in schedule.program.constants
+    }
+    recording = Recording(program=schedule.program, constants=constants)
+    instance = capture(
+        schedule.program,
+        schedule.plan,
+        state=state_of(loaded.module),
+        constants=constants,
+        device=loaded.device,
+    )
+    try:
+        check_instance(instance, loaded.module, recording, loaded.request, loaded.device)
+    except CheckFailed:
+        instance.close()
+        raise
+    loaded.schedule, loaded.instance = schedule, instance
+
+
+def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
+    try:
+        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device)
+    except OutOfMemory:
+        raise
+    except EngineError as e:
+        loaded.fallback = f"no schedule could be built: {e}"
+        return
+    loaded.schedule = built.schedule
+    save_built(built, parts, store)
+    if built.failure is not None:
+        loaded.fallback = f"the schedule is quarantined: {built.failure}"
+        built.instance.close()
+    else:
+        loaded.instance = built.instance
+
+
+def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
+    """Store a new schedule; one that failed its check is stored as quarantined, so that nobody builds it again."""
+    for tensor in built.recording.constants.values():
+        store.artifacts.put(tensor.cpu().numpy().tobytes())
+    store.schedules.save(built.schedule, parts=parts, now=time.time())
+    if built.failure is not None:
+        store.schedules.refuse(built.schedule.key, built.failure, time.time())

@@ -1,0 +1,64 @@
+"""What a job asks for, and the key under which its schedule is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.schedule import FORMAT_VERSION
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
+
+_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A model and the batches that it will be given."""
+
+    model: ModelSpec
+    shape: tuple[int, ...]  # of one record
+    dtype: str  # of one record as it is read: a floating type or an integer type
+    batch_size: int
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    embedding: bool = False  # also return the features under the last linear layer
+    allowed_python: tuple[Path, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.batch_size, *self.shape)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Floating records take the model's dtype; all others are int64."""
+        return _FLOATS[self.model.dtype] if self.dtype.startswith("float") else torch.int64
+
+
+def key_parts(request: Request, device: torch.device) -> dict[str, str]:
+    """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it."""
+    return {
+        **identity(request.model),
+        **devices.facts(device),
+        "format": str(FORMAT_VERSION),
+        "mode": "inference",
+        "input": f"x:{str(request.input_dtype).removeprefix('torch.')}{list(request.input_shape)}",
+        "outputs": "model and embedding" if request.embedding else "model",
+        "schedule.streams": str(request.schedule.streams),
+        "schedule.fuse": request.schedule.fuse,
+        "schedule.in_flight": str(request.schedule.in_flight),
+    }
+
+
+def schedule_key(parts: dict[str, str]) -> str:
+    """SHA-256 of the canonical JSON of the parts, in hex."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def resident_key(key: str, request: Request) -> str:
+    """A resident graph holds weights too."""
+    return f"{key}:{weights_identity(request.model)}"

@@ -1,0 +1,134 @@
+"""Score every record of an input: read a batch, replay the schedule, write a shard, publish the folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
+from nimble_jobs.engine import device as devices
+from nimble_jobs.planner import Loaded, Prepared, Request, prepare
+from nimble_jobs.workloads.columns import Columns
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.threshold import enforce_threshold
+
+
+@dataclass
+class _Tally:
+    done: int = 0
+    bad: int = 0
+
+
+class _Stopped(Exception):
+    """The worker wants the job to end between two batches."""
+
+
+def run(context: JobContext) -> Outcome:
+    """Score `input.source` into `output.path`. Finished shards of earlier attempts are kept.
+
+    Raises DataError, ModelError, OutputExists, OutOfMemory, FencedOut.
+    """
+    spec = context.spec
+    device = devices.resolve(context.device)
+    staging = Staging(spec.output, context.job.id, context.job.attempt)
+    with open_reader(spec.input) as reader:
+        context.report(total=reader.total)
+        prepared = prepare(
+            request_of(context, reader),
+            device=device,
+            store=context.store,
+            residents=context.residents,
+            report=context.report,
+        )
+        summary = prepared.summary()
+        tell(context, prepared)
+        context.report(phase="run", schedule=summary)
+        start = time.perf_counter()
+        tally = _Tally()
+        adopted = 0
+        try:
+            for shard, (first, last) in enumerate(_shards(reader.total, spec.output.shard_size)):
+                if shard in staging.done:
+                    tally.done += last - first
+                    tally.bad += staging.bad_count(shard)
+                    adopted += last - first
+                    continue
+                if context.stop() is not Stop.GO:
+                    raise _Stopped
+                columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
+                staging.write_shard(shard, columns, bad)
+                context.report(done=tally.done, bad=tally.bad)
+        except _Stopped:
+            return Outcome(stop=context.stop(), schedule=summary)
+        run_s = time.perf_counter() - start
+        context.report(phase="publish", done=tally.done, bad=tally.bad)
+        timings = {
+            "load_s": prepared.load_s,
+            "build_s": prepared.build_s,
+            "run_s": run_s,
+            "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
+        }
+        outputs = staging.publish({"records": tally.done - tally.bad, "bad": tally.bad, "schedule": summary["key"]})
+    return Outcome(outputs=outputs, timings=timings, schedule=summary)
+
+
+def request_of(context: JobContext, reader: Reader) -> Request:
+    """What the job asks of the planner."""
+    spec = context.spec
+    return Request(
+        model=spec.model,
+        shape=reader.signature.shape,
+        dtype=reader.signature.dtype,
+        batch_size=spec.input.batch_size,
+        schedule=spec.schedule,
+        embedding="embedding" in spec.output.fields,
+        allowed_python=context.allowed_python,
+    )
+
+
+def tell(context: JobContext, prepared: Prepared) -> None:
+    """Record how the job came by its schedule, and any fallback."""
+    loaded = prepared.loaded
+    if loaded.fallback is not None:
+        context.event("fallback", f"runs in eager: {loaded.fallback}", {"key": loaded.key})
+        return
+    reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
+    context.event(
+        "schedule",
+        f"{prepared.hit.value} {loaded.key[:12]}{reason}: load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s",
+        {"key": loaded.key, "hit": prepared.hit.value},
+    )
+
+
+def _shards(total: int, size: int) -> Iterator[tuple[int, int]]:
+    return ((first, min(first + size, total)) for first in range(0, total, size))
+
+
+def _score(
+    context: JobContext, reader: Reader, loaded: Loaded, first: int, last: int, tally: _Tally
+) -> tuple[dict[str, np.ndarray | list[str]], list[BadRecord]]:
+    columns = Columns(context.spec.output.fields)
+    bad: list[BadRecord] = []
+    for batch in reader.batches(first, last, batch_size=loaded.request.batch_size):
+        if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
+            raise _Stopped
+        bad += batch.bad
+        if len(batch):
+            columns.add(loaded(_padded(batch, loaded.request)), batch.ids, batch.labels)
+        tally.done += batch.stop - batch.start
+        tally.bad += len(batch.bad)
+        enforce_threshold(context.spec.run, tally.bad, reader.total, bad)
+        context.report(done=tally.done, bad=tally.bad)
+    return columns.finish(), bad
+
+
+def _padded(batch: Batch, request: Request) -> torch.Tensor:
+    """The batch at its full size: the last row again and again where it is short, so that one schedule serves all."""
+    x = batch.x
+    if len(x) < request.batch_size:
+        x = np.concatenate([x, np.repeat(x[-1:], request.batch_size - len(x), axis=0)])
+    return torch.from_numpy(x if x.flags.writeable else x.copy())

@@ -1,0 +1,19 @@
+"""How many bad records a job tolerates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nimble_jobs.data import BadRecord
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec import RunSpec
+
+
+def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord]) -> None:
+    """Raise DataError, naming the last one seen, once more than `run.error_threshold` of all records are bad."""
+    if run.error_threshold < 0 or bad <= run.error_threshold * total:
+        return
+    raise DataError(
+        f"{bad} of {total} records are bad, more than run.error_threshold {run.error_threshold:g} tolerates; "
+        f"the last one is {seen[-1].id}: {seen[-1].reason}"
+    )

@@ -1,0 +1,190 @@
+"""Recording: what becomes a task, what does not, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.record import Recording, flatten_outputs, record, state_of
+from nimble_jobs.engine.verify import check
+from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError
+from nimble_jobs.schedule import BufferKind
+
+CPU = torch.device("cpu")
+
+
+def recorded(module: nn.Module, x: torch.Tensor) -> Recording:
+    return record(module, {"x": x}, state_of(module), CPU, module)
+
+
+def replayed_like_eager(module: nn.Module, x: torch.Tensor, below: int = 2) -> Recording:
+    """Record, capture and check against eager on fresh input; fails where they differ."""
+    recording = recorded(module, x)
+    plan, _ = graph.single_stream(recording.program)
+    graph.check_plan(recording.program, plan)
+    instance = capture(recording.program, plan, state=state_of(module), constants=recording.constants, device=CPU)
+    check(instance, module, recording.program.inputs, CPU, tolerance=1e-6, seed=7, below=below)
+    return recording
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+        self.plain = torch.full((4,), 3.0)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        left, right = self.a(x).relu_(), self.b(x)
+        right += self.shift
+        joined = torch.cat([left, right * self.plain], dim=1)
+        return {"joined": joined, "tail": joined[:, 2:].transpose(0, 1)}
+
+
+def test_branches_mutations_views_and_attributes_replay_like_eager() -> None:
+    """In-place operators, views of intermediates, buffers and plain tensor attributes all replay as in eager."""
+    program = replayed_like_eager(Branches(), torch.randn(3, 6)).program
+    ops = [t.op for t in program.tasks]
+    assert ops.count("aten.addmm.default") == 2
+    assert not any("transpose" in op or "slice" in op or op == "aten.t.default" for op in ops)  # views are no tasks
+    assert [t for t in program.tasks if t.op == "aten.relu_.default"][0].mutates
+    assert {p.name for p in program.state} >= {"a.weight", "shift", "plain"}
+    assert [p.name for p in program.outputs] == ["joined", "tail"]
+
+
+def test_a_replay_follows_the_weights_that_it_is_bound_to() -> None:
+    """One program serves other weights of the same module."""
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    recording = recorded(first, torch.zeros(4, 3))
+    plan, _ = graph.single_stream(recording.program)
+    instance = capture(recording.program, plan, state=state_of(second), constants={}, device=CPU)
+    assert check(instance, second, recording.program.inputs, CPU, tolerance=1e-6, seed=1) <= 1e-6
+    with pytest.raises(CheckFailed, match="differs from eager by a relative norm"):
+        check(instance, first, recording.program.inputs, CPU, tolerance=1e-6, seed=1)
+
+
+class Allocates(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], 2 * x.shape[1])
+        out[:, : x.shape[1]] = x
+        out[:, x.shape[1] :] = x * torch.tensor([1.0, 2.0, 3.0])
+        return out + torch.arange(6)
+
+
+def test_bare_allocations_and_constants_replay() -> None:
+    """A tensor made by `empty` is filled at each replay; literal tensors become constants named by digest."""
+    recording = replayed_like_eager(Allocates(), torch.randn(2, 3))
+    assert len(recording.constants) == 1
+    assert [b.name for b in recording.program.buffers if b.kind is BufferKind.CONSTANT] == list(recording.constants)
+
+
+class TrainedBatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def test_batch_norm_in_training_mode_mutates_its_statistics() -> None:
+    """The running statistics are written although the operator's schema does not say so."""
+    module = TrainedBatchNorm().train()
+    program = recorded(module, torch.randn(8, 3)).program
+    task = next(t for t in program.tasks if "batch_norm" in t.op)
+    names = {p.view.buffer: p.name for p in program.state}
+    assert {names[v.buffer] for v in task.mutates} == {"norm.running_mean", "norm.running_var"}
+    program = recorded(module.eval(), torch.randn(8, 3)).program
+    assert not any(t.mutates for t in program.tasks)
+
+
+def test_dropout_is_marked_as_random() -> None:
+    """Tasks that draw random numbers say so."""
+    program = recorded(nn.Dropout(0.5).train(), torch.ones(4, 4)).program
+    assert any(t.random for t in program.tasks)
+
+
+class ReadsHost(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+
+class DependsOnData(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+
+class NoTensor(nn.Module):
+    def forward(self, x: torch.Tensor) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (ReadsHost(), r"aten._local_scalar_dense.default at .*test_engine_record.py:\d+.* reads a value of the device"),
+        (DependsOnData(), r"aten.index.Tensor at .*test_engine_record.py:\d+.* shape depends on the data"),
+        (NoTensor(), r"the model returned int; expected a tensor"),
+    ],
+)
+def test_what_no_schedule_can_hold_is_named(module: nn.Module, message: str) -> None:
+    """Host reads and data-dependent shapes are refused with operator and source line."""
+    with pytest.raises(CannotRecord, match=message):
+        recorded(module, torch.randn(4))
+
+
+class HiddenHostWork(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 2.0)
+
+
+def test_work_hidden_from_the_recorder_fails_the_check() -> None:
+    """What numpy does to a tensor cannot be seen, so the check on fresh input must catch it."""
+    with pytest.raises(CheckFailed):
+        replayed_like_eager(HiddenHostWork(), torch.randn(4))
+
+
+def test_hooks_are_gone_after_recording_even_when_it_fails() -> None:
+    """Recording leaves no hook behind on the module."""
+    module = nn.Sequential(ReadsHost())
+    with pytest.raises(CannotRecord):
+        recorded(module, torch.randn(4))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
+def test_another_layout_of_the_state_is_refused() -> None:
+    """A program recorded over contiguous weights does not run over channels-last ones."""
+    module = nn.Conv2d(3, 4, 3)
+    recording = recorded(module, torch.randn(1, 3, 8, 8))
+    plan, _ = graph.single_stream(recording.program)
+    other = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(EngineError, match=r"'weight' is float32\[4, 3, 3, 3\] with strides"):
+        capture(recording.program, plan, state=state_of(other), constants={}, device=CPU)
+    with pytest.raises(EngineError, match="no tensor 'weight'"):
+        capture(recording.program, plan, state={}, constants={}, device=CPU)
+
+
+class Gathers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor([2, 0])] + torch.where(x[:2] > 0, 1.0, 0.0)
+
+
+def test_indexing_with_integers_has_a_fixed_shape() -> None:
+    """Only masks make a shape depend on data."""
+    replayed_like_eager(Gathers(), torch.randn(3, 4))
+
+
+def test_outputs_are_named_by_their_place() -> None:
+    """Nested containers give dotted names."""
+    a = torch.zeros(1)
+    assert list(flatten_outputs(a)) == ["output"]
+    assert list(flatten_outputs((a, [a, {"k": a}]))) == ["output.0", "output.1.0", "output.1.1.k"]
+    assert list(flatten_outputs({"x": a, "y": (a, a), "n": None})) == ["x", "y.0", "y.1"]
+
+
+def test_embeddings_are_checked_with_integers_in_range() -> None:
+    """Integer inputs are drawn below the bound that is given."""
+    replayed_like_eager(nn.Embedding(5, 3), torch.zeros(2, 4, dtype=torch.int64), below=5)
