@@ -1,0 +1,93 @@
+"""From a model spec to a module that is ready to run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from nimble_jobs.errors import ModelError, OutOfMemory
+from nimble_jobs.models import from_exported, from_python, from_timm, from_transformers
+from nimble_jobs.models.source import Kind, parse, weights_entry, weights_file
+from nimble_jobs.models.weights import load_weights, read_weights, save_weights
+from nimble_jobs.spec.model import ModelSpec
+
+__all__ = ["DTYPES", "build", "load_weights", "read_weights", "save_weights"]
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path] = ()) -> nn.Module:
+    """The module on `device`, in eval mode and in the spec's dtype, with the spec's weights or random ones.
+
+    Equal seeds give equal random weights on every device: they are made on the CPU. The random generators of the
+    process are left as they were found. Raises ModelError; OutOfMemory when the device has no room.
+    """
+    source = parse(spec.source)
+    dtype = DTYPES[spec.dtype]
+    file = weights_file(spec)
+    if file is not None and not file.is_file():
+        raise ModelError(f"{file}: no such weights file")
+    if source.kind is Kind.EXPORTED:
+        return from_exported.build(source.file, spec, dtype, device, allowed_python)
+    with _seeded(spec.seed):
+        module = _made(spec, dtype, allowed_python)
+    lazy = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
+    if lazy:
+        raise ModelError(f"{spec.source}: {lazy[0]} has no shape before a first call; give lazy modules their sizes")
+    if file is not None:
+        load_weights(module, file)
+    # transformers builds in the dtype itself, and keeps the buffers in fp32 that need it.
+    return _placed(module, None if source.kind is Kind.TRANSFORMERS else dtype, device, spec.source).eval()
+
+
+def _made(spec: ModelSpec, dtype: torch.dtype, allowed_python: Sequence[Path]) -> nn.Module:
+    source = parse(spec.source)
+    match source.kind:
+        case Kind.TORCHVISION:
+            from nimble_jobs.models import from_torchvision  # torchvision takes a second to import
+
+            return from_torchvision.build(source.name, spec.args, weights_entry(spec))
+        case Kind.TIMM:
+            return from_timm.build(source.name, spec.args)
+        case Kind.TRANSFORMERS:
+            return from_transformers.build(source.file, spec.args, dtype, own_weights=spec.weights is None)
+        case _:
+            return from_python.build(source.file, source.name, spec.args, allowed_python)
+
+
+def _placed(module: nn.Module, dtype: torch.dtype | None, device: str, what: str) -> nn.Module:
+    if dtype is not None and any(t.is_complex() for t in (*module.parameters(), *module.buffers())):
+        if dtype is not torch.float32:
+            raise ModelError(f"model.dtype: {what} has complex weights; expected fp32")
+        dtype = None
+    try:
+        return module.to(device=device, dtype=dtype)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"{what} does not fit on {device}: {e}") from e
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed every generator that a builder may draw from; put them, and the default dtype, back afterwards."""
+    python, numbers, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
+    # Seeding the devices would start CUDA where it is not running yet.
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed_all(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+            torch.set_default_dtype(dtype)

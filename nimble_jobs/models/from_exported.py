@@ -1,0 +1,104 @@
+"""`exported:FILE.pt2`: a program that torch.export.save wrote."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.passes import move_to_device_pass
+
+from nimble_jobs.errors import ModelError, OutOfMemory
+from nimble_jobs.models.identity import existing
+from nimble_jobs.models.permission import allowed, how_to_allow
+from nimble_jobs.models.pt2_check import why_code
+from nimble_jobs.models.source import weights_file
+from nimble_jobs.models.weights import load_weights
+from nimble_jobs.spec.model import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders: Sequence[Path]) -> nn.Module:
+    """The program as a module. It keeps the mode, the dtype and the fixed input shapes that it was exported with.
+
+    A file that holds more than tensors and known operators is run as code: only from an allowed folder. Raises
+    ModelError, also where the spec asks for another dtype or for arguments.
+    """
+    if spec.args:
+        raise ModelError(f"model.args.{min(spec.args)}: an exported program takes no arguments")
+    with existing(file).open("rb") as opened:
+        _check_permission(file, opened, folders)
+        opened.seek(0)
+        program = _loaded(file, opened)
+    own = _dtype_of(program)
+    if own is not None and own != dtype:
+        raise ModelError(f"model.dtype: {file} was exported in {own}; it cannot run in {dtype}")
+    _log.info("%s: exported with inputs %s", file, ", ".join(_inputs(program)))
+    try:
+        if torch.device(device).type != "cpu":
+            program = move_to_device_pass(program, device)
+        module = program.module()
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"{file} does not fit on {device}: {e}") from e
+    weights = weights_file(spec)
+    if weights is not None:
+        load_weights(module, weights)
+    return _without_modes(module, file)
+
+
+def _check_permission(file: Path, opened: Any, folders: Sequence[Path]) -> None:
+    try:
+        reason = why_code(opened)
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError, EOFError) as e:
+        raise ModelError(f"{file}: not an exported program of this version of torch: {type(e).__name__}: {e}") from e
+    if reason is not None and not allowed(file, folders):
+        raise ModelError(f"{file}: {reason}, so that loading it can run code; {how_to_allow(file)}")
+
+
+def _loaded(file: Path, opened: Any) -> torch.export.ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            # torch reads weights into buffers that it then calls read-only; the program owns them.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.export.load(opened)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"{file}: not enough memory to load it: {e}") from e
+    except Exception as e:  # a damaged archive can raise anything
+        reason = str(e).strip().split("\n", 1)[0]
+        raise ModelError(f"{file}: cannot be loaded by torch {torch.__version__}: {type(e).__name__}: {reason}") from e
+
+
+def _dtype_of(program: torch.export.ExportedProgram) -> torch.dtype | None:
+    """Floating type of the parameters, else of the inputs; None without either."""
+    values = [*program.state_dict.values(), *_placeholders(program)]
+    return next((t.dtype for t in values if isinstance(t, torch.Tensor) and t.is_floating_point()), None)
+
+
+def _placeholders(program: torch.export.ExportedProgram) -> list[Any]:
+    inputs = set(program.graph_signature.user_inputs)
+    return [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+
+
+def _inputs(program: torch.export.ExportedProgram) -> list[str]:
+    return [f"{list(t.shape)} {t.dtype}" if isinstance(t, torch.Tensor) else repr(t) for t in _placeholders(program)]
+
+
+def _without_modes(module: nn.Module, file: Path) -> nn.Module:
+    """Exported modules refuse eval() and train(). Eval is what they are used for, so that one does nothing instead."""
+
+    def train(mode: bool = True) -> nn.Module:
+        if mode:
+            raise ModelError(f"{file}: an exported program cannot be trained")
+        return module
+
+    for part in module.modules():
+        part.training = False
+    module.__dict__["train"] = train
+    module.__dict__["eval"] = lambda: module
+    return module

@@ -1,0 +1,75 @@
+"""`python:FILE.py:FACTORY`: a function or class in a file of the user's, from folders that the user allowed."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.errors import DeviceFault, ModelError, OutOfMemory
+from nimble_jobs.models.identity import existing
+from nimble_jobs.models.local_import import imported
+from nimble_jobs.models.permission import allowed, how_to_allow
+from nimble_jobs.models.source import similar
+
+
+def build(file: Path, factory: str, args: dict[str, Any], folders: Sequence[Path]) -> nn.Module:
+    """Run the file and return `FACTORY(**args)`, which must be a torch.nn.Module.
+
+    Raises ModelError: the file is not in an allowed folder, its code fails (with its file and line), or the arguments
+    do not fit.
+    """
+    main = existing(file).resolve()
+    if not allowed(main, folders):
+        raise ModelError(f"model.source: {file} may not be run; {how_to_allow(main)}")
+    try:
+        with imported(main) as module:
+            return _made(_factory(module, factory, main), factory, args, main)
+    except ModelError:
+        raise
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"{_where(e, main)}: {e}") from e
+    except torch.AcceleratorError as e:
+        raise DeviceFault(f"{_where(e, main)}: {e}") from e
+    except (Exception, SystemExit) as e:  # a user's code can raise anything
+        raise ModelError(f"{_where(e, main)}: {type(e).__name__}: {_message(e)}") from e
+
+
+def _factory(module: ModuleType, name: str, main: Path) -> Any:
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    raise ModelError(f"model.source: {main} has no function or class {name!r}{similar(name, names)}")
+
+
+def _made(factory: Any, name: str, args: dict[str, Any], main: Path) -> nn.Module:
+    try:
+        inspect.signature(factory).bind(**args)
+    except TypeError as e:
+        raise ModelError(f"model.args: {name} in {main}: {e}") from e
+    except ValueError:  # a callable that has no signature to check
+        pass
+    made = factory(**args)
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model.source: {name} in {main} returned a {type(made).__name__}; expected a torch.nn.Module")
+    return made
+
+
+def _where(e: BaseException, main: Path) -> str:
+    """FILE:LINE of the innermost frame in the model's own folder."""
+    if isinstance(e, SyntaxError) and e.filename:
+        return f"{e.filename}:{e.lineno}"
+    frames = traceback.extract_tb(e.__traceback__)
+    own = [f for f in frames if Path(f.filename).is_relative_to(main.parent)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else str(main)
+
+
+def _message(e: BaseException) -> str:
+    return str(e.msg if isinstance(e, SyntaxError) else e)

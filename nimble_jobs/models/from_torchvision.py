@@ -1,0 +1,75 @@
+"""`torchvision:NAME`: any model that torchvision registers."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models import get_model_builder, get_model_weights, list_models
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.arguments import called
+from nimble_jobs.models.source import similar
+from nimble_jobs.models.weights import read_weights
+
+# Their own initialisation without `init_weights` is announced to change, and makes deep random activations overflow
+# fp16. Theirs are the only builders that neither scale random weights nor say so.
+_UNSCALED = ("googlenet", "inception_v3")
+
+
+def build(name: str, args: dict[str, Any], entry: str | None) -> nn.Module:
+    """Call the builder with `args`; `entry` names torchvision weights, kept in the local torch hub folder.
+
+    Random weights of googlenet and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights
+    are never downloaded. Raises ModelError.
+    """
+    if name not in list_models():
+        raise ModelError(f"model.source: torchvision has no model {name!r}{similar(name, list_models())}")
+    for key in ("weights", "pretrained", "weights_backbone", "pretrained_backbone"):
+        if args.get(key):
+            raise ModelError(f"model.args.{key}: weights are chosen by model.weights, for the whole model")
+    builder = get_model_builder(name)
+    chosen = {**args, "progress": False}
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        chosen["weights_backbone"] = None
+    if entry is not None:
+        chosen["weights"] = _fetched(name, entry)
+    scale = name in _UNSCALED and entry is None and "init_weights" not in args
+    if scale:
+        chosen["init_weights"] = False
+    module: nn.Module = called(builder, chosen, f"torchvision:{name}", args)
+    if scale:
+        _he_initialise(module)
+    return module
+
+
+def _fetched(name: str, entry: str) -> Any:
+    """The weights entry, once its file lies in the hub folder and is known to hold plain tensors only."""
+    entries = get_model_weights(name)
+    key = entry.removeprefix(f"{entries.__name__}.")
+    if key not in entries.__members__:
+        known = ", ".join(entries.__members__) or "none"
+        raise ModelError(f"model.weights: torchvision has no weights {entry!r} for {name}; it has {known}")
+    weights = entries[key]
+    file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rsplit("/", 1)[1]
+    if not file.is_file():
+        try:
+            weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        except (OSError, RuntimeError) as e:  # no network, no room, or bytes that are not what the name promises
+            raise ModelError(
+                f"model.weights: {entry} of {name} is not in {file.parent} and could not be downloaded ({e}); "
+                f"put the file {file.name} there, or let model.weights name a file"
+            ) from e
+    read_weights(file)
+    return weights
+
+
+def _he_initialise(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)

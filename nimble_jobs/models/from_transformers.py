@@ -1,0 +1,115 @@
+"""`transformers:DIR`: a folder with config.json, and weights or none. transformers is an extra."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.identity import FOLDER_WEIGHTS, existing, missing_package
+from nimble_jobs.models.source import similar
+
+_log = logging.getLogger(__name__)
+
+
+def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights: bool) -> nn.Module:
+    """The architecture that config.json names, else AutoModel, in `dtype`; `args` replace entries of config.json.
+
+    With `own_weights` the folder's weights are loaded if it has any. Nothing is downloaded and no code of the folder
+    runs. The module takes ONE tensor, the model's main input (`input_ids` of text, `pixel_values` of images), attends
+    to every position, and returns a dict of the tensors in the model's output. Raises ModelError.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(missing_package("transformers"))
+    _refuse_remote_code(folder)
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config, unknown = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **args
+        )
+    except Exception as e:  # whatever the library raises for a configuration it does not like
+        raise ModelError(f"{folder}: transformers cannot read the configuration: {type(e).__name__}: {e}") from e
+    if unknown:
+        key = min(unknown)
+        raise ModelError(f"model.args.{key}: no such entry in the configuration{similar(key, list(config.to_dict()))}")
+    config.use_cache = False
+    cls = _class_of(config, transformers)
+    if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
+        return _with_one_input(_with_weights(cls, folder, config, dtype))
+    try:
+        return _with_one_input(cls._from_config(config, dtype=dtype))
+    except Exception as e:  # the same
+        raise ModelError(f"{folder}: cannot be built from its configuration: {type(e).__name__}: {e}") from e
+
+
+def _refuse_remote_code(folder: Path) -> None:
+    """Configurations may name kernels on a hub, which are code; a name with a slash is one of those."""
+    path = existing(folder / "config.json")
+    try:
+        pairs: list[tuple[str, Any]] = []
+        json.loads(path.read_bytes(), object_pairs_hook=pairs.extend)
+    except ValueError as e:
+        raise ModelError(f"{path}: not a model configuration: {e}") from e
+    for key, value in pairs:
+        if "implementation" in key and "/" in str(value):
+            raise ModelError(f"{path}: {key}: {value!r} is code from a hub, which is never run")
+
+
+def _class_of(config: Any, transformers: Any) -> Any:
+    """The class that `architectures` names, else the bare model of the configuration's type."""
+    names = config.architectures or []
+    cls = getattr(transformers, names[0], None) if names else None
+    if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+        return cls
+    try:
+        return transformers.AutoModel._model_mapping[type(config)]
+    except KeyError:
+        raise ModelError(f"config.json: transformers has no model for {config.model_type!r}") from None
+
+
+def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    try:
+        model, info = cls.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=any((folder / name).is_file() for name in FOLDER_WEIGHTS[:2]),
+            weights_only=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
+            output_loading_info=True,
+        )
+    except Exception as e:  # the same
+        raise ModelError(f"{folder}: its weights cannot be loaded: {type(e).__name__}: {e}") from e
+    bad = [
+        f"{len(names)} {kind} ({', '.join(sorted(str(n) for n in names)[:10])})"
+        for kind in ("missing_keys", "mismatched_keys")
+        if (names := info[kind])
+    ]
+    if bad:
+        raise ModelError(f"{folder}: its weights do not fit {cls.__name__}: {'; '.join(bad)}")
+    if info["unexpected_keys"]:  # usual: a checkpoint holds the heads of its pre-training too
+        _log.warning("%s: %d weights are not used by %s", folder, len(info["unexpected_keys"]), cls.__name__)
+    return model
+
+
+def _with_one_input(model: Any) -> nn.Module:
+    """Give the module a forward of one tensor. A subclass, not a wrapper: the names of its weights stay as they are."""
+    cls = type(model)
+    name = cls.main_input_name
+
+    def forward(self: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        output = cls.forward(self, **{name: x}, return_dict=True)
+        return {key: value for key, value in output.items() if isinstance(value, Tensor)}
+
+    model.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
+    assert isinstance(model, nn.Module)
+    return model

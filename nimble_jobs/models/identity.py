@@ -1,0 +1,156 @@
+"""What the structure of a model depends on, as readable parts, found without building it and without torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.local_files import local_files
+from nimble_jobs.models.source import Kind, Source, parse, weights_entry, weights_file
+from nimble_jobs.spec.model import ModelSpec
+
+# Names under which transformers keeps the weights of a folder.
+FOLDER_WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+
+
+def identity(spec: ModelSpec) -> dict[str, str]:
+    """Everything that decides which operators the model runs: source, package versions, file digests, arguments, dtype.
+
+    Weights and seed are not in it, and no absolute path: the same model in another folder has the same identity. Names
+    of torchvision weights are in it, because they choose sizes and input steps too. Raises ModelError for a missing
+    file or package.
+    """
+    source = parse(spec.source)
+    parts = {"model.args": _canonical(spec.args), "model.dtype": spec.dtype}
+    entry = weights_entry(spec)
+    if entry is not None:
+        parts["model.weights_entry"] = entry
+    match source.kind:
+        case Kind.TORCHVISION | Kind.TIMM:
+            parts["model.source"] = f"{source.kind}:{source.name}"
+            parts["model.package"] = _package(source.kind)
+        case Kind.TRANSFORMERS:
+            config = existing(source.file / "config.json")
+            parts["model.source"] = f"transformers:{_architecture(config)}"
+            parts["model.package"] = _package("transformers")
+            parts["model.file:config.json"] = _digest(config)
+        case Kind.EXPORTED:
+            parts["model.source"] = f"exported:{source.file.name}"
+            parts[f"model.file:{source.file.name}"] = _digest(existing(source.file))
+        case Kind.PYTHON:
+            parts.update(_python(source))
+    return dict(sorted(parts.items()))
+
+
+def weights_identity(spec: ModelSpec) -> str:
+    """Which weights the model gets, told cheaply: path, size, time of change and inode of a file; or the seed.
+
+    Raises ModelError when a file that the spec names does not exist.
+    """
+    entry = weights_entry(spec)
+    if entry is not None:
+        return f"torchvision:{entry}"
+    source = parse(spec.source)
+    file = weights_file(spec)
+    if file is None and source.kind is Kind.EXPORTED:
+        file = source.file
+    if file is None and source.kind is Kind.TRANSFORMERS:
+        folder = [p for p in sorted(source.file.glob("*")) if p.suffix in (".safetensors", ".bin")]
+        if folder:
+            return " ".join(_stat(p) for p in folder)
+    return _stat(file) if file is not None else f"seed:{spec.seed}"
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or ModelError when there is no such file."""
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
+    return path
+
+
+def _python(source: Source) -> dict[str, str]:
+    main = existing(source.file).resolve()
+    found = local_files(main)
+    parts = {f"model.file:{name}": _digest(path) for name, path in found.files.items()}
+    parts["model.source"] = f"python:{main.name}:{source.name}"
+    packages = sorted(found.packages - {"torch"})  # torch has its own part in the key of a schedule
+    if packages:
+        parts["model.package"] = ", ".join(_imported_package(name) for name in packages)
+    return parts
+
+
+def _package(name: str) -> str:
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(missing_package(name)) from None
+
+
+def missing_package(name: str) -> str:
+    """What to do when an optional package is not installed."""
+    return f"the package {name} is not installed; install it with: pip install 'nimble-jobs[{name}]'"
+
+
+def _imported_package(name: str) -> str:
+    """Version of what provides the importable name; a name that nothing installed provides is said to be unknown."""
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        owners = sorted(set(_owners().get(name, ())))
+        versions = ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in owners)
+        return f"{name} ({versions})" if versions else f"{name} (unknown)"
+
+
+@functools.cache
+def _owners() -> dict[str, list[str]]:
+    return {name: list(owners) for name, owners in importlib.metadata.packages_distributions().items()}
+
+
+def _architecture(config: Path) -> str:
+    try:
+        architectures = json.loads(config.read_bytes()).get("architectures") or ["AutoModel"]
+        return str(architectures[0])
+    except (ValueError, AttributeError, LookupError) as e:
+        raise ModelError(f"{config}: not a model configuration: {e}") from e
+
+
+def _canonical(args: dict[str, Any]) -> str:
+    try:
+        return json.dumps(args, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise ModelError(f"model.args: {e}; expected text, numbers, booleans, lists and mappings") from e
+
+
+def _stat(path: Path) -> str:
+    try:
+        s = path.stat()
+    except OSError as e:
+        raise ModelError(f"{path}: {e.strerror}") from e
+    return f"{path}:{s.st_size}:{s.st_mtime_ns}:{s.st_ino}"
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, in hex. Large files are hashed again only when they changed."""
+    try:
+        s = path.stat()
+        if s.st_size < 1 << 20:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+        return _large_digest(path, s.st_size, s.st_mtime_ns, s.st_ino)
+    except OSError as e:
+        raise ModelError(f"{path}: {e.strerror}") from e
+
+
+@functools.lru_cache(maxsize=64)
+def _large_digest(path: Path, size: int, mtime_ns: int, inode: int) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
