@@ -1,1 +1,7 @@
+"""Readers and writers: records in, shards out, published whole. Formats are loaded when first used."""
 
+from nimble_jobs.data.reader import Reader, open_reader
+from nimble_jobs.data.records import BadRecord, Batch, Signature
+from nimble_jobs.data.staging import Shard, Staging, check_writable
+
+__all__ = ["BadRecord", "Batch", "Reader", "Shard", "Signature", "Staging", "check_writable", "open_reader"]

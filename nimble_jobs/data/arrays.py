@@ -1,0 +1,147 @@
+"""The npy and npz formats. What is large and stored plainly is mapped; the rest is read whole, with its checksum."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from nimble_jobs.data.source import Loaded, Stamp, as_ids, unknown_field
+from nimble_jobs.data.transform import bind
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import InputSpec
+
+MAP_FROM_BYTES = (
+    16 << 20
+)  # below this a copy in memory is as fast, checked by CRC, and indifferent to what happens to the file
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    struct.error,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    length: int  # bytes before the first element
+
+
+class ArraySource:
+    """Records along the first axis of one array."""
+
+    piece = None
+
+    def __init__(
+        self, spec: InputSpec, stamp: Stamp, x: np.ndarray, ids: Sequence[str] | None, labels: np.ndarray | None
+    ) -> None:
+        if x.ndim == 0:
+            raise DataError(f"{stamp.path}: input.fields.x: has no axes; expected the records along the first axis")
+        self._x = x
+        self._transform = bind(spec.transform, x.shape[1:], x.dtype, f"{stamp.path}: input.fields.x")
+        self._mapped = isinstance(x, np.memmap)
+        self.total = len(x)
+        self.signature = self._transform.signature
+        self.ids = ids
+        self.labels = labels
+        self.stamps = (stamp,)
+
+    def load(self, indexes: np.ndarray) -> Loaded:
+        if self._mapped:
+            self.stamps[0].check()
+        n = len(indexes)
+        run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
+        raw = self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes]
+        return Loaded(x=self._transform(np.asarray(raw)))
+
+
+def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
+    """An .npy file (`fields.x` does not apply) or arrays of an .npz file by name.
+
+    Raises DataError; pickled objects are never loaded.
+    """
+    stamp = Stamp.of(path)
+    try:
+        if spec.format == "npy":
+            if other := [k for k in ("id", "label") if getattr(spec.fields, k) is not None]:
+                raise DataError(
+                    f"{path}: input.fields.{other[0]}: an .npy file holds one array; expected format npz for more"
+                )
+            return ArraySource(spec, stamp, _read_npy(path, stamp), None, None)
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = {i.filename.removesuffix(".npy"): i for i in archive.infolist() if i.filename.endswith(".npy")}
+
+            def array(which: str, name: str) -> np.ndarray:
+                if name not in members:
+                    raise unknown_field(path, which, name, members)
+                return _read_member(path, file, archive, members[name], f"{path}: input.fields.{which}: {name!r}")
+
+            x = array("x", spec.fields.x)
+            total = len(x) if x.ndim else 0
+            where = f"{path}: input.fields.id: {spec.fields.id!r}"
+            ids = None if spec.fields.id is None else as_ids(array("id", spec.fields.id), total, where)
+            labels = None if spec.fields.label is None else array("label", spec.fields.label)
+            return ArraySource(spec, stamp, x, ids, labels)
+    except DataError:
+        raise
+    except _BROKEN as e:
+        raise DataError(f"{path}: cannot be read ({e}); expected a complete .{spec.format} file") from e
+
+
+def _read_npy(path: Path, stamp: Stamp) -> np.ndarray:
+    with path.open("rb") as file:
+        header = _header(file, str(path), stamp.size)
+        if stamp.size >= MAP_FROM_BYTES:
+            return _mapped(path, header, header.length)
+        return _from_bytes(header, memoryview(file.read()))
+
+
+def _read_member(
+    path: Path, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str
+) -> np.ndarray:
+    with archive.open(info) as member:
+        header = _header(member, where, info.file_size)
+    if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 and info.file_size >= MAP_FROM_BYTES:
+        file.seek(info.header_offset)  # the local header repeats the name and has its own extra field
+        name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
+        return _mapped(path, header, info.header_offset + 30 + name_length + extra_length + header.length)
+    return _from_bytes(header, memoryview(archive.read(info))[header.length :])
+
+
+def _header(file: IO[bytes], where: str, size: int) -> _Header:
+    """Reads as far as the first element. Raises DataError unless exactly the bytes that the header speaks of follow."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise DataError(f"{where}: has .npy version {version}; expected 1.0 or 2.0")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise DataError(f"{where}: holds Python objects; expected numbers or text")
+    length = file.tell()
+    if size - length != (nbytes := math.prod(shape) * dtype.itemsize):
+        raise DataError(f"{where}: holds {size - length} bytes of data; expected {nbytes} for {dtype} {shape}")
+    return _Header(dtype=dtype, shape=shape, fortran=fortran, length=length)
+
+
+def _mapped(path: Path, header: _Header, offset: int) -> np.ndarray:
+    order = "F" if header.fortran else "C"
+    return np.memmap(path, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
+def _from_bytes(header: _Header, data: memoryview) -> np.ndarray:
+    flat = np.frombuffer(data, dtype=header.dtype) if len(data) else np.empty(0, header.dtype)
+    return flat.reshape(header.shape, order="F" if header.fortran else "C")

@@ -1,0 +1,161 @@
+"""Columns of an Arrow table to records: which columns make `fields.x`, and how a block of rows becomes an array.
+
+`fields.x` names one column, or several of plain numbers that are stacked into a vector: a comma list, in which
+wildcards (`pixel_*`) stand for the matching columns in the file's order. One column may hold numbers (vectors of length
+1), lists of numbers (nested lists for more axes) or, in Parquet, encoded images as binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nimble_jobs.data.source import unknown_field
+from nimble_jobs.errors import DataError
+
+
+def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
+    """The columns that `fields.x` stands for. Raises DataError for a name or wildcard that matches none."""
+    if x in known:
+        return [x]
+    chosen: list[str] = []
+    for part in (p.strip() for p in x.split(",")):
+        found = [part] if part in known else [k for k in known if fnmatchcase(k, part)]
+        if not found:
+            raise unknown_field(path, "x", part, known)
+        chosen.extend(f for f in found if f not in chosen)
+    return chosen
+
+
+def only_once(path: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises DataError when a wanted column name stands for two columns."""
+    for name in wanted:
+        if known.count(name) > 1:
+            raise DataError(f"{path}: two columns are named {name!r}; expected different names")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Some consecutive rows. Good ones have a row in `values` (raw, or encoded images), found through `place`."""
+
+    values: np.ndarray | list[bytes]
+    place: np.ndarray  # int64, by row; -1 for a bad one
+    bad: dict[int, str]
+    nbytes: int
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
+    """Raises DataError unless the Arrow type is one of numbers."""
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{where}: holds {kind}; expected numbers")
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
+
+
+def joined(column: pa.ChunkedArray) -> pa.Array:
+    """One contiguous array; an extension type is replaced by what it is stored as."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # older pyarrow keeps a chunked array of one
+        array = array.chunk(0) if array.num_chunks else pa.array([], type=column.type)
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def scalars(table: pa.Table, names: Sequence[str], dtype: np.dtype[Any]) -> Block:
+    """Columns of plain numbers as rows [n, len(names)].
+
+    An empty cell is NaN among floats and a bad record among whole numbers.
+    """
+    n = table.num_rows
+    values = np.empty((n, len(names)), dtype=dtype)
+    bad: dict[int, str] = {}
+    for j, name in enumerate(names):
+        array = joined(table.column(name))
+        if array.null_count and not pa.types.is_floating(array.type):
+            for row in np.flatnonzero(_is_null(array)).tolist():
+                bad.setdefault(row, f"column {name!r} is empty; expected a number")
+            array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+        values[:, j] = array.to_numpy(zero_copy_only=False)
+    good = np.ones(n, dtype=bool)
+    good[list(bad)] = False
+    return _block(values[good] if bad else values, good, bad, values.nbytes)
+
+
+def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
+    """A column of (nested) lists as rows [n, *shape]. Lists of another shape, or with empty places, are bad records."""
+    rows = np.arange(len(column))  # of the lists still held, at each level expanded to its elements
+    bad: dict[int, str] = {}
+    array, per_row = column, 1
+    for axis, length in enumerate(shape):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), -1))
+        if (lengths != length).any():
+            owner = np.repeat(rows, per_row)
+            for i in np.flatnonzero(lengths != length).tolist():
+                got = "nothing" if lengths[i] < 0 else f"{lengths[i]} values on axis {axis}"
+                bad.setdefault(int(owner[i]), f"column {name!r} holds {got}; expected shape {shape}")
+            keep = ~np.isin(rows, list(bad))
+            array = array.filter(pa.array(np.repeat(keep, per_row)))
+            rows = rows[keep]
+        array = array.flatten()
+        per_row *= length
+    if array.null_count and not pa.types.is_floating(array.type):
+        holes = np.unique(np.flatnonzero(_is_null(array)) // per_row)
+        bad.update({int(rows[i]): f"column {name!r} has empty places; expected numbers" for i in holes})
+        keep = np.ones(len(rows), dtype=bool)
+        keep[holes] = False
+        array, rows = array.filter(pa.array(np.repeat(keep, per_row))), rows[keep]
+    values = array.to_numpy(zero_copy_only=False).reshape(len(rows), *shape)
+    good = np.zeros(len(column), dtype=bool)
+    good[rows] = True
+    return _block(values, good, bad, values.nbytes)
+
+
+def encoded(column: pa.Array, name: str) -> Block:
+    """A column of encoded images."""
+    values: list[Any] = column.to_pylist()
+    bad = {i: f"column {name!r} is empty; expected an encoded image" for i, v in enumerate(values) if not v}
+    good = np.array([bool(v) for v in values], dtype=bool)
+    held = [v for v in values if v]
+    return _block(held, good, bad, sum(map(len, held)))
+
+
+def first_shape(column: pa.Array) -> tuple[int, ...] | None:
+    """The shape of the first row that is not empty, None if there is none."""
+    for scalar in column:
+        shape: list[int] = []
+        value: Any = scalar
+        while is_list(value.type) and value.is_valid:
+            shape.append(len(value))
+            if not shape[-1]:
+                break
+            value = value[0]
+        if shape and (shape[-1] or not is_list(value.type)) and not is_list(value.type):
+            return tuple(shape)
+    return None
+
+
+def give_bytes(data: bytes) -> BytesIO:
+    return BytesIO(data)
+
+
+def _is_null(array: pa.Array) -> np.ndarray:
+    return np.asarray(pc.is_null(array))
+
+
+def _block(values: np.ndarray | list[bytes], good: np.ndarray, bad: dict[int, str], nbytes: int) -> Block:
+    return Block(values=values, place=np.where(good, np.cumsum(good) - 1, -1), bad=bad, nbytes=nbytes)

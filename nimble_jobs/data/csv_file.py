@@ -1,0 +1,121 @@
+"""The csv format: the columns that are needed, held in memory. The first line names the columns."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from nimble_jobs.data.source import Stamp
+from nimble_jobs.data.table import TableSource, check_columns
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import InputSpec
+
+
+def open_csv(spec: InputSpec, path: Path) -> TableSource:
+    """Rows of one CSV file (UTF-8, comma). Cells that are no numbers, and lines of another length, are bad records.
+
+    Columns that hold whole numbers only stay whole; transform.scale: 1 makes them float32.
+    """
+    stamp = Stamp.of(path)
+    try:
+        known = _header(path)
+        names, extra = check_columns(spec, path, known)
+        bad: dict[int, str] = {}
+        try:
+            table = _read(path, names, extra, spec.fields.id, bad)
+        except pa.ArrowInvalid:  # a cell far down is no number, where those above it were
+            bad.clear()
+            table = _read(path, names, extra, spec.fields.id, bad, text=True)
+    except (pa.ArrowException, OSError) as e:
+        raise DataError(f"{path}: cannot be read ({e}); expected a .csv file with a header line") from e
+    for name in names:
+        i = table.schema.get_field_index(name)
+        numbers = _numbers(table.column(i), name, bad)
+        table = table.set_column(i, name, numbers)
+    x = table.select(names)
+    return TableSource(
+        spec,
+        stamp,
+        names=names,
+        group_rows=[table.num_rows] if table.num_rows else [],
+        read=lambda _group: x,
+        extra=table.select(extra),
+        bad=bad,
+    )
+
+
+def _header(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader(file), [])
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise DataError(f"{path}: the first line cannot be read ({e}); expected column names in UTF-8") from e
+    if not names:
+        raise DataError(f"{path}: is empty; expected a header line and records")
+    return names
+
+
+def _read(
+    path: Path, names: list[str], extra: list[str], id_column: str | None, bad: dict[int, str], *, text: bool = False
+) -> pa.Table:
+    """The wanted columns, with an empty row in the place of each line that has too few or too many cells."""
+
+    def odd(row: Any) -> str:
+        bad[row.number - 2] = (
+            f"line has {row.actual_columns} cells; expected {row.expected_columns}"  # row 1 is the header
+        )
+        return "skip"
+
+    as_text = {*extra, *names} if text else set(extra)  # ids keep leading zeros, labels are told apart later
+    table = pacsv.read_csv(
+        path,
+        read_options=pacsv.ReadOptions(use_threads=False),  # else rows have no number
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
+        convert_options=pacsv.ConvertOptions(
+            include_columns=[*names, *(e for e in extra if e not in names)],
+            column_types=dict.fromkeys(as_text, pa.string()),
+        ),
+    )
+    if not bad:
+        return table
+    rows: list[int | None] = []
+    good = iter(range(table.num_rows))
+    for i in range(table.num_rows + len(bad)):
+        rows.append(None if i in bad else next(good))
+    table = table.take(pa.array(rows, type=pa.int64()))
+    if id_column is not None:
+        i = table.schema.get_field_index(id_column)
+        ids = [f"row-{n}" if n in bad else v for n, v in enumerate(table.column(i).to_pylist())]
+        table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
+    return table
+
+
+def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:
+    """A column of text as numbers; what is none becomes empty and its record bad. Other columns as they are."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.float64())
+    if not pa.types.is_string(column.type):
+        return column
+    cells = pc.utf8_trim_whitespace(column)
+    cells = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return cells.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    values: list[float | None] = []
+    for i, cell in enumerate(cells.to_pylist()):
+        try:
+            values.append(None if cell is None else float(cell))
+        except ValueError:
+            bad.setdefault(i, f"column {name!r} holds {cell[:40]!r}; expected a number")
+            values.append(None)
+    whole = all(v is None or (v.is_integer() and abs(v) < 2**53) for v in values)
+    return pa.chunked_array(
+        [pa.array(values, type=pa.float64()).cast(pa.int64()) if whole else pa.array(values, type=pa.float64())]
+    )

@@ -1,0 +1,101 @@
+"""Writing files so that after a crash they are whole or absent. Failures become DataError with the path in it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nimble_jobs.errors import DataError, NimbleError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turns an OSError into a DataError that names the path."""
+    try:
+        yield
+    except NimbleError:  # some are OSErrors too
+        raise
+    except OSError as e:
+        raise DataError(f"{path}: cannot be written: {e.strerror or e}") from e
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Makes the bytes of a file durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes | memoryview) -> None:
+    """Writes beside `path`, syncs, renames. The caller syncs the folder once for all its files."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under a second name; a synced copy where the file system has no hard links. An existing target is
+    replaced.
+    """
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError as e:
+        if e.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        write_file(target, source.read_bytes())
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swaps two paths in one step. False where the system or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(a))
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a file or folder, if it is there; somebody else removing the same one does no harm."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=_gone)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _gone(_function: object, _path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]

@@ -1,0 +1,229 @@
+"""The images format, and the decoding of encoded images wherever they are stored."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from nimble_jobs.data.batches import default_threads, read_ahead
+from nimble_jobs.data.records import Signature
+from nimble_jobs.data.source import Loaded, Stamp, is_glob
+from nimble_jobs.data.transform import arithmetic
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import InputSpec, TransformSpec
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely warns; more is taken for an attack
+_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap width and height
+
+
+class Undecodable(Exception):
+    """The reason why one image cannot be used."""
+
+
+class ImageDecoder:
+    """Encoded images to float32 CHW.
+
+    Needs `size` (height, width) of the result, from the transform or from `set_size`.
+    """
+
+    def __init__(self, spec: TransformSpec, where: str) -> None:
+        self._spec = spec
+        self._channels = spec.channels or 3
+        self.size = spec.center_crop or spec.resize
+        self._arithmetic = arithmetic(spec, eight_bit=True, channels=self._channels, trailing=2, where=where)
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    @property
+    def signature(self) -> Signature:
+        assert self.size is not None
+        return Signature(shape=(self._channels, *self.size), dtype="float32")
+
+    def load(self, images: Sequence[Callable[[], str | BytesIO]]) -> Loaded:
+        """Decodes what each callable gives.
+
+        Undecodable images are bad records, as is one of another size than the rest.
+        """
+        assert self.size is not None
+        x = np.empty((len(images), *self.signature.shape), dtype=np.float32)
+        bad: dict[int, str] = {}
+        for i, give in enumerate(images):
+            try:
+                x[i - len(bad)] = self._pixels(give())
+            except Undecodable as e:
+                bad[i] = str(e)
+        return Loaded(x=self._arithmetic.apply(x[: len(images) - len(bad)]), bad=bad)
+
+    def _pixels(self, file: str | BytesIO) -> np.ndarray:
+        """uint8 [C, H, W] of one image."""
+        try:
+            with Image.open(file) as image:
+                _check_pixels(image)
+                upright = ImageOps.exif_transpose(image)
+                flat = _in_mode(upright, "L" if self._channels == 1 else "RGB")
+                if self._spec.resize is not None:
+                    height, width = self._spec.resize
+                    flat = flat.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.asarray(flat)
+        except Undecodable:
+            raise
+        except Exception as e:  # Pillow's plugins raise nearly anything on broken bytes
+            raise Undecodable(f"cannot be decoded: {e}") from e
+        if self._spec.center_crop is not None:
+            pixels = _crop(pixels, self._spec.center_crop)
+        if pixels.shape[:2] != self.size:
+            assert self.size is not None
+            raise Undecodable(f"image is {_by(pixels.shape)} pixels; expected {_by(self.size)}")
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def header_size(file: str | BytesIO) -> tuple[int, int]:
+    """Height and width of the upright image, from its header. Raises Undecodable."""
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            return (width, height) if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
+    except Exception as e:  # as above
+        raise Undecodable(f"cannot be decoded: {e}") from e
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise Undecodable(f"image is {image.height}x{image.width} pixels; expected at most {MAX_PIXELS} in all")
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow would clip 16 bits at 255
+        image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Undecodable(f"image has mode {image.mode} (32 bits a pixel); expected 8 or 16 bits a channel")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _crop(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if pixels.shape[0] < size[0] or pixels.shape[1] < size[1]:
+        raise Undecodable(
+            f"image is {_by(pixels.shape)} pixels; expected at least {_by(size)} for transform.center_crop"
+        )
+    top, left = (pixels.shape[0] - size[0]) // 2, (pixels.shape[1] - size[1]) // 2
+    return pixels[top : top + size[0], left : left + size[1]]
+
+
+def _by(size: Sequence[int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+class ImageSource:
+    """Image files. Ids are their paths below the folder, or below the part of a glob that has no wildcard."""
+
+    piece = 4
+
+    def __init__(self, spec: InputSpec, root: Path, ids: list[str]) -> None:
+        self._root = root
+        self.total = len(ids)
+        self.ids = ids
+        self.stamps = tuple(_stamp(root / i) for i in ids)
+        self.labels: np.ndarray | None = None
+        if spec.fields.label is not None:
+            if spec.fields.label != "parent":
+                raise DataError(
+                    f"{root}: input.fields.label: no {spec.fields.label!r}; expected 'parent', the folder of each image"
+                )
+            self.labels = np.array([Path(s.path).parent.name for s in self.stamps])
+        self._decoder = ImageDecoder(spec.transform, str(root))
+        if self._decoder.size is None:
+            self._decoder.set_size(self._common_size())
+        self.signature = self._decoder.signature
+
+    def load(self, indexes: np.ndarray) -> Loaded:
+        return self._decoder.load([partial(_unchanged, self.stamps[i]) for i in indexes.tolist()])
+
+    def _common_size(self) -> tuple[int, int]:
+        first: tuple[str, tuple[int, int]] | None = None
+        reason = ""
+
+        def size(path: str) -> tuple[int, int] | str:
+            try:
+                return header_size(path)
+            except Undecodable as e:
+                return str(e)
+
+        found = read_ahead(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
+        for name, this in zip(self.ids, found, strict=True):
+            if isinstance(this, str):
+                reason = reason or f"{name}: {this}"
+            elif first is None:
+                first = (name, this)
+            elif this != first[1]:
+                raise DataError(
+                    f"{self._root}: {first[0]} is {_by(first[1])} and {name} is {_by(this)} pixels (height x width); "
+                    "expected one size, or input.transform.resize"
+                )
+        if first is None:
+            raise DataError(f"{self._root}: none of {self.total} images can be decoded; the first: {reason}")
+        return first[1]
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        return Stamp.of(path)
+    except DataError:  # a link to nothing: still a record, and a bad one
+        return Stamp(path=str(path), size=-1, mtime_ns=0, inode=0)
+
+
+def _unchanged(stamp: Stamp) -> str:
+    if stamp.size < 0:
+        raise Undecodable("cannot be decoded: a link to no file")
+    stamp.check()
+    return stamp.path
+
+
+def open_images(spec: InputSpec) -> ImageSource:
+    """Every image file below a folder, or matched by a glob, sorted by path.
+
+    Hidden files and other suffixes are not records.
+    """
+    if spec.fields.id not in (None, "path"):
+        raise DataError(
+            f"{spec.source}: input.fields.id: no {spec.fields.id!r}; expected none: an image's id is its path"
+        )
+    if is_glob(spec.source):
+        fixed = re.split(r"[*?\[]", spec.source, maxsplit=1)[0]
+        root = Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
+        names = [os.path.relpath(p, root) for p in glob.glob(spec.source, recursive=True)]  # noqa: PTH207  # absolute patterns
+    else:
+        path = Path(spec.source)
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; expected images")
+        root = path if path.is_dir() else path.parent
+        names = _walk(root) if path.is_dir() else [path.name]
+    ids = sorted(Path(n).as_posix() for n in names if n.lower().endswith(SUFFIXES) and not (root / n).is_dir())
+    if not ids:
+        raise DataError(f"{spec.source}: no images among {len(names)} files; expected {', '.join(SUFFIXES)}")
+    return ImageSource(spec, root, ids)
+
+
+def _walk(root: Path) -> list[str]:
+    """Paths below a folder, through links to folders too, each real folder once."""
+    names: list[str] = []
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        names.extend(os.path.relpath(os.path.join(folder, f), root) for f in files if not f.startswith("."))  # noqa: PTH118
+    return names

@@ -1,0 +1,76 @@
+"""Labels as class numbers. Text becomes the position in the sorted names, or in the names that a training used.
+
+Where any label written as text is a whole number, all of them are taken for numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nimble_jobs.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labels:
+    """One class number a record; `bad` are the records whose label cannot be one."""
+
+    values: np.ndarray  # int64 [total]
+    bad: dict[int, str]
+    names: tuple[str, ...] | None  # by class number, where labels are text
+
+
+def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where: str) -> Labels:
+    """Labels as stored, checked.
+
+    `names` fixes the meaning of text labels. Raises DataError for a column that holds no labels at all.
+    """
+    if raw.shape == (total, 1):
+        raw = raw[:, 0]
+    if raw.shape != (total,):
+        raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one label for each record")
+    if raw.dtype.kind == "S":
+        raw = np.char.decode(raw, "utf-8", "replace")
+    if raw.dtype.kind in "UO":
+        return _text(raw.tolist(), names)
+    if raw.dtype.kind not in "biuf":
+        raise DataError(f"{where}: holds {raw.dtype}; expected whole numbers or names")
+    bad: dict[int, str] = {}
+    if raw.dtype.kind == "f":
+        whole = np.isfinite(raw) & (np.abs(raw) < 2**53)
+        whole &= np.where(whole, raw, 0.0) % 1 == 0
+        for i in np.flatnonzero(~whole).tolist():
+            bad[i] = "label is missing" if np.isnan(raw[i]) else f"label is {raw[i]}; expected a whole number"
+        raw = np.where(whole, raw, 0.0)
+    values = raw.astype(np.int64)
+    for i in np.flatnonzero(values < 0).tolist():
+        bad[i] = f"label is {values[i]}; expected 0 or more"
+    return Labels(values=values, bad=bad, names=None)
+
+
+def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
+    if names is None and any(_whole(v) for v in raw):
+        wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if not _whole(v)}
+        wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})
+        numbers = [0 if i in wrong else int(v) for i, v in enumerate(raw)]
+        return Labels(values=np.array(numbers, dtype=np.int64), bad=wrong, names=None)
+    known = tuple(names) if names is not None else tuple(sorted({str(v) for v in raw if v is not None and v != ""}))
+    number = {name: i for i, name in enumerate(known)}
+    bad: dict[int, str] = {}
+    values = np.zeros(len(raw), dtype=np.int64)
+    for i, value in enumerate(raw):
+        if value is None or value == "":
+            bad[i] = "label is missing"
+        elif str(value) in number:
+            values[i] = number[str(value)]
+        else:
+            bad[i] = f"label is {value!r}; expected one of the {len(known)} known names"
+    return Labels(values=values, bad=bad, names=known)
+
+
+def _whole(value: Any) -> bool:
+    text = str(value).strip()
+    return text.isascii() and text.isdigit() and len(text) < 19

@@ -1,0 +1,40 @@
+"""What readers hand out: records in batches, and the records that could not be used, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Shape and type of one record after the transform."""
+
+    shape: tuple[int, ...]
+    dtype: str  # numpy's name: float32 or int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRecord:
+    """A record that was left out, and why."""
+
+    index: int  # position in the input
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The records at positions [start, stop) of the reading order. Only good ones have a row."""
+
+    start: int
+    stop: int
+    indexes: np.ndarray  # int64 [n], position in the input of each row
+    ids: list[str]
+    x: np.ndarray  # [n, *signature.shape], C-contiguous
+    labels: np.ndarray | None  # int64 [n]
+    bad: tuple[BadRecord, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)

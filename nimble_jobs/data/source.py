@@ -1,0 +1,192 @@
+"""What every format offers to the reader: a count, a signature, ids, labels, and `load` for any records by position."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from nimble_jobs.data.records import Signature
+from nimble_jobs.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """Some records after the transform: rows of the good ones in the order asked for, and why the others are bad."""
+
+    x: np.ndarray
+    bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
+
+
+class Source(Protocol):
+    """One input. `load` may be called from several threads at once."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def ids(self) -> Sequence[str] | None:
+        """None: the positions, as text."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """As stored, one a record."""
+
+    @property
+    def stamps(self) -> Sequence[Stamp]:
+        """The files that it reads."""
+
+    @property
+    def piece(self) -> int | None:
+        """Records that one thread decodes at a time; None: a whole batch."""
+
+    def load(self, indexes: np.ndarray) -> Loaded:
+        """The records at these positions. Raises DataError when the source can no longer be read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """What tells whether a file is still the one that was opened."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> Stamp:
+        """Raises DataError when there is no such file."""
+        try:
+            found = Path(path).stat()
+        except OSError as e:
+            raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
+        return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
+
+    def check(self) -> None:
+        """Raises DataError when the file changed or vanished.
+
+        Reading a mapped file that shrank would kill the process.
+        """
+        try:
+            now = Stamp.of(self.path)
+        except DataError as e:
+            raise DataError(f"{self.path}: vanished while it was read") from e
+        if now != self:
+            raise DataError(f"{self.path}: changed while it was read")
+
+
+def fingerprint(stamps: Iterable[Stamp]) -> str:
+    """A digest of which files these are; equal only while none was written, replaced or renamed."""
+    digest = hashlib.sha256()
+    for s in stamps:
+        digest.update(f"{s.path}\0{s.size}\0{s.mtime_ns}\0{s.inode}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def is_glob(source: str) -> bool:
+    return any(c in source for c in "*?[") and not Path(source).exists()
+
+
+def list_files(source: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The file itself, or the sorted files with these suffixes directly in a folder or matched by a glob.
+
+    Raises DataError if none.
+    """
+    path = Path(source)
+    if is_glob(source):
+        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file())  # noqa: PTH207  # absolute patterns
+        expected = "files that match"
+    elif path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() in suffixes and p.is_file() and p.name[0] != ".")
+        expected = f"files that end in {' or '.join(suffixes)}"
+    else:
+        return [path]
+    if not found:
+        raise DataError(f"{source}: nothing to read; expected {expected}")
+    return found
+
+
+def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str]) -> DataError:
+    """The error for a field that the input does not have; it lists those that it has."""
+    names = list(known)
+    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'nothing is there'}")
+
+
+def check_ids(ids: Sequence[str], where: str) -> None:
+    """Raises DataError when two records share an id: results could not be told apart."""
+    if len(set(ids)) == len(ids):
+        return
+    seen: dict[str, int] = {}
+    for i, name in enumerate(ids):
+        if name in seen:
+            raise DataError(
+                f"{where}: id {name!r} at records {seen[name]} and {i}; expected a different id for each record"
+            )
+        seen[name] = i
+
+
+def as_ids(raw: np.ndarray, total: int, where: str) -> list[str]:
+    """Ids as text from whole numbers or text. Raises DataError for anything else."""
+    if raw.shape != (total,):
+        raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
+    if raw.dtype.kind == "S":
+        return [b.decode("utf-8", "replace") for b in raw.tolist()]
+    if raw.dtype.kind not in "iuUO":
+        raise DataError(f"{where}: holds {raw.dtype}; expected whole numbers or text")
+    values: list[Any] = raw.tolist()
+    for i, value in enumerate(values):
+        if value is None or value == "":
+            raise DataError(f"{where}: no id at record {i}; expected one for each record")
+    return [str(v) for v in values]
+
+
+class Joined:
+    """Several sources of one signature, one after the other."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        first = parts[0]
+        for part in parts[1:]:
+            if part.signature != first.signature:
+                raise DataError(
+                    f"{part.stamps[0].path}: records are {part.signature.dtype} {part.signature.shape}; "
+                    f"expected {first.signature.dtype} {first.signature.shape}, as in {first.stamps[0].path}"
+                )
+        self._parts = parts
+        self._starts = np.cumsum([0, *(p.total for p in parts)])
+        self.total = int(self._starts[-1])
+        self.signature = first.signature
+        self.ids: list[str] | None = None
+        if first.ids is not None:
+            self.ids = [i for p in parts for i in p.ids or ()]
+        self.labels: np.ndarray | None = None
+        if first.labels is not None:
+            stored = [p.labels for p in parts if p.labels is not None]
+            same = len({s.dtype.kind for s in stored}) == 1
+            self.labels = np.concatenate(stored if same else [s.astype(object) for s in stored])
+        self.stamps = tuple(s for p in parts for s in p.stamps)
+        self.piece = first.piece
+
+    def load(self, indexes: np.ndarray) -> Loaded:
+        of = np.searchsorted(self._starts, indexes, side="right") - 1
+        x = np.empty((len(indexes), *self.signature.shape), dtype=self.signature.dtype)
+        good = np.ones(len(indexes), dtype=bool)
+        bad: dict[int, str] = {}
+        for part in np.unique(of).tolist():
+            places = np.flatnonzero(of == part)
+            loaded = self._parts[part].load(indexes[places] - self._starts[part])
+            mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
+            good[list(mine)] = False
+            x[places[good[places]]] = loaded.x
+            bad.update(mine)
+        return Loaded(x=np.ascontiguousarray(x[good]) if bad else x, bad=bad)

@@ -1,0 +1,259 @@
+"""Where one attempt of a job writes: a folder beside the output path, whose finished shards later attempts take over.
+
+    .NAME.JOB/attempt-2/part-00000.parquet     what will be published, as it will be published
+    .NAME.JOB/shards-2/00000.json              one sheet a finished shard: its files with their SHA-256, its bad records
+
+A shard is finished once its sheet is there. Attempts share no file that anybody writes to, so a stale attempt that is
+still alive harms nobody; when a newer one has cleared its folder away, its next write raises FencedOut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.data import publish as publication
+from nimble_jobs.data import writers
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_file, sync_folder, write_file
+from nimble_jobs.data.publish import MANIFEST, FileEntry
+from nimble_jobs.data.records import BadRecord
+from nimble_jobs.errors import DataError, FencedOut
+from nimble_jobs.spec.model import OutputSpec
+
+ERRORS = "errors.jsonl"
+_JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The sheet of one finished shard."""
+
+    index: int
+    basis: str
+    records: int
+    files: tuple[FileEntry, ...]
+    bad: tuple[BadRecord, ...]
+
+    def to_bytes(self) -> bytes:
+        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Shard:
+        """Raises ValueError for bytes that are not what was written."""
+        digest, _, body = data.decode().partition("\n")
+        body = body.removesuffix("\n")
+        if hashlib.sha256(body.encode()).hexdigest() != digest:
+            raise ValueError("not what was written")
+        raw = json.loads(body)
+        files = tuple(FileEntry(**f) for f in raw.pop("files"))
+        bad = tuple(BadRecord(**b) for b in raw.pop("bad"))
+        return cls(**raw, files=files, bad=bad)
+
+
+class Staging:
+    """The unpublished output of one attempt.
+
+    `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
+    another basis are not taken over. `finished` holds the outputs when the path already has what this job would
+    publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets.
+    """
+
+    def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, basis: str = "") -> None:
+        if not _JOB_ID.fullmatch(job_id):
+            raise DataError(f"job id {job_id!r} cannot be part of a folder name")
+        self._output = output
+        self._job_id = job_id
+        self._attempt = attempt
+        self._basis = basis
+        self._root = staging_root(output.path, job_id)
+        self._folder = self._root / f"attempt-{attempt}"
+        self._sheets = self._root / f"shards-{attempt}"
+        self._extra: list[str] = []
+        self.done: dict[int, Shard] = {}
+        self.finished = publication.adoptable(output, job_id, basis)
+        if self.finished is not None:
+            return
+        check_writable(output, job_id)
+        with reported(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._sheets.mkdir(exist_ok=True)
+            sync_folder(self._root)
+            sync_folder(self._root.parent)
+            self._adopt()
+
+    @property
+    def bad(self) -> list[BadRecord]:
+        """Bad records of all finished shards, in input order."""
+        return sorted((b for s in self.done.values() for b in s.bad), key=lambda b: b.index)
+
+    @property
+    def records(self) -> int:
+        """Good records of all finished shards."""
+        return sum(s.records for s in self.done.values())
+
+    def write_shard(
+        self, index: int, columns: writers.Columns, bad: list[BadRecord] | tuple[BadRecord, ...] = ()
+    ) -> Shard:
+        """Writes one shard durably. Raises DataError when it cannot be written, FencedOut when a newer attempt took
+        over.
+        """
+        entries = []
+        count = writers.records(columns)
+        encoded = writers.encode(self._output.format, columns) if count else {}
+        with self._writing():
+            for suffix, data in encoded.items():
+                name = f"part-{index:05d}{suffix}"
+                write_file(self._folder / name, data)
+                digest = hashlib.sha256(data).hexdigest()
+                entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
+            sync_folder(self._folder)
+            shard = Shard(index=index, basis=self._basis, records=count, files=tuple(entries), bad=tuple(bad))
+            self._write_sheet(shard)
+        self.done[index] = shard
+        return shard
+
+    def file(self, name: str) -> Path:
+        """A path to write a file to that is published with the rest."""
+        if Path(name).name != name or name.startswith((".", "part-")) or name in (MANIFEST, ERRORS):
+            raise DataError(f"output: {name!r} cannot be published; expected a plain file name not used otherwise")
+        if name not in self._extra:
+            self._extra.append(name)
+        return self._folder / name
+
+    def publish(self, summary: dict[str, Any], *, shards: int | None = None) -> dict[str, Any]:
+        """Puts the whole folder at the output path in one step and returns {path, files, records, bad, bytes}.
+
+        May be called again, also by another attempt, after a crash at any point. `shards` is how many there must be.
+        Raises OutputExists as `if_exists` says, FencedOut when a newer attempt took over, DataError when a shard is
+        missing or nothing can be written.
+        """
+        self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis)
+        if self.finished is None:
+            wanted = max(self.done, default=-1) + 1 if shards is None else shards
+            if sorted(self.done) != list(range(wanted)):
+                held = f"{len(self.done)} shards were written"
+                raise DataError(f"{self._output.path}: {held}; expected {wanted}, numbered from 0")
+            with self._writing():
+                manifest = self._complete(summary)
+                self.finished = publication.publish(self._output, self._folder, manifest)
+        self._clear()
+        return self.finished
+
+    def discard(self) -> None:
+        """Removes what this attempt and earlier ones staged."""
+        with reported(self._root):
+            publication.restore(self._output.path, self._root)
+        self._clear()
+
+    def _complete(self, summary: dict[str, Any]) -> dict[str, Any]:
+        entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
+        bad = self.bad
+        if bad:
+            lines = "".join(json.dumps(dataclasses.asdict(b), ensure_ascii=False) + "\n" for b in bad)
+            data = lines.encode("utf-8", "backslashreplace")
+            write_file(self._folder / ERRORS, data)
+            digest = hashlib.sha256(data).hexdigest()
+            entries.append(FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)))
+        for name in self._extra:
+            path = self._folder / name
+            sync_file(path)
+            entries.append(FileEntry(name=name, sha256=sha256_of(path), bytes=path.stat().st_size, records=None))
+        manifest = publication.manifest(
+            job_id=self._job_id,
+            attempt=self._attempt,
+            basis=self._basis,
+            entries=entries,
+            records=self.records,
+            bad=len(bad),
+            summary=summary,
+        )
+        write_file(self._folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        known = {e.name for e in entries} | {MANIFEST}
+        for stray in self._folder.iterdir():
+            if stray.name not in known:
+                remove_tree(stray)
+        sync_folder(self._folder)
+        return manifest
+
+    def _adopt(self) -> None:
+        """Takes over finished shards, the newest attempt's first. One that is damaged, or of another basis, is left to
+        be redone.
+        """
+        for _, sheets in sorted(self._attempts("shards"), reverse=True):
+            for sheet in sorted(sheets.glob("*.json")):
+                try:
+                    shard = Shard.from_bytes(sheet.read_bytes())
+                    if shard.basis == self._basis and shard.index not in self.done:
+                        self._take(shard, self._root / sheets.name.replace("shards", "attempt"))
+                except (ValueError, TypeError, KeyError, FileNotFoundError):
+                    continue  # unreadable, or cleared away by the attempt that it belongs to: written again
+
+    def _take(self, shard: Shard, source: Path) -> None:
+        for entry in shard.files:
+            if sha256_of(source / entry.name) != entry.sha256:
+                raise ValueError("not what was written")
+        if source != self._folder:
+            for entry in shard.files:
+                link_or_copy(source / entry.name, self._folder / entry.name)
+            sync_folder(self._folder)
+            self._write_sheet(shard)
+        self.done[shard.index] = shard
+
+    def _write_sheet(self, shard: Shard) -> None:
+        write_file(self._sheets / f"{shard.index:05d}.json", shard.to_bytes())
+        sync_folder(self._sheets)
+
+    def _attempts(self, kind: str) -> list[tuple[int, Path]]:
+        """Folders of this attempt and earlier ones. Those of newer attempts are not ours to touch."""
+        found = []
+        for path in self._root.glob(f"{kind}-*"):
+            number = path.name.partition("-")[2]
+            if number.isdigit() and int(number) <= self._attempt:
+                found.append((int(number), path))
+        return found
+
+    def _clear(self) -> None:
+        with reported(self._root):
+            for kind in ("attempt", "shards", "old"):
+                for _, path in self._attempts(kind):
+                    remove_tree(path)
+            try:
+                self._root.rmdir()
+            except OSError:  # gone already, or a newer attempt is at work
+                return
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tells a folder that a newer attempt cleared away from any other trouble."""
+        try:
+            with reported(self._folder):
+                yield
+        except DataError as e:
+            if isinstance(e.__cause__, FileNotFoundError) and not self._folder.exists():
+                raise FencedOut(f"{self._folder}: was cleared away by another attempt") from e
+            raise
+
+
+def staging_root(path: Path, job_id: str) -> Path:
+    return path.parent / f".{path.name}.{job_id}"
+
+
+def check_writable(output: OutputSpec, job_id: str = "") -> None:
+    """Raises DataError when nothing can be written beside the output path, OutputExists when it is taken. Makes the
+    parent folder.
+    """
+    parent = output.path.parent
+    with reported(parent):
+        publication.check_free(output, job_id)
+        parent.mkdir(parents=True, exist_ok=True)
+        probe = parent / f".{output.path.name}.{job_id or 'probe'}.writable"
+        probe.touch()
+        probe.unlink(missing_ok=True)

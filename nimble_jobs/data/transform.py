@@ -1,0 +1,192 @@
+"""From raw records to what the model takes. Images become float32 CHW; other arrays keep their shape.
+
+Stored arrays are images when a record is [H, W, C] or [C, H, W], or is [H, W] and either 8-bit or given an option that
+only images have (resize, center_crop, channels, layout). Without `layout`, three axes are CHW if the first is 1, 3 or
+4, else HWC if the last is, else CHW. Whole numbers that are no images stay whole (int64) unless scale, mean or std ask
+for arithmetic; everything else becomes float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from nimble_jobs.data.records import Signature
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import TransformSpec
+
+_COLOURS = (1, 3, 4)
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601-2, as Pillow's mode L
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arithmetic:
+    """(x * scale - mean) / std. `mean` and `std` broadcast against a batch."""
+
+    scale: float
+    mean: np.ndarray | None
+    std: np.ndarray | None
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """In place on a float32 batch."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if self.scale != 1.0:
+                x *= np.float32(self.scale)
+            if self.mean is not None:
+                x -= self.mean
+            if self.std is not None:
+                x /= self.std
+        return x
+
+
+def arithmetic(spec: TransformSpec, *, eight_bit: bool, channels: int, trailing: int, where: str) -> Arithmetic:
+    """Raises DataError unless mean and std have 1 value or `channels` values. `trailing` axes follow the channels."""
+
+    def values(name: str, given: tuple[float, ...] | None) -> np.ndarray | None:
+        if given is None:
+            return None
+        if len(given) not in (1, channels):
+            raise DataError(f"{where}: transform.{name} has {len(given)} values; expected 1 or {channels}")
+        return np.asarray(given, dtype=np.float32).reshape(-1, *([1] * trailing))
+
+    scale = spec.scale if spec.scale is not None else (1 / 255 if eight_bit else 1.0)
+    return Arithmetic(scale=scale, mean=values("mean", spec.mean), std=values("std", spec.std))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArrayTransform:
+    """What is done to a batch [n, *shape] of stored arrays. Made by `bind`."""
+
+    spec: TransformSpec
+    signature: Signature
+    layout: Literal["hw", "chw", "hwc"] | None  # None: no images
+    arithmetic: Arithmetic | None  # None: whole numbers stay as they are
+
+    def __call__(self, raw: np.ndarray) -> np.ndarray:
+        """A new C-contiguous batch of `signature`."""
+        if self.arithmetic is None:
+            return np.array(raw, dtype=np.int64, order="C")
+        if self.layout == "hw":
+            raw = raw[:, None]
+        elif self.layout == "hwc":
+            raw = raw.transpose(0, 3, 1, 2)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = np.array(raw, dtype=np.float32, order="C")
+        if self.layout is not None:
+            if self.spec.resize is not None:
+                x = resize(x, *self.spec.resize)
+            if self.spec.center_crop is not None:
+                x = center_crop(x, *self.spec.center_crop)
+            x = np.ascontiguousarray(to_channels(x, self.spec.channels))
+        return self.arithmetic.apply(x)
+
+
+def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ArrayTransform:
+    """The transform for records of one stored shape and type; `where` names them in errors.
+
+    Raises DataError if it cannot be applied.
+    """
+    if dtype.kind not in "biuf":
+        raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
+    for_images = [k for k in ("resize", "center_crop", "channels", "layout") if getattr(spec, k) is not None]
+    eight_bit = dtype == np.uint8
+    image = (len(shape) == 2 and (eight_bit or bool(for_images))) or (
+        len(shape) == 3 and (eight_bit or dtype.kind == "f" or bool(for_images))
+    )
+    if for_images and not image:
+        raise DataError(
+            f"{where}: records have shape {shape}; transform.{for_images[0]} expects [H, W], [H, W, C] or [C, H, W]"
+        )
+    if not image:
+        wants_arithmetic = not (spec.scale is None and spec.mean is None and spec.std is None)
+        if dtype.kind != "f" and not wants_arithmetic:
+            return ArrayTransform(
+                spec=spec, signature=Signature(shape=shape, dtype="int64"), layout=None, arithmetic=None
+            )
+        last = shape[-1] if shape else 1
+        plain = arithmetic(spec, eight_bit=eight_bit, channels=last, trailing=0, where=where)
+        return ArrayTransform(
+            spec=spec, signature=Signature(shape=shape, dtype="float32"), layout=None, arithmetic=plain
+        )
+    layout = _layout(spec, shape)
+    c, h, w = {"hw": (1, *shape[:2]), "chw": shape[:3], "hwc": (shape[-1], *shape[:2])}[layout]
+    h, w = spec.resize or (h, w)
+    if spec.center_crop is not None:
+        if h < spec.center_crop[0] or w < spec.center_crop[1]:
+            raise DataError(
+                f"{where}: images of {h}x{w} are smaller than transform.center_crop {_by(spec.center_crop)}"
+            )
+        h, w = spec.center_crop
+    c = _channels(c, spec.channels, where)
+    return ArrayTransform(
+        spec=spec,
+        signature=Signature(shape=(c, h, w), dtype="float32"),
+        layout=layout,
+        arithmetic=arithmetic(spec, eight_bit=eight_bit, channels=c, trailing=2, where=where),
+    )
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.hasobject:
+        return "Python objects"
+    if dtype.kind in "US":
+        return "text"
+    return "complex numbers" if dtype.kind == "c" else str(dtype)
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _layout(spec: TransformSpec, shape: tuple[int, ...]) -> Literal["hw", "chw", "hwc"]:
+    if len(shape) == 2:
+        return "hw"
+    if spec.layout is not None:
+        return spec.layout
+    return "hwc" if shape[0] not in _COLOURS and shape[2] in _COLOURS else "chw"
+
+
+def _channels(have: int, want: int | None, where: str) -> int:
+    if want is None:
+        return have
+    if (have, want) not in {(1, 1), (1, 3), (3, 3), (3, 1), (4, 3), (4, 1)}:
+        raise DataError(f"{where}: images have {have} channels; transform.channels {want} expects 1, 3 or 4")
+    return want
+
+
+def to_channels(x: np.ndarray, want: int | None) -> np.ndarray:
+    """[n, C, H, W] with 1 channel repeated to 3, 3 weighted to 1, and a fourth (alpha) dropped."""
+    have = x.shape[1]
+    if want is None or want == have:
+        return x
+    if have == 1:
+        return np.repeat(x, 3, axis=1)
+    x = x[:, :3]
+    return x if want == 3 else np.einsum("c,nchw->nhw", _LUMA, x)[:, None]
+
+
+def center_crop(x: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The middle `height` x `width` of [..., H, W]."""
+    top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2
+    return x[..., top : top + height, left : left + width]
+
+
+def resize(x: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear with antialiasing, as Pillow's BILINEAR, on float32 [n, C, H, W]; the aspect ratio is not kept."""
+    if x.shape[-2] != height:
+        x = np.matmul(_weights(x.shape[-2], height), x)
+    if x.shape[-1] != width:
+        x = np.matmul(x, _weights(x.shape[-1], width).T)
+    return x
+
+
+def _weights(old: int, new: int) -> np.ndarray:
+    """[new, old] triangle filter, widened by the factor of a reduction; each row sums to one."""
+    factor = old / new
+    centres = (np.arange(new) + 0.5) * factor
+    distance = np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(factor, 1.0)
+    weights = np.clip(1.0 - distance, 0.0, None)
+    normal: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return normal
