@@ -50,7 +50,7 @@ def test_branches_mutations_views_and_attributes_replay_like_eager() -> None:
     ops = [t.op for t in program.tasks]
     assert ops.count("aten.addmm.default") == 2
     assert not any("transpose" in op or "slice" in op or op == "aten.t.default" for op in ops)  # views are no tasks
-    assert [t for t in program.tasks if t.op == "aten.relu_.default"][0].mutates
+    assert next(t for t in program.tasks if t.op == "aten.relu_.default").mutates
     assert {p.name for p in program.state} >= {"a.weight", "shift", "plain"}
     assert [p.name for p in program.outputs] == ["joined", "tail"]
 
