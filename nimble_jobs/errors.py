@@ -107,6 +107,10 @@ class PlanError(EngineError):
 class CheckFailed(EngineError):
     """A replay does not agree with eager execution."""
 
+    def __init__(self, message: str | None = None, *, error: float | None = None) -> None:
+        super().__init__(message)
+        self.error = error  # relative norm; None where it is not finite
+
 
 class OutOfMemory(EngineError, MemoryError):
     """The device has not enough free memory."""
