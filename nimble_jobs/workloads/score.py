@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.planner import Loaded, Prepared, Request, prepare
+from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
@@ -38,7 +40,7 @@ def run(context: JobContext) -> Outcome:
     with open_reader(spec.input) as reader:
         context.report(total=reader.total)
         prepared = prepare(
-            request_of(context, reader),
+            request_of(spec, reader, context.allowed_python),
             device=device,
             store=context.store,
             residents=context.residents,
@@ -76,9 +78,8 @@ def run(context: JobContext) -> Outcome:
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
 
 
-def request_of(context: JobContext, reader: Reader) -> Request:
+def request_of(spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] = ()) -> Request:
     """What the job asks of the planner."""
-    spec = context.spec
     return Request(
         model=spec.model,
         shape=reader.signature.shape,
@@ -86,7 +87,7 @@ def request_of(context: JobContext, reader: Reader) -> Request:
         batch_size=spec.input.batch_size,
         schedule=spec.schedule,
         embedding="embedding" in spec.output.fields,
-        allowed_python=context.allowed_python,
+        allowed_python=allowed_python,
     )
 
 

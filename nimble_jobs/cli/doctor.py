@@ -1,0 +1,129 @@
+"""The doctor command: is this machine, and this state folder, fit for work?"""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from nimble_jobs import __version__
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.errors import JobFailed, NimbleError
+
+_PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
+_OPTIONAL = ("triton", "timm", "transformers")
+_FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    detail: str
+    status: str = "ok"  # ok | note | problem
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(
+    ctx: typer.Context,
+    json: options.Json = False,
+    no_device: Annotated[bool, typer.Option("--no-device", help="Do not look for a GPU; saves loading torch.")] = False,
+) -> None:
+    """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 when something is wrong."""
+    findings = [*_software(), *_home(ctx), *(() if no_device else _device())]
+    problems = [finding for finding in findings if finding.status == "problem"]
+    if json:
+        output.emit_json({"ok": not problems, "findings": findings})
+    else:
+        _print(findings)
+    if problems:
+        raise typer.Exit(JobFailed.exit_code)
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding(name="nimble-jobs", detail=__version__)
+    supported = sys.version_info[:2] >= (3, 11)
+    yield Finding(
+        name="python",
+        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        status="ok" if supported else "problem",
+    )
+    for package in _PACKAGES:
+        try:
+            yield Finding(name=package, detail=version(package))
+        except PackageNotFoundError:
+            optional = package in _OPTIONAL
+            yield Finding(
+                name=package,
+                detail="not installed" + (" (optional)" if optional else ""),
+                status="note" if optional else "problem",
+            )
+    # Below 3.51.3 a WAL reset can corrupt a database; the store uses the rollback journal there.
+    journal = "write-ahead log" if sqlite3.sqlite_version_info >= (3, 51, 3) else "rollback journal"
+    yield Finding(name="sqlite", detail=f"{sqlite3.sqlite_version}, {journal}")
+
+
+def _home(ctx: typer.Context) -> Iterator[Finding]:
+    import shutil
+
+    from nimble_jobs import client
+
+    try:
+        home = options.home(ctx)
+        yield Finding(name="home", detail=f"{home} (mode {home.stat().st_mode & 0o777:04o})")
+        free = shutil.disk_usage(home).free
+        yield Finding(name="free disk", detail=render.size(free), status="ok" if free >= _FREE_BYTES else "problem")
+        with options.store(ctx) as store:
+            problems = store.check()
+            yield from (Finding(name="store", detail=problem, status="problem") for problem in problems)
+            if not problems:
+                jobs, schedules = len(store.jobs.list()), len(store.schedules.list())
+                yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
+            workers = client.live_workers(store=store)
+            yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")
+    except NimbleError as e:
+        yield Finding(name="home", detail=str(e), status="problem")
+
+
+def _device() -> Iterator[Finding]:
+    try:
+        from nimble_jobs.engine import device
+    except ImportError as e:
+        yield Finding(name="device", detail=f"torch cannot be loaded: {e}", status="problem")
+        return
+    found = device.resolve("auto")
+    facts = device.facts(found)
+    described = device.describe(found)
+    if found.type == "cuda":
+        detail = f"{described}, driver {facts['driver']}, CUDA {facts['cuda']}, {facts['device.memory_gib']} GiB"
+        yield Finding(name="device", detail=detail)
+    else:
+        yield Finding(name="device", detail=f"{described}; no CUDA device: jobs run on the CPU", status="note")
+
+
+def _print(findings: list[Finding]) -> None:
+    if not output.on_terminal():
+        for finding in findings:
+            output.emit(f"{finding.status}\t{finding.name}\t{' '.join(finding.detail.split())}")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    mark = {"ok": Text("✓", style="green"), "note": Text("-", style="yellow"), "problem": Text("✗", style="bold red")}
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        table.add_row(mark[finding.status], finding.name, Text(finding.detail))
+    output.console().print(table)

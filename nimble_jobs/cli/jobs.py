@@ -1,0 +1,258 @@
+"""Commands about jobs that were submitted: ls, show, logs, wait, cancel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output, progress, render
+from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
+from nimble_jobs.job import Attempt, Job, JobState
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
+
+JobIds = Annotated[
+    list[str], typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)
+]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
+
+KEYS = [
+    "id",
+    "name",
+    "kind",
+    "state",
+    "attempt",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "elapsed_s",
+    "records_done",
+    "records_total",
+    "records_bad",
+    "records_per_s",
+    "phase",
+    "hit",
+    "device",
+    "priority",
+    "worker",
+    "error",
+]
+
+
+def _state_style(row: Row) -> str:
+    return render.STATE_STYLE.get(row["state"], "")
+
+
+COLUMNS = (
+    Column(header="ID", cell=lambda row: row["id"]),
+    Column(header="NAME", cell=lambda row: row["name"], flexible=True),
+    Column(header="KIND", cell=lambda row: row["kind"], from_width=110),
+    Column(header="STATE", cell=lambda row: _state(row), style=_state_style),
+    Column(header="RECORDS", cell=render.progress, justify="right"),
+    Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
+    Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
+    Column(header="SCHEDULE", cell=lambda row: row["hit"] or "-", from_width=100),
+    Column(header="ERROR", cell=lambda row: row["error"] or "", style=lambda row: "red", flexible=True, from_width=110),
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(ls)
+    app.command()(show)
+    app.command()(logs)
+    app.command()(wait)
+    app.command()(cancel)
+
+
+def ls(
+    ctx: typer.Context,
+    filters: options.Filters = None,
+    sort: options.Sort = None,
+    limit: options.Limit = None,
+    quiet: options.IdsOnly = False,
+    json: options.Json = False,
+) -> None:
+    """List jobs, the newest first."""
+    with options.store(ctx) as store:
+        jobs = store.jobs.list()
+    now = time.time()
+    rows = [render.job_row(job, now) for job in jobs]
+    rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(rows, KEYS)
+    empty = "no jobs" if not jobs else "no job matches"
+    print_rows(
+        rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=f"{empty}; submit one with: nimble-jobs submit SPEC"
+    )
+
+
+def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
+    """Show a job.
+
+    State, attempts, schedule, timings, outputs, events.
+    """
+    with options.store(ctx) as store:
+        job = store.jobs.get(job_id)
+        attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
+    now = time.time()
+    if json:
+        output.emit_json(render.job_json(job, attempts, events, now))
+        return
+    row = render.job_row(job, now)
+    parts = [("Job", _facts(job, row))]
+    if job.schedule:
+        parts.append(("Schedule", _schedule(job)))
+    if job.timings:
+        parts.append(("Timings", render.flat(job.timings)))
+    if job.outputs:
+        parts.append(("Outputs", render.flat(job.outputs)))
+    if len(attempts) > 1:
+        parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
+    parts.append(("Events", [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in events]))
+    render.sections(parts)
+
+
+def logs(
+    ctx: typer.Context,
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print the log of a job."""
+    with options.store(ctx) as store:
+        job = store.jobs.get(job_id)
+        if follow:
+            follow_log(store, job.id)
+        elif not _pour(store.home, job.id, 0):
+            output.note(f"{job.name} {job.id} is {job.state.value} and has no log yet")
+
+
+def wait(
+    ctx: typer.Context,
+    job_ids: JobIds,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after 90s, 10m, 2h.")
+    ] = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Wait until jobs end. Exits 0 when all succeeded, 100 when any failed, 101 out of time, 103 when cancelled."""
+    timeout_s = options.duration(timeout, "--timeout")
+    with options.store(ctx) as store:
+        ids = [store.jobs.get(job_id).id for job_id in job_ids]
+        jobs = progress.watch(store, ids, timeout_s=timeout_s, quiet=quiet)
+    if json:
+        now = time.time()
+        output.emit_json([render.job_row(job, now) for job in jobs])
+    conclude(jobs, quiet=quiet)
+
+
+def cancel(
+    ctx: typer.Context,
+    job_ids: JobIds,
+    now: Annotated[bool, typer.Option("--now", help="Do not let the running batch finish.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Cancel jobs. Queued ones end at once, running ones after the batch at hand."""
+    from nimble_jobs import client
+
+    jobs = client.cancel(job_ids, home=options.home(ctx), now=now)
+    at = time.time()
+    if json:
+        output.emit_json([render.job_row(job, at) for job in jobs])
+        return
+    for job in jobs:
+        asked = job.state is JobState.RUNNING
+        output.note(f"{job.name} {job.id}: {'asked to stop' if asked else job.state.value}")
+
+
+def conclude(jobs: Sequence[Job], *, quiet: bool = False) -> None:
+    """Say how jobs ended. Raises JobFailed or JobCancelled, whose message is the reason, when any did not succeed."""
+    good = [job for job in jobs if job.state is JobState.SUCCEEDED]
+    if not quiet:
+        for job in good[:8]:
+            output.note(render.summary(job))
+        if len(good) > 8:
+            output.note(f"and {len(good) - 8} more succeeded")
+    failed = [job for job in jobs if job.state in (JobState.FAILED, JobState.QUARANTINED)]
+    cancelled = [job for job in jobs if job.state is JobState.CANCELLED]
+    if failed:
+        raise JobFailed("\n".join(render.summary(job) for job in failed + cancelled))
+    if cancelled:
+        raise JobCancelled("\n".join(render.summary(job) for job in cancelled))
+
+
+def follow_log(store: Store, job_id: str, *, stream: Any = None, timeout_s: float | None = None) -> Job:
+    """Copies a job's log as it grows, until the job ends. Raises NotFinishedInTime."""
+    offset, started = 0, time.monotonic()
+    while True:
+        job = store.jobs.get(job_id)
+        offset = _pour(store.home, job_id, offset, stream)
+        if job.state.final:
+            return job
+        if timeout_s is not None and time.monotonic() - started > timeout_s:
+            raise NotFinishedInTime(f"not finished after {render.duration(timeout_s)}: {job.name} {job.id}")
+        time.sleep(0.2)
+
+
+def _pour(home: Path, job_id: str, offset: int, stream: Any = None) -> int:
+    """What the log holds from `offset` on, to `stream`; returns where it ends."""
+    from nimble_jobs.worker.logs import job_log_path
+
+    stream = stream or sys.stdout
+    try:
+        with job_log_path(home, job_id).open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return offset
+    stream.write(data.decode(errors="replace"))
+    stream.flush()
+    return offset + len(data)
+
+
+def _state(row: Row) -> str:
+    if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
+        return f"running {row['phase']}"
+    return str(row["state"])
+
+
+def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
+    lines = [
+        ("id", job.id),
+        ("name", job.name),
+        ("kind", f"{job.kind} of {job.spec.get('model', {}).get('source', 'a model')}"),
+        ("state", _state(row) + (", cancel requested" if job.cancel_requested and not job.state.final else "")),
+        ("records", render.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
+        ("rate", render.rate(row["records_per_s"])),
+        ("attempt", f"{job.attempt} of {job.max_attempts}"),
+        ("created", str(row["created_at"])),
+        ("started", str(row["started_at"] or "-")),
+        ("finished", str(row["finished_at"] or "-")),
+        ("took" if job.state.final else "so far", render.duration(row["elapsed_s"])),
+        ("device", job.device),
+        ("worker", job.worker or "-"),
+    ]
+    if job.after:
+        lines.append(("after", ", ".join(job.after)))
+    if job.key:
+        lines.append(("key", job.key))
+    if job.error:
+        lines.append(("error", job.error))
+    return lines
+
+
+def _schedule(job: Job) -> list[tuple[str, str]]:
+    lines = [("state", render.schedule_state(job))] if render.schedule_state(job) else []
+    if render.speedup(job.schedule):
+        lines.append(("speed", render.speedup(job.schedule)))
+    return lines + render.flat(job.schedule)
+
+
+def _attempt(attempt: Attempt) -> str:
+    took = render.duration((attempt.finished_at or time.time()) - attempt.started_at)
+    return f"{attempt.outcome or 'running'}, {took}, {attempt.worker}" + (f": {attempt.error}" if attempt.error else "")

@@ -1,0 +1,124 @@
+"""The application: global options, and the one place where errors become lines on stderr and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from nimble_jobs import __version__
+from nimble_jobs.cli import cache, doctor, jobs, specs, submit, worker
+from nimble_jobs.cli.options import Settings
+from nimble_jobs.cli.output import emit, note
+from nimble_jobs.errors import NimbleError, SpecError
+
+app = typer.Typer(
+    name="nimble-jobs",
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: Rich would double the time of --help
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+specs.register(app)
+submit.register(app)
+jobs.register(app)
+doctor.register(app)
+app.add_typer(worker.app)
+app.add_typer(cache.app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        emit(f"nimble-jobs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    home: Annotated[
+        str | None,
+        typer.Option(
+            "--home", metavar="DIR", help="State folder; default NIMBLE_JOBS_HOME, ./cache or the user's cache folder."
+        ),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Batch jobs on models whose GPU task schedules are made once, stored, and replayed.
+
+    Start with: nimble-jobs run jobs/digits-score.yaml
+
+    Exit codes: 0 success, 2 bad usage or bad spec, 100 job failed, 101 not finished in time, 102 not found,
+    103 cancelled, 1 anything unforeseen. --home and --debug may stand anywhere on the line.
+    """
+    ctx.obj = Settings(home=home, debug=debug)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code. Never raises for what a user did."""
+    args = _global_options_first(list(sys.argv[1:] if argv is None else argv))
+    debug = args[:1] == ["--debug"]
+    try:
+        code = typer.main.get_command(app)(args=args or ["--help"], prog_name="nimble-jobs", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:  # the reader of a pipe, `head` for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except NimbleError as e:
+        if debug:
+            traceback.print_exc()
+        prefix = "" if isinstance(e, SpecError) else "nimble-jobs: "
+        note("\n".join(prefix + line for line in str(e).splitlines()))
+        return e.exit_code
+    except typer.TyperException as e:
+        note(_usage(e))
+        return e.exit_code
+    except typer.Abort:
+        note("nimble-jobs: aborted")
+        return 1
+    except Exception as e:  # noqa: BLE001  # the last line of defence: a user never sees a traceback unasked
+        if debug:
+            traceback.print_exc()
+        said = " ".join(str(e).split())
+        note(f"nimble-jobs: unforeseen error: {type(e).__name__}{': ' if said else ''}{said}; run again with --debug")
+        return 1
+
+
+def _global_options_first(args: list[str]) -> list[str]:
+    """`--home` and `--debug` in front, wherever they stood before a `--`."""
+    first: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--debug":
+            first.insert(0, word)
+        elif word == "--home":
+            first += [word, *([following] if (following := next(words, None)) is not None else [])]
+        elif word.startswith("--home="):
+            first.append(word)
+        else:
+            rest.append(word)
+    return first + rest
+
+
+def _usage(error: typer.TyperException) -> str:
+    """One line, with the command whose help would tell more; a bare group shows its help."""
+    message = error.format_message()
+    if "\n" in message:
+        return message
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return f"nimble-jobs: {message.rstrip('.')}{hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

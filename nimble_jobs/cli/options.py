@@ -1,0 +1,113 @@
+"""What the commands share: the global options, the options of every listing, and the way to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The global options."""
+
+    home: str | None = None
+    debug: bool = False
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+IdsOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only, one a line.")]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter", metavar="KEY=VALUE", help="Keep matching rows; also !=, >, <, >=, <=, and * in text. Repeatable."
+    ),
+]
+Sort = Annotated[
+    str | None, typer.Option("--sort", metavar="KEY", help="Sort by a key of the JSON rows; -KEY reverses.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Print this many rows at most.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="Job spec, a YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Values that replace those of the spec, by dotted path.", show_default=False
+    ),
+]
+AllowPython = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--allow-python", metavar="DIR", help="Folder whose Python files may be executed as models. Repeatable."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def settings(ctx: typer.Context) -> Settings:
+    found = ctx.find_root().obj
+    return found if isinstance(found, Settings) else Settings()
+
+
+def home(ctx: typer.Context) -> Path:
+    """The state folder. Raises StateFolderRefused."""
+    from nimble_jobs.store.home import resolve
+
+    return resolve(settings(ctx).home)
+
+
+@contextmanager
+def store(ctx: typer.Context) -> Iterator[Store]:
+    """The open store of this state folder."""
+    from nimble_jobs.store import open_store
+
+    opened = open_store(home(ctx))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def duration(text: str | None, option: str) -> float | None:
+    """`10m` as seconds. Raises UsageError naming the option."""
+    if text is None:
+        return None
+    from nimble_jobs.spec.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as e:
+        raise UsageError(f"{option}: {e}") from e
+
+
+def size(text: str | None, option: str) -> int | None:
+    """`20GB` as bytes. Raises UsageError naming the option."""
+    if text is None:
+        return None
+    from nimble_jobs.spec.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as e:
+        raise UsageError(f"{option}: {e}") from e
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Asks on a terminal. Raises UsageError where nobody can answer."""
+    import sys
+
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Nobody is there to answer: add --yes, or look first with --dry-run")
+    return typer.confirm(question, err=True)

@@ -1,0 +1,70 @@
+"""Two streams: what machines read goes to stdout, what people read about it goes to stderr. Rich only on terminals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def emit(text: str) -> None:
+    """One line, or several, on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def emit_json(value: Any) -> None:
+    """`value` as indented JSON on stdout."""
+    emit(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def note(text: str) -> None:
+    """Something for people, on stderr, after what stdout holds so far."""
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def console() -> Console:
+    """Rich on stdout. NO_COLOR and COLUMNS are honoured."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def error_console() -> Console:
+    """Rich on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def iso(at: float | None) -> str | None:
+    """Unix seconds as ISO 8601 in UTC, milliseconds kept; equal lengths, so that text order is time order."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON form")

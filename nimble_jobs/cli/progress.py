@@ -1,0 +1,188 @@
+"""Live views of running jobs on stderr, fed by the database: the same for `run`, `wait` and `submit --wait`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nimble_jobs.cli import output, render
+from nimble_jobs.errors import NotFinishedInTime
+from nimble_jobs.job import Job, JobState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
+
+    from nimble_jobs.store import Store
+
+_POLL_S = 0.2
+_MANY = 8  # with more jobs than this, those that ended make room
+
+
+class View(Protocol):
+    """Something that shows how jobs stand."""
+
+    def update(self, jobs: Sequence[Job]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def update(self, jobs: Sequence[Job]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """A line for each change, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def update(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            text = job.state.value
+            if job.state is JobState.RUNNING:
+                text = " ".join(filter(None, ["running", job.phase, render.schedule_state(job)]))
+            if self._seen.get(job.id) != text and not job.state.final:
+                output.note(f"{job.name} {job.id} {text}")
+            self._seen[job.id] = text
+
+    def close(self) -> None: ...
+
+
+class Bars:
+    """One bar a job, with rate, remaining time and schedule state. They vanish at the end; a summary stays."""
+
+    def __init__(self) -> None:
+        from rich.progress import Progress
+
+        self._progress: Progress = Progress(*_columns(), console=output.error_console(), transient=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._overall: TaskID | None = None
+        self._progress.start()
+
+    def update(self, jobs: Sequence[Job]) -> None:
+        many = len(jobs) > _MANY
+        if many:
+            ended = sum(job.state.final for job in jobs)
+            if self._overall is None:
+                self._overall = self._progress.add_task("all jobs", total=len(jobs), state="")
+            self._progress.update(self._overall, completed=ended)
+        for job in jobs:
+            wanted = job.state is JobState.RUNNING if many else True
+            if not wanted:
+                if (old := self._tasks.pop(job.id, None)) is not None:
+                    self._progress.remove_task(old)
+                continue
+            if job.id not in self._tasks:
+                self._tasks[job.id] = self._progress.add_task(job.name, total=None, state="")
+            self._progress.update(
+                self._tasks[job.id], completed=job.records_done, total=job.records_total, state=_state(job)
+            )
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def view(*, quiet: bool) -> View:
+    if quiet:
+        return Silent()
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def watch(store: Store, ids: Sequence[str], *, timeout_s: float | None, quiet: bool) -> list[Job]:
+    """The jobs once all have ended. Raises NotFinishedInTime after `timeout_s` seconds."""
+    from nimble_jobs import client
+
+    shown = view(quiet=quiet)
+    started = time.monotonic()
+    told = quiet
+    done: dict[str, Job] = {}
+    try:
+        while True:
+            jobs = [done.get(job_id) or store.jobs.get(job_id) for job_id in ids]
+            done |= {job.id: job for job in jobs if job.state.final}
+            shown.update(jobs)
+            open_jobs = [job for job in jobs if not job.state.final]
+            if not open_jobs:
+                return jobs
+            waited = time.monotonic() - started
+            if timeout_s is not None and waited >= timeout_s:
+                raise NotFinishedInTime(_late(open_jobs, timeout_s))
+            if not told and waited > 2 and all(job.state is JobState.QUEUED for job in open_jobs):
+                told = True
+                if not client.live_workers(store=store):
+                    output.note("no worker is running; start one with: nimble-jobs worker start --detach")
+            time.sleep(_POLL_S if timeout_s is None else max(0.0, min(_POLL_S, timeout_s - waited)))
+    finally:
+        shown.close()
+
+
+@contextmanager
+def beside(home: Path, job_id: str, *, quiet: bool) -> Iterator[None]:
+    """Shows a job that this very process runs, from a thread with its own connection."""
+    if quiet:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_show, args=(home, job_id, stop), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _show(home: Path, job_id: str, stop: threading.Event) -> None:
+    from nimble_jobs.store import open_store
+
+    store = open_store(home)
+    shown = view(quiet=False)
+    try:
+        while not stop.wait(_POLL_S):
+            shown.update([store.jobs.get(job_id)])
+    finally:
+        shown.close()
+        store.close()
+
+
+def _late(jobs: Sequence[Job], timeout_s: float) -> str:
+    names = ", ".join(f"{job.name} {job.id} is {job.state.value}" for job in jobs[:5])
+    more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
+    return f"not finished after {render.duration(timeout_s)}: {names}{more}"
+
+
+def _state(job: Job) -> str:
+    if job.state is not JobState.RUNNING:
+        return job.state.value
+    if job.phase not in (None, "run"):
+        return str(job.phase)
+    return render.schedule_state(job) or "running"
+
+
+def _columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(render.rate(task.speed or task.finished_speed).rjust(8))
+
+    name = Column(min_width=8, max_width=20, no_wrap=True, overflow="ellipsis")
+    return [
+        TextColumn("{task.description}", table_column=name),
+        BarColumn(bar_width=18),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[state]}", style="cyan"),
+    ]

@@ -1,0 +1,246 @@
+"""How values look to people: durations, rates, sizes, states, and the rows and panels made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nimble_jobs.cli import output
+from nimble_jobs.job import Attempt, Event, Job, JobState
+
+STATE_STYLE: dict[str, str] = {
+    JobState.QUEUED: "cyan",
+    JobState.RUNNING: "bold yellow",
+    JobState.SUCCEEDED: "green",
+    JobState.FAILED: "bold red",
+    JobState.CANCELLED: "magenta",
+    JobState.QUARANTINED: "bold red",
+}
+
+Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: 0.4s, 12s, 3m 20s, 2h 05m, 4d 03h."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def micros(us: float | None) -> str:
+    """A replay time with three digits: 85.2µs, 1.24ms."""
+    if us is None:
+        return "-"
+    if us < 1000:
+        return f"{us:.1f}µs"
+    return f"{us / 1e3:.2f}ms" if us < 1e5 else f"{us / 1e3:.0f}ms"
+
+
+def size(nbytes: float | None) -> str:
+    """Binary units: 512 B, 1.5 MiB."""
+    if nbytes is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def rate(records_per_s: float | None) -> str:
+    """Records a second: 3.4/s, 1,204/s."""
+    if not records_per_s:
+        return "-"
+    return f"{records_per_s:,.1f}/s" if records_per_s < 100 else f"{records_per_s:,.0f}/s"
+
+
+def job_row(job: Job, now: float) -> dict[str, Any]:
+    """The JSON row of a job in `ls`."""
+    elapsed = None if job.started_at is None else max(0.0, (job.finished_at or now) - job.started_at)
+    return {
+        "id": job.id,
+        "name": job.name,
+        "kind": job.kind,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "created_at": output.iso(job.created_at),
+        "started_at": output.iso(job.started_at),
+        "finished_at": output.iso(job.finished_at),
+        "elapsed_s": None if elapsed is None else round(elapsed, 3),
+        "records_done": job.records_done,
+        "records_total": job.records_total,
+        "records_bad": job.records_bad,
+        "records_per_s": records_per_s(job, now),
+        "phase": job.phase,
+        "hit": job.schedule.get("hit"),
+        "device": job.device,
+        "priority": job.priority,
+        "worker": job.worker,
+        "error": job.error,
+    }
+
+
+def records_per_s(job: Job, now: float) -> float | None:
+    """What the job measured, else a mean since its attempt began."""
+    measured = job.timings.get("records_per_s")
+    if measured:
+        return round(float(measured), 3)
+    if job.state is not JobState.RUNNING or job.started_at is None or not job.records_done:
+        return None
+    return round(job.records_done / max(now - job.started_at, 1e-3), 3)
+
+
+def job_json(job: Job, attempts: Sequence[Attempt], events: Sequence[Event], now: float) -> dict[str, Any]:
+    """The JSON of `show`."""
+    return job_row(job, now) | {
+        "max_attempts": job.max_attempts,
+        "key": job.key,
+        "after": list(job.after),
+        "not_before": output.iso(job.not_before) if job.not_before else None,
+        "timeout_s": job.timeout_s,
+        "cancel_requested": job.cancel_requested,
+        "foreground": job.foreground,
+        "spec": job.spec,
+        "schedule": job.schedule,
+        "timings": job.timings,
+        "outputs": job.outputs,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "worker": attempt.worker,
+                "started_at": output.iso(attempt.started_at),
+                "finished_at": output.iso(attempt.finished_at),
+                "outcome": attempt.outcome,
+                "error": attempt.error,
+            }
+            for attempt in attempts
+        ],
+        "events": [event_json(event) for event in events],
+    }
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    return {
+        "at": output.iso(event.at),
+        "attempt": event.attempt,
+        "kind": event.kind,
+        "message": event.message,
+        "data": event.data,
+    }
+
+
+def progress(row: dict[str, Any]) -> str:
+    """640/1437 44%; the total is unknown until the input is opened."""
+    done, total = row["records_done"], row["records_total"]
+    if total is None:
+        return str(done) if done else "-"
+    return f"{done}/{total} {100 * done // total if total else 100:>3}%"
+
+
+def schedule_state(job: Job) -> str:
+    """How the job came by its schedule, in words; empty before it is known."""
+    if fallback(job):
+        return "eager"
+    hit = job.schedule.get("hit")
+    return {"miss": "built", "stored": "stored hit", "resident": "resident hit"}.get(str(hit), "")
+
+
+def fallback(job: Job) -> str | None:
+    """Why the job ran in eager instead of its schedule, if it did."""
+    reason = job.schedule.get("fallback")
+    return str(reason) if reason else None
+
+
+def speedup(values: dict[str, Any]) -> str:
+    """Replay against eager, with the device that both were measured on; empty where nothing was measured."""
+    replay_us, eager_us = values.get("replay_us"), values.get("eager_us")
+    if not replay_us or not eager_us:
+        return ""
+    device = values.get("device_name") or values.get("device")
+    text = f"replay {micros(replay_us)}, eager {micros(eager_us)}, {eager_us / replay_us:.2f}× as fast"
+    return f"{text} on {device}" if device else text
+
+
+def summary(job: Job) -> str:
+    """One line on how a job ended."""
+    head = f"{job.name} {job.id} {job.state.value}"
+    if job.state is not JobState.SUCCEEDED:
+        return f"{head}: {job.error}" if job.error else head
+    elapsed = None if job.started_at is None or job.finished_at is None else job.finished_at - job.started_at
+    parts = [f"{job.records_done:,} records in {duration(elapsed)}"]
+    if job.records_bad:
+        parts.append(f"{job.records_bad:,} bad")
+    measured = job.timings.get("records_per_s")
+    if measured:
+        parts.append(rate(measured))
+    if schedule_state(job):
+        parts.append(f"schedule: {schedule_state(job)}")
+    path = job.outputs.get("path")
+    return f"{head}: {', '.join(parts)}" + (f"; {path}" if path else "")
+
+
+def sections(parts: Sequence[Section]) -> None:
+    """Panels on a terminal, `title.name: value` lines in a pipe."""
+    if not output.on_terminal():
+        for title, lines in parts:
+            for name, value in lines:
+                output.emit(f"{title.lower()}.{name}: {value}")
+        return
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    console = output.console()
+    for title, lines in parts:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in lines:
+            grid.add_row(name, Text(value, style=_value_style(name, value)))
+        console.print(Panel(grid, title=title, title_align="left", border_style="dim", padding=(0, 1)))
+
+
+def _value_style(name: str, value: str) -> str:
+    if name == "state":
+        return STATE_STYLE.get(value.split()[0], "")
+    return "red" if name in ("error", "fallback") else ""
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as dotted names, nulls left out."""
+    lines: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            lines += flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            lines.append((prefix + name, value_text(name, value)))
+    return lines
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value in the unit that its name ends with."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(value_text("", item) for item in value)
+    if isinstance(value, (int, float)):
+        if name.endswith("_us"):
+            return micros(value)
+        if name.endswith("bytes"):
+            return size(value)
+        if name.endswith("per_s"):
+            return rate(value)
+        if name.endswith("_s"):
+            return duration(value)
+        return f"{value:.3g}" if isinstance(value, float) else f"{value:,}"
+    return str(value)

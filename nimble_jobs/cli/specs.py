@@ -1,0 +1,72 @@
+"""Commands about specs that run nothing: validate, schema, explain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(validate)
+    app.command()(schema)
+    app.command()(explain)
+
+
+def validate(spec: options.SpecFile, overrides: options.Overrides = None, json: options.Json = False) -> None:
+    """Check a spec and say everything that is wrong with it."""
+    from nimble_jobs.spec import dump, load
+
+    loaded = load(spec, overrides or ())
+    if json:
+        output.emit_json(dump(loaded))
+    else:
+        output.note(f"{spec}: valid")
+
+
+def schema() -> None:
+    """Print the JSON Schema of specs, for editors that complete YAML."""
+    from nimble_jobs.spec import json_schema
+
+    output.emit_json(json_schema())
+
+
+def explain(
+    ctx: typer.Context,
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    no_build: Annotated[bool, typer.Option("--no-build", help="Only look the schedule up; build nothing.")] = False,
+    allow_python: options.AllowPython = None,
+    json: options.Json = False,
+) -> None:
+    """Show the schedule that a spec gets.
+
+    Its key and what it was made of, the graph, the memory, and the candidates with what was chosen and why.
+    """
+    from nimble_jobs.client import allowed_python
+    from nimble_jobs.spec import load
+    from nimble_jobs.workloads.explain import explain as plan
+
+    loaded = load(spec, overrides or ())
+    with options.store(ctx) as store:
+        found = plan(loaded, store=store, build=not no_build, allowed_python=allowed_python(allow_python or ()))
+    if json:
+        output.emit_json(found)
+    else:
+        render.sections(_explained(found))
+
+
+def _explained(found: dict[str, Any]) -> list[render.Section]:
+    parts: list[render.Section] = []
+    head = {name: value for name, value in found.items() if not isinstance(value, (dict, list))}
+    parts.append(("Schedule", render.flat(head)))
+    for title, name in (("Key", "key_parts"), ("Graph", "graph"), ("Memory", "memory")):
+        if found.get(name):
+            parts.append((title, render.flat(found[name])))
+    for candidate in found.get("candidates", ()):
+        chosen = " (chosen)" if candidate.get("chosen") else ""
+        rest = {name: value for name, value in candidate.items() if name not in ("name", "chosen")}
+        parts.append((f"Candidate {candidate['name']}{chosen}", render.flat(rest)))
+    return parts

@@ -1,0 +1,128 @@
+"""Commands that start jobs: run in the foreground, submit to the queue."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output, progress, render
+from nimble_jobs.cli.jobs import conclude, follow_log
+
+if TYPE_CHECKING:
+    from nimble_jobs.job import Job
+    from nimble_jobs.spec.model import JobSpec
+    from nimble_jobs.store import Store
+
+_WAIT_IDLE_S = 30.0  # how long a worker that was started for one job stays for the next
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+    app.command()(submit)
+
+
+def run(
+    ctx: typer.Context,
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    allow_python: options.AllowPython = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Run a job here and now. No worker is needed."""
+    from nimble_jobs import client
+    from nimble_jobs.spec import load
+
+    loaded = load(spec, overrides or ())
+    with options.store(ctx) as store:
+        job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python or ())
+        with progress.beside(store.home, job.id, quiet=quiet):
+            from nimble_jobs.worker.executor import run_inline  # loads torch: after the progress is on the screen
+
+            ended = run_inline(store, job.id)
+        _report(store, ended, json=json, quiet=quiet)
+
+
+def submit(
+    ctx: typer.Context,
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait for the end; starts a worker when none runs.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the log until the end.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 2h.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", help="Higher runs first; replaces run.priority.")
+    ] = None,
+    after: Annotated[
+        list[str] | None, typer.Option("--after", metavar="ID", help="Job that must succeed first. Repeatable.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="TIME", help="Do not start before this time has passed.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key: the same key and spec give the same job.")
+    ] = None,
+    allow_python: options.AllowPython = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and show the resolved spec; queue nothing.")
+    ] = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Queue a job and print its id. Exit 0 means that it is durably queued."""
+    from nimble_jobs import client
+    from nimble_jobs.spec import dump, load
+
+    loaded = load(spec, overrides or (), check_files=not after)  # what it waits for may make the files
+    delay_s = options.duration(delay, "--delay") or 0.0
+    timeout_s = options.duration(timeout, "--timeout")
+    if dry_run:
+        output.emit_json(dump(loaded))
+        output.note(f"{loaded.name}: would be queued; nothing was")
+        return
+    with options.store(ctx) as store:
+        job = client.submit(
+            loaded,
+            store=store,
+            priority=priority,
+            after=after or (),
+            delay_s=delay_s,
+            key=key,
+            allow_python=allow_python or (),
+        )
+        if not (json and (wait or follow)):
+            output.emit_json(render.job_row(job, time.time())) if json else output.emit(job.id)
+            sys.stdout.flush()
+        _worker(store, loaded, start=wait, quiet=quiet)
+        if follow:
+            ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s)
+            _report(store, ended, json=json, quiet=quiet)
+        elif wait:
+            ended = progress.watch(store, [job.id], timeout_s=timeout_s, quiet=quiet)[0]
+            _report(store, ended, json=json, quiet=quiet)
+
+
+def _worker(store: Store, spec: JobSpec, *, start: bool, quiet: bool) -> None:
+    from nimble_jobs import client
+
+    if client.live_workers(store=store):
+        return
+    if not start:
+        output.note("no worker is running; start one with: nimble-jobs worker start --detach")
+        return
+    if not quiet:
+        output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
+    client.start_worker(store=store, device=spec.run.device, max_idle_s=_WAIT_IDLE_S)
+
+
+def _report(store: Store, job: Job, *, json: bool, quiet: bool) -> None:
+    if json:
+        output.emit_json(render.job_json(job, store.jobs.attempts(job.id), store.jobs.events(job.id), time.time()))
+    conclude([job], quiet=quiet)
