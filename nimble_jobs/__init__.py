@@ -1,3 +1,20 @@
 """nimble-jobs: ahead-of-time GPU task schedules, kept in a store and replayed by a batch job runner."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nimble_jobs.client import submit, wait
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "submit", "wait"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the client on its first use: importing the package alone must stay cheap."""
+    if name in ("submit", "wait"):
+        from nimble_jobs import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,252 @@
+"""What the commands do, from Python: submit, wait, cancel, start and stop workers. Never loads torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nimble_jobs import spec as specs
+from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.store.records import WorkerInfo
+
+Home = Path | str | None  # state folder; None: found as the commands find it
+
+_LOG_TAIL_LINES = 20
+
+
+def submit(
+    spec: JobSpec | Path | str,
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    overrides: Sequence[str] = (),
+    priority: int | None = None,
+    after: Sequence[str] = (),
+    delay_s: float = 0.0,
+    key: str | None = None,
+    allow_python: Sequence[Path | str] = (),
+    foreground: bool = False,
+    now: float | None = None,
+) -> Job:
+    """Queue a spec, or the file that holds one; once this returns the job is durable.
+
+    `priority`, `after` and `key` go before what the spec says. `overrides` are `KEY=VALUE` texts for a file. Folders in
+    `allow_python` and in NIMBLE_JOBS_ALLOW_PYTHON may hold `python:` models. Raises SpecError, UsageError when `key` is
+    taken by another spec, and NotFound for an unknown job in `after`.
+    """
+    if not isinstance(spec, JobSpec):
+        spec = specs.load(Path(spec), overrides)
+    elif overrides:
+        raise UsageError("overrides go with a spec file; a JobSpec is final")
+    now = time.time() if now is None else now
+    with _opened(store, home) as store:
+        return store.jobs.submit(
+            spec=specs.dump(spec),
+            name=spec.name,
+            kind=spec.kind,
+            priority=spec.run.priority if priority is None else priority,
+            key=key or spec.run.key,
+            after=(*spec.run.after, *after),
+            not_before=now + delay_s if delay_s else 0.0,
+            max_attempts=spec.run.retry.max_attempts,
+            timeout_s=spec.run.timeout,
+            device=spec.run.device,
+            foreground=foreground,
+            allow_python=tuple(str(folder) for folder in allowed_python(allow_python)),
+            now=now,
+        )
+
+
+def allowed_python(named: Sequence[Path | str] = ()) -> tuple[Path, ...]:
+    """The folders whose `python:` models may run: those named and those in NIMBLE_JOBS_ALLOW_PYTHON, resolved."""
+    listed = os.environ.get("NIMBLE_JOBS_ALLOW_PYTHON", "").split(os.pathsep)
+    folders = [Path(folder).expanduser().resolve() for folder in (*named, *listed) if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"--allow-python: {folder} is not a folder")
+    return tuple(dict.fromkeys(folders))
+
+
+def wait(
+    ids: str | Sequence[str],
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    timeout_s: float | None = None,
+    poll_s: float = 0.1,
+) -> list[Job]:
+    """Wait until every job is final, whatever its end; the jobs in the order asked for.
+
+    Raises NotFound, and NotFinishedInTime naming those that still run.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    with _opened(store, home) as store:
+        jobs = {name: store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)}
+        while open_jobs := {name: job for name, job in jobs.items() if not job.state.final}:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NotFinishedInTime(
+                    f"not finished after {timeout_s:g} s: "
+                    + ", ".join(f"{j.id} ({j.state})" for j in open_jobs.values())
+                )
+            time.sleep(poll_s)
+            jobs |= {name: store.jobs.get(job.id) for name, job in open_jobs.items()}
+        return list(jobs.values())
+
+
+def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: bool = False) -> list[Job]:
+    """Cancel jobs: queued ones now, running ones at their next batch.
+
+    `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
+    Raises NotFound. A job that is final already stays as it is.
+    """
+    with _opened(store, home) as store:
+        at = time.time()
+        found = [store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)]
+        for job in found:
+            if store.jobs.cancel(job.id, now=at) is JobState.RUNNING and now:
+                store.jobs.cancelled(job.id, store.jobs.get(job.id).attempt, now=at)
+        return [store.jobs.get(job.id) for job in found]
+
+
+def list_jobs(
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    states: Collection[JobState] | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+) -> list[Job]:
+    """The jobs that there are, newest first."""
+    with _opened(store, home) as store:
+        return store.jobs.list(states=states, name=name, limit=limit)
+
+
+def live_workers(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
+    """The workers that run now: those that hold their lock. A `run` command is none."""
+    with _opened(store, home) as store:
+        return _workers(store)
+
+
+def start_worker(
+    home: Home = None,
+    *,
+    store: Store | None = None,
+    device: str = "auto",
+    max_idle_s: float | None = None,
+    gpu_memory_bytes: int | None = None,
+    timeout_s: float = 120.0,
+) -> WorkerInfo:
+    """Start a worker that outlives this process and return once it can run jobs.
+
+    Its log is `logs/worker-….log` in the state folder. Raises UsageError where there is no such device, NimbleError
+    with the end of the log when it does not come up within `timeout_s`.
+    """
+    with _opened(store, home) as store:
+        log_path = (
+            store.home / "logs" / f"worker-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}.log"
+        )
+        command = [sys.executable, "-P", "-m", "nimble_jobs.worker", "--home", str(store.home), "--device", device]
+        if max_idle_s is not None:
+            command += ["--max-idle-s", repr(max_idle_s)]
+        if gpu_memory_bytes is not None:
+            command += ["--gpu-memory-bytes", str(gpu_memory_bytes)]
+        with log_path.open("ab") as log:
+            pid = os.posix_spawn(
+                command[0],
+                command,
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+                    (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+                ],
+                setsid=True,  # neither a closed terminal nor its Ctrl-C reaches the worker
+            )
+        return _await_ready(store, pid, log_path, time.monotonic() + timeout_s)
+
+
+def stop_workers(
+    ids: Sequence[str] | None = None,
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    timeout_s: float = 90.0,
+) -> list[WorkerInfo]:
+    """Send SIGTERM to workers (None: to all) and wait until they are gone; the job at hand finishes its shard first.
+
+    Raises NotFound for one that does not run, NotFinishedInTime naming those that are still there after `timeout_s`.
+    """
+    with _opened(store, home) as store:
+        found = {info.id: info for info in _workers(store)}
+        for name in ids or ():
+            if name not in found:
+                raise NotFound(f"no worker {name} runs; `nimble-jobs worker ls` lists those that do")
+        chosen = [info for info in found.values() if ids is None or info.id in ids]
+        for info in chosen:
+            _terminate(store, info)
+        deadline = time.monotonic() + timeout_s
+        while left := {info.id for info in store.workers.live()} & {info.id for info in chosen}:
+            if time.monotonic() > deadline:
+                raise NotFinishedInTime(f"still running after {timeout_s:g} s: {', '.join(sorted(left))}")
+            time.sleep(0.05)
+        return chosen
+
+
+@contextmanager
+def _opened(store: Store | None, home: Home) -> Iterator[Store]:
+    if store is not None:  # whoever opened it closes it
+        yield store
+        return
+    store = open_store(resolve(str(home) if home is not None else None))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _workers(store: Store) -> list[WorkerInfo]:
+    return [info for info in store.workers.live() if info.info.get("role") == "worker"]
+
+
+def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> WorkerInfo:
+    while time.monotonic() < deadline:
+        for info in _workers(store):
+            if info.pid == pid and info.status == "ready":
+                return info
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            kind = UsageError if os.waitstatus_to_exitcode(status) == UsageError.exit_code else NimbleError
+            raise kind(f"the worker did not start:\n{_tail(log_path)}")
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGTERM)
+    raise NimbleError(f"the worker was not ready in time and was told to stop:\n{_tail(log_path)}")
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:]) or f"{path} is empty"
+
+
+def _terminate(store: Store, info: WorkerInfo) -> None:
+    """SIGTERM to the holder of the lock and nobody else: a process id may have gone to another program meanwhile."""
+    try:
+        process = os.pidfd_open(info.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if any(now.id == info.id for now in store.workers.live()):  # still held, so the process that we opened holds it
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)

@@ -1,0 +1,37 @@
+"""`python -m nimble_jobs.worker`: what a detached worker runs. It loads neither the command line nor torch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from nimble_jobs.errors import NimbleError
+from nimble_jobs.worker.supervisor import run
+
+log = logging.getLogger("nimble_jobs.worker")
+
+
+def main() -> int:
+    """Run a worker in the foreground; its log goes to stderr."""
+    parser = argparse.ArgumentParser(prog="python -m nimble_jobs.worker", description=main.__doc__)
+    parser.add_argument("--home", type=Path, required=True, help="state folder")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--max-idle-s", type=float, help="end after so many seconds without work")
+    parser.add_argument("--gpu-memory-bytes", type=int, help="budget for what stays on the device between jobs")
+    given = parser.parse_args()
+    try:
+        return run(
+            given.home,
+            device=given.device,
+            max_idle_s=given.max_idle_s,
+            gpu_memory_bytes=given.gpu_memory_bytes,
+        )
+    except NimbleError as error:
+        log.error("%s", error)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

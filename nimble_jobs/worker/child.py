@@ -1,0 +1,117 @@
+"""The process that touches the device: it takes jobs from its supervisor, one at a time, and never outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from nimble_jobs.errors import NimbleError
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.worker import logs
+from nimble_jobs.worker.messages import Done, Drain, Ready, Refused
+
+if TYPE_CHECKING:
+    from nimble_jobs.worker.executor import Station
+
+log = logging.getLogger(__name__)
+
+ORPHANED = 70  # exit codes
+FAULTED = 71
+
+_PR_SET_PDEATHSIG = 1
+
+MakeStation = Callable[[Store, str, str, int | None], "Station"]
+
+
+def main(
+    link: Connection,
+    home: Path,
+    worker: str,
+    device: str,
+    gpu_memory_bytes: int | None,
+    parent: int,
+    *,
+    make_station: MakeStation | None = None,
+) -> None:
+    """Run jobs on `device` until the supervisor, whose process id is `parent`, says otherwise or is gone.
+
+    `make_station(store, worker, device, gpu_memory_bytes)` says where they run; by default, on the real device.
+    """
+    _die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to every process; ours comes as a Drain
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    logs.to_stderr()
+    logging.captureWarnings(True)
+    inbox = _Inbox(link)
+    try:
+        from nimble_jobs.worker.executor import execute, real_station  # torch is loaded in this process only
+        from nimble_jobs.workloads.context import Stop
+
+        store = open_store(home)
+        station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
+    except NimbleError as error:
+        link.send(Refused(message=str(error), exit_code=error.exit_code))
+        return
+    link.send(Ready(device=station.device))
+    while job := inbox.next_job():
+        sound = execute(job, station, wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO)
+        link.send(Done(job_id=job.id, attempt=job.attempt))
+        if not sound:
+            log.error("the device faulted; this process ends, so that no other job runs in its context")
+            _exit(FAULTED)
+    station.residents.clear()
+    store.close()
+    _exit(0)
+
+
+class _Inbox:
+    """Reads the pipe on a thread of its own: orders arrive while a job runs, and a dead supervisor is noticed."""
+
+    def __init__(self, link: Connection) -> None:
+        self.draining = False
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        threading.Thread(target=self._read, args=(link,), name="inbox", daemon=True).start()
+
+    def next_job(self) -> Job | None:
+        """The next job, waiting for it; None when there will be no more."""
+        return self._jobs.get()
+
+    def _read(self, link: Connection) -> None:
+        while True:
+            try:
+                order = link.recv()
+            except (EOFError, OSError):
+                _exit(ORPHANED)
+            if isinstance(order, Drain):
+                self.draining = True
+                self._jobs.put(None)
+            else:
+                self._jobs.put(order)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies. The pipe says so too, but not while a call hangs."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            log.warning("PR_SET_PDEATHSIG: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != parent:
+        _exit(ORPHANED)
+
+
+def _exit(code: int) -> None:
+    """Leave without the interpreter's clean-up, which can hang on a device that does not answer."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

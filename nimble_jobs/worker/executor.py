@@ -1,0 +1,172 @@
+"""Runs attempts of jobs in this process and tells the store how they ended: for the worker's child, and for `run`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs import spec as specs
+from nimble_jobs.errors import DeviceFault, FencedOut, NimbleError, OutOfMemory, UsageError
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store
+from nimble_jobs.worker import endings
+from nimble_jobs.worker.faults import explain
+from nimble_jobs.worker.logs import job_log
+from nimble_jobs.worker.pulse import Pulse
+from nimble_jobs.worker.residency import Residents, default_budget_bytes
+from nimble_jobs.worker.signals import interrupts
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[JobContext], Outcome]
+OnReport = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Station:
+    """Where attempts run: a device, what is resident on it, and the code that does the work."""
+
+    store: Store
+    device: str  # cpu | cuda:N
+    residents: Residents
+    run: Run
+
+
+def execute(
+    job: Job,
+    station: Station,
+    *,
+    wish: Callable[[], Stop] = lambda: Stop.GO,
+    retry: bool = True,
+    on_report: OnReport | None = None,
+) -> bool:
+    """Run `job`'s present attempt to its end and record it. False when this process must not use the device again.
+
+    `retry=False` makes every failure final. Raises StoreError when the store cannot be told how the attempt ended.
+    """
+    jobs = station.store.jobs
+    station.residents.begin()
+    with job_log(station.store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report) as pulse:
+        log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
+        try:
+            outcome = _run(job, station, pulse)
+        except FencedOut:
+            log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
+            return True
+        except (Exception, SystemExit) as error:  # the model's code is the user's: anything may come
+            found = explain(error, station.device)
+            log.error("%s", found, exc_info=error)
+            kind, found = type(found), _bare(found)
+        else:
+            _record(job, station.store, outcome)
+            return True
+        endings.failed(jobs, job, found, retry=retry)
+    if issubclass(kind, OutOfMemory):
+        _free(station)
+    return not issubclass(kind, DeviceFault)
+
+
+def run_inline(
+    store: Store,
+    job_id: str,
+    *,
+    gpu_memory_bytes: int | None = None,
+    station: Station | None = None,
+    on_report: OnReport | None = None,
+) -> Job:
+    """Run a foreground job to its end and return its final record. Nothing is retried.
+
+    The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. Raises UsageError when the
+    job is not waiting for its `run` command.
+    """
+    with store.workers.hold({"role": "run"}) as lease:
+        job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
+        if job is None:
+            raise UsageError(f"job {job_id} does not wait to be run in the foreground")
+        with interrupts() as interrupted:
+            try:
+                station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
+                execute(
+                    job,
+                    station,
+                    wish=lambda: Stop.CANCEL if interrupted.is_set() else Stop.GO,
+                    retry=False,
+                    on_report=on_report,
+                )
+            except KeyboardInterrupt:
+                endings.cancelled(store.jobs, job)
+            except NimbleError as error:
+                endings.failed(store.jobs, job, error, retry=False)
+        return store.jobs.get(job.id)
+
+
+def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:
+    """What runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError where there is none such."""
+    from nimble_jobs import workloads
+    from nimble_jobs.engine.device import resolve
+
+    resolved = str(resolve(device))
+    residents = Residents(
+        gpu_memory_bytes or default_budget_bytes(resolved),
+        on_change=lambda keys: store.schedules.set_residents(worker, keys),
+    )
+    return Station(store=store, device=resolved, residents=residents, run=workloads.run)
+
+
+def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
+    def event(kind: str, message: str, data: dict[str, Any]) -> None:
+        log.info("%s: %s", kind, message)
+        station.store.jobs.event(kind, message, job_id=job.id, attempt=job.attempt, data=data, now=time.time())
+
+    context = JobContext(
+        job=job,
+        spec=specs.restore(job.spec),
+        device=station.device,
+        store=station.store,
+        residents=station.residents,
+        stop=pulse.stop,
+        report=pulse.report,
+        event=event,
+        allowed_python=tuple(Path(folder) for folder in job.allow_python),
+    )
+    with redirect_stdout(sys.stderr):  # a model's prints must not mix with what commands print
+        outcome = station.run(context)
+    if outcome.stop is Stop.GO:
+        pulse.flush()  # the last counts
+    return outcome
+
+
+def _record(job: Job, store: Store, outcome: Outcome) -> None:
+    match outcome.stop:
+        case Stop.GO:
+            endings.succeeded(
+                store.jobs, job, outputs=outcome.outputs, timings=outcome.timings, schedule=outcome.schedule
+            )
+        case Stop.DRAIN:
+            endings.requeued(store.jobs, job, "the worker was stopped")
+        case Stop.CANCEL:
+            endings.cancelled(store.jobs, job)
+        case Stop.TIMEOUT:
+            endings.timed_out(store.jobs, job)
+
+
+def _bare(error: NimbleError) -> NimbleError:
+    """Without its traceback, whose frames would keep tensors alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _free(station: Station) -> None:
+    """Out of memory: the next attempt deserves an empty device."""
+    station.residents.clear()
+    gc.collect()
+    if station.device.startswith("cuda"):
+        sys.modules["torch"].cuda.empty_cache()

@@ -1,0 +1,76 @@
+"""Turns whatever a job raised into the error that is kept with it, and tells when the device's context is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from nimble_jobs.errors import DeviceFault, JobFailed, NimbleError, OutOfMemory
+
+# How CUDA, cuBLAS and cuDNN word a fault after which every later call of the process fails too.
+_FAULTS = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+    "uncorrectable ecc error",
+    "invalid program counter",
+    "cuda error",
+    "cublas_status_execution_failed",
+    "cudnn_status_execution_failed",
+    "triton error [cuda]",
+)
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
+
+
+def explain(error: BaseException, device: str) -> NimbleError:
+    """The error to keep with the job. A DeviceFault means that this process must not run another job on `device`."""
+    for cause in _chain(error):
+        if isinstance(cause, DeviceFault | OutOfMemory):
+            return cause
+        if fault := _device_error(cause):
+            return fault
+    if not _context_answers(device):
+        return DeviceFault(f"{_words(error)}; the device does not answer any more")
+    return error if isinstance(error, NimbleError) else JobFailed(_words(error))
+
+
+def _device_error(error: BaseException) -> NimbleError | None:
+    torch = sys.modules.get("torch")
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return OutOfMemory(_words(error))
+    if not isinstance(error, RuntimeError) or isinstance(error, NimbleError):
+        return None
+    if any(words in text for words in _NO_MEMORY):
+        return OutOfMemory(_words(error))
+    if (torch and isinstance(error, torch.AcceleratorError)) or any(words in text for words in _FAULTS):
+        return DeviceFault(_words(error))
+    return None
+
+
+def _context_answers(device: str) -> bool:
+    torch = sys.modules.get("torch")
+    if not device.startswith("cuda") or torch is None:
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:  # kernels fail asynchronously: a fault may show only here
+        return False
+    return True
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__
+
+
+def _words(error: BaseException) -> str:
+    """Type and first paragraph: CUDA's messages go on with advice that fits a log better than a table."""
+    text = str(error).strip().split("\n\n")[0].split("\nCUDA kernel errors")[0].strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,125 @@
+"""Carries a job's progress to the store and the wish to stop back, a few times a second, off the computing thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from nimble_jobs.errors import FencedOut, StoreError
+from nimble_jobs.job import Job
+from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.workloads.context import Stop
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.25
+
+
+class Pulse:
+    """One attempt's link to the store. Between batches it costs no more than a look at a flag.
+
+    `wish` says what the process wants of the attempt (GO, DRAIN or CANCEL); `on_report` sees every report at once.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        job: Job,
+        *,
+        wish: Callable[[], Stop] = lambda: Stop.GO,
+        on_report: Callable[[dict[str, Any]], None] | None = None,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._jobs = jobs
+        self._job = job
+        self._wish = wish
+        self._on_report = on_report
+        self._interval_s = interval_s
+        self._deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
+        self._values: dict[str, Any] = {"done": 0, "total": None, "bad": 0}
+        self._dirty = False
+        self._cancel = False
+        self._fenced = False
+        self._lock = threading.Lock()  # guards _values and _dirty
+        self._writing = threading.Lock()  # one write at a time, so that an older count never lands last
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"pulse-{job.id}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def stop(self) -> Stop:
+        """What the workload should do now. Raises FencedOut when the attempt no longer owns the job."""
+        self._check_fence()
+        if self._cancel:
+            return Stop.CANCEL
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return Stop.TIMEOUT
+        return self._wish()
+
+    def report(
+        self,
+        *,
+        phase: str | None = None,
+        done: int | None = None,
+        total: int | None = None,
+        bad: int | None = None,
+        schedule: dict[str, Any] | None = None,
+        timings: dict[str, Any] | None = None,
+    ) -> None:
+        """Take the newest values; None leaves one as it was. The phase "publish" is written at once, for its fence."""
+        self._check_fence()
+        given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
+        with self._lock:
+            self._values.update((name, value) for name, value in given.items() if value is not None)
+            self._dirty = True
+            values = dict(self._values)
+        if self._on_report:
+            self._on_report(values)
+        if phase == "publish":
+            self.flush(always=True)
+
+    def flush(self, *, always: bool = False) -> None:
+        """Write what is not written yet. Raises FencedOut and StoreError."""
+        with self._writing:
+            with self._lock:
+                if not (self._dirty or always):
+                    return
+                values = dict(self._values)
+                self._dirty = False
+            try:
+                self._fenced = not self._jobs.progress(self._job.id, self._job.attempt, **values)
+            except StoreError:
+                with self._lock:
+                    self._dirty = True
+                raise
+        self._check_fence()
+
+    def _check_fence(self) -> None:
+        if self._fenced:
+            raise FencedOut
+
+    def _beat(self) -> None:
+        troubled = False
+        while not self._over.wait(self._interval_s):
+            try:
+                self.flush()
+                self._cancel = self._cancel or self._jobs.cancel_wanted(self._job.id, self._job.attempt)
+                troubled = False
+            except FencedOut:  # the computing thread meets it at its next report or question
+                return
+            except StoreError as error:  # progress can wait; a store that stays broken fails the job at its end
+                if not troubled:
+                    log.warning("progress could not be written: %s", error)
+                troubled = True

@@ -1,0 +1,101 @@
+"""What stays on the device between jobs: least recently used goes first, under a budget of bytes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from nimble_jobs.planner import Resident
+
+log = logging.getLogger(__name__)
+
+_DEVICE_SHARE = 0.8  # the rest is for what one job allocates beside its graphs, and for the libraries' workspaces
+_HOST_SHARE = 0.5
+
+
+class Residents:
+    """Values by key, with their bytes under a budget. Whatever the present job touched is in use and stays."""
+
+    def __init__(self, budget_bytes: int, on_change: Callable[[tuple[str, ...]], None] = lambda _keys: None) -> None:
+        self.budget_bytes = budget_bytes
+        self._on_change = on_change
+        self._values: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
+        self._in_use: set[str] = set()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Least recently used first."""
+        return tuple(self._values)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(value.bytes for value in self._values.values())
+
+    def begin(self) -> None:
+        """A new job starts: nothing is in use yet."""
+        self._in_use.clear()
+
+    def get(self, key: str) -> Resident | None:
+        """The value kept under `key`, now the most recently used and in use."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+            self._in_use.add(key)
+        return value
+
+    def put(self, key: str, value: Resident) -> None:
+        """Keep `value`, in use; evict others as the budget asks. One larger than the budget alone is kept, too."""
+        old = self._values.pop(key, None)
+        if old is not None and old is not value:
+            old.close()
+        self._evict(value.bytes)
+        self._values[key] = value
+        self._in_use.add(key)
+        self._on_change(self.keys)
+
+    def make_room(self, nbytes: int) -> None:
+        """Evict, least recently used first, until `nbytes` more fit the budget or all that is left is in use."""
+        if self._evict(nbytes):
+            self._on_change(self.keys)
+
+    def clear(self) -> None:
+        """Close everything, in use or not: for the end of the process, or after the device ran out of memory."""
+        had_any = bool(self._values)
+        self._in_use.clear()
+        while self._values:
+            self._values.popitem(last=False)[1].close()
+        if had_any:
+            self._on_change(())
+
+    def _evict(self, nbytes: int) -> bool:
+        used = self.used_bytes
+        evicted = False
+        for key in [k for k in self._values if k not in self._in_use]:
+            if used + nbytes <= self.budget_bytes:
+                break
+            value = self._values.pop(key)
+            used -= value.bytes
+            log.info("evicted %s, %d bytes", key[:16], value.bytes)
+            value.close()
+            evicted = True
+        return evicted
+
+
+def default_budget_bytes(device: str) -> int:
+    """80 % of a GPU's memory; on the CPU half of what this process may use of the host's."""
+    if device.startswith("cuda"):
+        torch = sys.modules["torch"]  # whoever found the device has loaded it
+        return int(torch.cuda.get_device_properties(device).total_memory * _DEVICE_SHARE)
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no control group, or the word "max"
+        limit = total
+    return int(min(total, limit) * _HOST_SHARE)

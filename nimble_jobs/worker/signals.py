@@ -1,0 +1,72 @@
+"""SIGTERM and SIGINT as something to wait on, or to ask for between batches."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Self
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Counts SIGTERM and SIGINT while it is entered; its `fileno` becomes readable at each. Main thread only."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def __enter__(self) -> Self:
+        self._fd_before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._handle) for number in _NUMBERS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, old in self._before.items():
+            signal.signal(number, old)
+        signal.set_wakeup_fd(self._fd_before)
+        self._read.close()
+        self._write.close()
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def clear(self) -> None:
+        """Make `fileno` unreadable until the next signal. The count stays."""
+        try:
+            while self._read.recv(64):
+                pass
+        except BlockingIOError:
+            return
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """An event that SIGINT or SIGTERM sets; the second signal raises KeyboardInterrupt."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted  # Python hands signals to the main thread only
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupted
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,283 @@
+"""The worker: claims jobs and hands them to one child process that has the device. It never touches the device itself.
+
+The child may die at any moment, and so may this process: what was claimed is found by `recover` and queued again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from nimble_jobs.errors import NimbleError, StoreError, UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.workers import WorkerLease
+from nimble_jobs.worker import child as child_process
+from nimble_jobs.worker import endings, logs
+from nimble_jobs.worker.messages import Done, Ready, Refused
+from nimble_jobs.worker.process import Child, Target
+from nimble_jobs.worker.signals import StopSignals
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1  # how often an idle worker looks for jobs
+WATCH_S = 0.25  # how often the job that runs is looked at
+MAINTAIN_S = 5.0  # how often lost jobs are looked for
+OVERTIME_S = 10.0  # after a job's timeout, for the child to stop by itself
+CANCELLED_S = 1.0  # after `cancel --now`, likewise
+TROUBLE_S = 60.0  # how long the store may refuse before the worker gives up
+STARTS = 5  # child processes in a row that die before they are ready
+BACKOFF_S = 0.2  # before the next start, doubled each time
+
+
+def run(
+    home: Path,
+    *,
+    device: str = "auto",
+    max_idle_s: float | None = None,
+    gpu_memory_bytes: int | None = None,
+    grace_s: float = 60.0,
+    target: Target = child_process.main,
+) -> int:
+    """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
+
+    After a signal the job that runs has `grace_s` to reach a safe point. Raises UsageError where `device` is not there,
+    StoreError when the state folder cannot be used, NimbleError when no child process comes up.
+    """
+    logs.to_stderr()
+    store = open_store(home)
+    try:
+        with StopSignals() as signals, store.workers.hold({"role": "worker", "device": device}) as lease:
+
+            def spawn() -> Child:
+                return Child(target, home, lease.id, device, gpu_memory_bytes)
+
+            log.info("worker %s starts", lease.id)
+            supervisor = Supervisor(store, lease, signals, spawn, max_idle_s=max_idle_s, grace_s=grace_s)
+            try:
+                supervisor.loop()
+            finally:
+                supervisor.close()
+            log.info("worker %s ends", lease.id)
+    finally:
+        store.close()
+    return 0
+
+
+@dataclass
+class _Running:
+    """The attempt that the child works on. Times are of the monotonic clock."""
+
+    job: Job
+    deadline: float | None  # after it the child is killed
+    kill_at: float | None = None  # set once the job has been cancelled under it
+
+
+class Supervisor:
+    """One worker's event loop and what it knows."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: WorkerLease,
+        signals: StopSignals,
+        spawn: Callable[[], Child],
+        *,
+        max_idle_s: float | None,
+        grace_s: float,
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._signals = signals
+        self._spawn = spawn
+        self._max_idle_s = max_idle_s
+        self._grace_s = grace_s
+        self._child: Child | None = None
+        self._running: _Running | None = None
+        self._failed_starts = 0
+        self._start_at = 0.0
+        self._idle_since = time.monotonic()
+        self._maintain_at = 0.0
+        self._watch_at = 0.0
+        self._claim_at = 0.0
+        self._trouble_since: float | None = None
+
+    def loop(self) -> None:
+        """Work until told to stop, or idle for too long."""
+        while not self._signals.count:
+            try:
+                if self._step():
+                    return
+                self._trouble_since = None
+            except StoreError as error:
+                self._endure(error)
+            self._wait(self._next_at())
+        self._drain()
+
+    def close(self) -> None:
+        """Leave no child behind."""
+        if self._child:
+            self._child.kill()
+            self._child.bury()
+            self._child = None
+
+    def _step(self) -> bool:
+        """Whatever is due now. True when the worker has been idle for long enough."""
+        now = time.monotonic()
+        self._hear()
+        if now >= self._maintain_at:
+            self._maintain_at = now + MAINTAIN_S
+            self._maintain()
+        if self._child is None and now >= self._start_at:
+            self._child = self._spawn()
+        if self._running:
+            if now >= self._watch_at:
+                self._watch_at = now + WATCH_S
+                self._watch(self._running)
+        elif self._child and self._child.device and now >= self._claim_at and not self._claim(self._child):
+            self._claim_at = now + POLL_S
+            return self._idle_for_too_long(now)
+        return False
+
+    def _next_at(self) -> float:
+        """When the next step is due, if nothing happens before."""
+        if self._child is None:
+            return min(self._maintain_at, self._start_at)
+        if self._running:
+            return min(self._maintain_at, self._watch_at)
+        return min(self._maintain_at, self._claim_at) if self._child.device else self._maintain_at
+
+    def _wait(self, until: float) -> None:
+        awaited: list[Connection | int] = [self._signals.fileno()]
+        if self._child:
+            awaited += [self._child.link, self._child.sentinel]
+        wait(awaited, timeout=max(0.0, until - time.monotonic()))
+        self._signals.clear()
+
+    def _claim(self, child: Child) -> bool:
+        assert child.device is not None
+        job = self._store.jobs.claim(self._lease.id, device=child.device, now=time.time())
+        if job is None:
+            return False
+        log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
+        now = time.monotonic()
+        self._running = _Running(job=job, deadline=None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S)
+        self._watch_at = now + WATCH_S
+        child.run(job)
+        return True
+
+    def _hear(self) -> None:
+        """Take the child's messages, then its death if it died: the last message may say that the job was done."""
+        if self._child is None:
+            return
+        dead = not self._child.alive
+        for message in self._child.messages():
+            match message:
+                case Ready(device=device):
+                    self._child.device = device
+                    self._failed_starts = 0
+                    self._idle_since = time.monotonic()
+                    self._lease.update(device=device, status="ready")
+                    log.info("ready on %s", device)
+                case Refused(message=text, exit_code=code):
+                    raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)
+                case Done(job_id=job_id, attempt=attempt):
+                    if self._running and (self._running.job.id, self._running.job.attempt) == (job_id, attempt):
+                        self._running = None
+                        self._idle_since = time.monotonic()
+                        self._claim_at = 0.0
+        if dead:
+            self._mourn(self._child)
+
+    def _mourn(self, child: Child) -> None:
+        was_ready = child.device is not None
+        how = child.bury()
+        self._child = None
+        running, self._running = self._running, None
+        log.warning("the child process ended: %s", how)
+        if not was_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                raise NimbleError(f"{STARTS} child processes in a row died before they were ready, the last one: {how}")
+            self._start_at = time.monotonic() + BACKOFF_S * 2.0 ** (self._failed_starts - 1)
+        self._idle_since = time.monotonic()
+        self._maintain_at = 0.0  # finds the job again should the next line fail
+        if running:
+            self._lost(running.job, f"the process that ran it died ({how})")
+        self._store.schedules.set_residents(self._lease.id, [])
+
+    def _lost(self, job: Job, reason: str) -> None:
+        state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
+        if state:
+            log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
+
+    def _maintain(self) -> None:
+        """Find jobs whose worker is gone, and jobs that wait for what can never come."""
+        jobs = self._store.jobs
+        for job in self._store.recover(now=time.time()):
+            log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
+        jobs.sweep(now=time.time())
+        mine = self._running and (self._running.job.id, self._running.job.attempt)
+        for job in jobs.list(states=[JobState.RUNNING]):
+            if job.worker == self._lease.id and (job.id, job.attempt) != mine:
+                self._lost(job, "its worker lost track of it")
+
+    def _watch(self, running: _Running) -> None:
+        """Kill the child when its job has no right to go on and does not stop by itself."""
+        assert self._child is not None
+        now = time.monotonic()
+        if running.deadline is not None and now > running.deadline:
+            log.warning("%s: does not stop after its timeout", running.job.id)
+            self._child.kill()
+            endings.timed_out(self._store.jobs, running.job)
+            return
+        if running.kill_at is None and self._store.jobs.get(running.job.id).state is JobState.CANCELLED:
+            running.kill_at = now + CANCELLED_S
+        elif running.kill_at is not None and now > running.kill_at:
+            log.warning("%s: cancelled; the process that runs it is killed", running.job.id)
+            self._child.kill()
+
+    def _idle_for_too_long(self, now: float) -> bool:
+        if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
+            return False
+        soon = [j for j in self._store.jobs.list(states=[JobState.QUEUED]) if j.attempt > 0 and not j.foreground]
+        if any(job.not_before > time.time() for job in soon):  # a failed attempt waits for its next one: that is work
+            return False
+        log.info("idle for %.0f s", now - self._idle_since)
+        return True
+
+    def _drain(self) -> None:
+        """Let the job that runs reach a safe point, but no longer than the grace period or until a second signal."""
+        self._lease.update(status="draining")
+        log.info("told to stop%s", f"; {self._running.job.id} finishes its shard" if self._running else "")
+        deadline = time.monotonic() + (self._grace_s if self._running else 0.0)
+        if self._child and self._running:
+            self._child.drain()
+        while self._running and self._child:
+            now = time.monotonic()
+            if now > deadline or self._signals.count > 1:
+                job, self._running = self._running.job, None
+                self._child.kill()
+                endings.requeued(self._store.jobs, job, "the worker was stopped before the shard was finished")
+                return
+            self._hear()
+            if self._running:
+                if now >= self._watch_at:
+                    self._watch_at = now + WATCH_S
+                    self._watch(self._running)
+                self._wait(min(deadline, self._watch_at))
+
+    def _endure(self, error: StoreError) -> None:
+        """The store may be full, locked or gone for a moment; jobs that run go on."""
+        now = time.monotonic()
+        if self._trouble_since is None:
+            log.error("the store refuses: %s", error)
+            self._trouble_since = now
+        elif now - self._trouble_since > TROUBLE_S:
+            raise error
+        self._claim_at = self._watch_at = now + 1.0
+        self._maintain_at = max(self._maintain_at, now + 1.0)

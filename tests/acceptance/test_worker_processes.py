@@ -1,0 +1,330 @@
+"""A worker of real processes under real signals. The jobs are fakes; their effects are files and rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import worker_fakes
+from worker_fakes import submit
+
+from nimble_jobs import client
+from nimble_jobs.errors import NotFinishedInTime, NotFound
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(resolve(str(tmp_path / "home")))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def start(store: Store, tmp_path: Path) -> Iterator[Start]:
+    """Starts workers; none of them, nor a child, is left behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*, idle: float = 0, grace: float = 20, device: str = "auto", target: str = "") -> subprocess.Popen[str]:
+        log = (tmp_path / f"worker-{len(started)}.log").open("w")
+        command = [sys.executable, worker_fakes.__file__, str(store.home), str(idle), str(grace), device, target]
+        started.append(subprocess.Popen(command, stderr=log, text=True))
+        log.close()
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def running(store: Store, job: Job) -> Callable[[], bool]:
+    return lambda: store.jobs.get(job.id).state is JobState.RUNNING
+
+
+def noted(tmp_path: Path, name: str = "fake") -> list[list[str]]:
+    """Attempt, process id and text of each line that the job wrote."""
+    path = tmp_path / f"{name}.note"
+    return [line.split(maxsplit=2) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ended(store: Store, *jobs: Job, timeout_s: float = 30.0) -> list[Job]:
+    return client.wait([job.id for job in jobs], store=store, timeout_s=timeout_s)
+
+
+def child_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The process that runs jobs; the other one is multiprocessing's resource tracker."""
+    children = psutil.Process(process.pid).children()
+    (found,) = [c for c in children if "spawn_main" in " ".join(c.cmdline())]
+    return found
+
+
+def test_jobs_flow(store: Store, start: Start, tmp_path: Path) -> None:
+    """Many small jobs run one after another in one process; an idle worker leaves with 0; the log tells the story."""
+    jobs = [submit(store, tmp_path, name=f"job-{i}", do="print") for i in range(50)]
+    worker = start(idle=0.5)
+    assert worker.wait(timeout=30) == 0
+    done = ended(store, *jobs)
+    assert [job.state for job in done] == [JobState.SUCCEEDED] * 50
+    assert done[0].outputs == {"path": "out"}
+    assert done[0].timings == {"run_s": 0.5}
+    assert (done[0].records_done, done[0].records_total) == (1, 1)
+    assert len({noted(tmp_path, f"job-{i}")[0][1] for i in range(50)}) == 1
+    first, last = min(j.started_at or 0 for j in done), max(j.finished_at or 0 for j in done)
+    assert (last - first) / 50 < 0.2
+    log = (store.home / "logs" / f"{jobs[0].id}.log").read_text()
+    assert "attempt 1" in log
+    assert "succeeded" in log
+    assert store.workers.live() == []
+
+
+def test_progress_is_seen_while_a_job_runs(store: Store, start: Start, tmp_path: Path) -> None:
+    """Other processes see counts and phase change while the job runs."""
+    job = submit(store, tmp_path, do="batches", count=100, sleep_s=0.05)
+    start()
+    seen = until(lambda: (found := store.jobs.get(job.id)).records_done > 3 and found)
+    assert (seen.state, seen.phase, seen.records_total) == (JobState.RUNNING, "run", 100)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_child_is_replaced_and_its_job_runs_again(
+    store: Store, start: Start, tmp_path: Path, times: int
+) -> None:
+    """SIGKILL of the child during a job costs one attempt, not the job."""
+    job = submit(store, tmp_path, do="die", times=times)
+    start()
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["lost"] * times + ["succeeded"]
+    assert len({process for _, process, _ in noted(tmp_path)}) == times + 1
+
+
+def test_a_job_that_kills_every_child_is_quarantined(store: Store, start: Start, tmp_path: Path) -> None:
+    """After max_attempts deaths the job is quarantined with the reason, and the next job runs."""
+    job, next_job = submit(store, tmp_path, do="die", times=99), submit(store, tmp_path, name="next", do="batches")
+    start()
+    done, other = ended(store, job, next_job)
+    assert done.state is JobState.QUARANTINED
+    assert "SIGKILL" in (done.error or "")
+    assert done.attempt == 3
+    assert other.state is JobState.SUCCEEDED
+
+
+def test_a_device_fault_ends_the_process(store: Store, start: Start, tmp_path: Path) -> None:
+    """After a device fault the job is tried again in a new process: the faulted context runs nothing any more."""
+    job = submit(store, tmp_path, do="fault")
+    start()
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["failed", "succeeded"]
+    (_, faulted, _), (_, fresh, _), _ = noted(tmp_path)
+    assert faulted != fresh
+
+
+def test_failures_say_why_and_keep_the_process(store: Store, start: Start, tmp_path: Path) -> None:
+    """Errors fail the job at once with a reason; a traceback goes to its log; the process goes on."""
+    jobs = [
+        submit(store, tmp_path, name="data", do="raise", error="data"),
+        submit(store, tmp_path, name="bug", do="raise", error="bug"),
+        submit(store, tmp_path, name="exit", do="exit"),
+        submit(store, tmp_path, name="good", do="batches"),
+    ]
+    start()
+    data, bug, left, good = ended(store, *jobs)
+    assert (data.state, data.error, data.attempt) == (JobState.FAILED, "no such file", 1)
+    assert (bug.state, bug.error, bug.attempt) == (JobState.FAILED, "KeyError: 'weights'", 1)
+    assert (left.state, left.error) == (JobState.FAILED, "SystemExit: 3")
+    assert good.state is JobState.SUCCEEDED
+    assert "Traceback" in (store.home / "logs" / f"{bug.id}.log").read_text()
+    assert len({noted(tmp_path, name)[0][1] for name in ("data", "bug", "exit", "good")}) == 1
+
+
+def test_a_killed_supervisor_takes_its_child_along(store: Store, start: Start, tmp_path: Path) -> None:
+    """SIGKILL of the supervisor ends the child too; the next worker finds the job and runs it."""
+    job = submit(store, tmp_path, do="hang")
+    worker = start()
+    until(lambda: noted(tmp_path))
+    child = child_of(worker)
+    worker.kill()
+    worker.wait()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 5)
+    assert store.workers.live() == []
+    start()
+    until(lambda: len(noted(tmp_path)) == 2)
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["lost", None]
+
+
+def test_another_worker_recovers_lost_jobs(store: Store, start: Start, tmp_path: Path) -> None:
+    """A worker that runs already finds the job of one that was killed."""
+    job = submit(store, tmp_path, do="batches", count=15, sleep_s=0.1)
+    first = start()
+    until(running(store, job))
+    start()
+    until(lambda: sum(info.status == "ready" for info in store.workers.live()) == 2)
+    first.kill()
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+    assert len({a.worker for a in store.jobs.attempts(job.id)}) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_worker_gives_its_job_back(store: Store, start: Start, tmp_path: Path, number: int) -> None:
+    """SIGTERM or SIGINT: the job stops at its next safe point and is queued; exit 0; nothing counts as a failure."""
+    job, waiting = (submit(store, tmp_path, name=n, do="batches", count=400, sleep_s=0.05) for n in ("a", "b"))
+    worker = start()
+    until(lambda: noted(tmp_path, "a"))
+    worker.send_signal(number)
+    assert worker.wait(timeout=10) == 0
+    found = store.jobs.get(job.id)
+    assert (found.state, found.attempt, found.not_before <= time.time()) == (JobState.QUEUED, 1, True)
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
+    assert noted(tmp_path, "a")[-1][2] == "stop drain"
+    assert store.jobs.get(waiting.id).attempt == 0
+
+
+def test_a_terminal_interrupt_reaches_everybody_and_loses_nothing(store: Store, start: Start, tmp_path: Path) -> None:
+    """Ctrl-C goes to the child as well; it must not die of it."""
+    job = submit(store, tmp_path, do="batches", count=400, sleep_s=0.05)
+    worker = start()
+    until(lambda: noted(tmp_path))
+    child_of(worker).send_signal(signal.SIGINT)
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(timeout=10) == 0
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+def test_the_grace_period_ends(store: Store, start: Start, tmp_path: Path, second_signal: bool) -> None:
+    """A job that does not stop is queued again when the grace period is over, or at a second signal."""
+    job = submit(store, tmp_path, do="hang")
+    worker = start(grace=60 if second_signal else 1)
+    until(lambda: noted(tmp_path))
+    worker.terminate()
+    if second_signal:
+        time.sleep(0.3)
+        worker.terminate()
+    assert worker.wait(timeout=10) == 0
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
+
+
+def test_cancel_between_batches(store: Store, start: Start, tmp_path: Path) -> None:
+    """A running job stops at its next batch; the process stays."""
+    job, other = (submit(store, tmp_path, name=n, do="batches", count=400 * (n == "a") + 1, sleep_s=0.05) for n in "ab")
+    start()
+    until(lambda: noted(tmp_path, "a"))
+    assert client.cancel(job.id, store=store)[0].state is JobState.RUNNING
+    done, second = ended(store, job, other)
+    assert (done.state, second.state) == (JobState.CANCELLED, JobState.SUCCEEDED)
+    assert noted(tmp_path, "a")[-1][2] == "stop cancel"
+    assert noted(tmp_path, "a")[0][1] == noted(tmp_path, "b")[0][1]
+
+
+def test_cancel_now_kills_what_does_not_stop(store: Store, start: Start, tmp_path: Path) -> None:
+    """`cancel --now` ends a job that never asks; the next job runs in a new process."""
+    job, other = submit(store, tmp_path, name="a", do="hang"), submit(store, tmp_path, name="b", do="batches")
+    start()
+    until(lambda: noted(tmp_path, "a"))
+    assert client.cancel(job.id, store=store, now=True)[0].state is JobState.CANCELLED
+    assert ended(store, other)[0].state is JobState.SUCCEEDED
+    assert noted(tmp_path, "a")[0][1] != noted(tmp_path, "b")[0][1]
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["cancelled"]
+
+
+def test_timeout(store: Store, start: Start, tmp_path: Path) -> None:
+    """A job stops at its timeout and fails, once, saying so."""
+    job = submit(store, tmp_path, do="batches", count=400, sleep_s=0.05, timeout_s=1.0)
+    start()
+    (done,) = ended(store, job)
+    assert (done.state, done.error, done.attempt) == (JobState.FAILED, "timed out after 1s", 1)
+
+
+def test_a_job_that_ignores_its_timeout_is_killed(store: Store, start: Start, tmp_path: Path) -> None:
+    """A while later the supervisor kills the process; the job has failed, and is not tried again."""
+    job = submit(store, tmp_path, do="hang", timeout_s=0.5)
+    start()
+    (done,) = ended(store, job)
+    assert (done.state, done.error, done.attempt) == (JobState.FAILED, "timed out after 500ms", 1)
+
+
+def test_a_device_that_is_not_there(store: Store, start: Start, tmp_path: Path) -> None:
+    """The worker says so and exits with 2; the job stays queued."""
+    job = submit(store, tmp_path, do="batches")
+    worker = start(device="cuda:9")
+    assert worker.wait(timeout=20) != 0
+    assert "cuda:9 was asked for" in (tmp_path / "worker-0.log").read_text()
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_children_that_never_come_up(store: Store, start: Start, tmp_path: Path) -> None:
+    """After five children that died at their start the worker gives up and says how the last one ended."""
+    job = submit(store, tmp_path, do="batches")
+    worker = start(target="dies")
+    assert worker.wait(timeout=30) != 0
+    assert "5 child processes in a row died before they were ready, the last one: killed by SIGKILL" in (
+        (tmp_path / "worker-0.log").read_text()
+    )
+    assert store.jobs.get(job.id).attempt == 0
+
+
+def test_an_idle_worker_waits_for_a_retry(store: Store, start: Start, tmp_path: Path) -> None:
+    """A job that waits for its next attempt keeps the worker, however short its idle time."""
+    job = submit(store, tmp_path, do="die", times=1, retry_s=3.0)
+    worker = start(idle=0.3)
+    assert worker.wait(timeout=30) == 0
+    assert store.jobs.get(job.id).state is JobState.SUCCEEDED
+
+
+def test_stop_workers(store: Store, start: Start, tmp_path: Path) -> None:
+    """`stop_workers` returns when the workers are gone; it names those that run not, or too long."""
+    job = submit(store, tmp_path, do="hang")
+    worker = start(grace=2)
+    until(lambda: noted(tmp_path))
+    (info,) = client.live_workers(store=store)
+    assert info.pid == worker.pid
+    with pytest.raises(NotFound, match="nobody"):
+        client.stop_workers(["nobody"], store=store)
+    with pytest.raises(NotFinishedInTime, match=info.id):
+        client.stop_workers([info.id], store=store, timeout_s=0.1)
+    assert client.stop_workers(store=store) == client.live_workers(store=store) or worker.wait(timeout=5) == 0
+    assert client.live_workers(store=store) == []
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_a_paused_worker_keeps_its_job(store: Store, start: Start, tmp_path: Path) -> None:
+    """SIGSTOP is not death: the lock is held, nobody takes the job, and it goes on after SIGCONT."""
+    job = submit(store, tmp_path, do="batches", count=30, sleep_s=0.1)
+    worker = start()
+    until(lambda: noted(tmp_path))
+    processes = [worker.pid, child_of(worker).pid]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    start()
+    until(lambda: sum(info.status == "ready" for info in store.workers.live()) == 1 and len(store.workers.live()) == 2)
+    time.sleep(1.0)
+    assert store.jobs.get(job.id).attempt == 1
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    (done,) = ended(store, job)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1)

@@ -1,0 +1,113 @@
+"""A worker whose jobs do as their `model.args` say, without models.
+
+`python worker_fakes.py HOME IDLE_S GRACE_S DEVICE TARGET`
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs import spec as specs
+from nimble_jobs.errors import DataError, DeviceFault
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store
+from nimble_jobs.worker import child, supervisor
+
+DEVICE = "cpu"
+
+
+def run(context: Any) -> Any:
+    """`do`: batches, hang, raise, die, exit, fault, print. The file `note` gets a line at the start and at the end."""
+    from nimble_jobs.workloads.context import Outcome, Stop
+
+    args = context.spec.model.args
+    note = Path(args["note"])
+
+    def write(text: str) -> None:
+        with note.open("a") as file:
+            file.write(f"{context.job.attempt} {os.getpid()} {text}\n")
+
+    write("start")
+    match args["do"]:
+        case "hang":
+            time.sleep(600)
+        case "raise":
+            raise {"data": DataError("no such file"), "bug": KeyError("weights")}[args["error"]]
+        case "die" if context.job.attempt <= args["times"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(3)
+        case "fault" if context.job.attempt == 1:
+            raise DeviceFault("CUDA error: device-side assert triggered")
+        case "print":
+            print("printed by a model")
+    count = args.get("count", 1)
+    context.report(phase="run", total=count)
+    for batch in range(count):
+        stop = context.stop()
+        if stop is not Stop.GO:
+            write(f"stop {stop}")
+            return Outcome(stop=stop)
+        time.sleep(args.get("sleep_s", 0.0))
+        context.report(done=batch + 1)
+    context.report(phase="publish")
+    write("end")
+    return Outcome(outputs={"path": "out"}, timings={"run_s": 0.5}, schedule={"key": "k", "hit": "miss"})
+
+
+def make_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Any:
+    from nimble_jobs.errors import UsageError
+    from nimble_jobs.worker.executor import Station
+    from nimble_jobs.worker.residency import Residents
+
+    if device == "cuda:9":
+        raise UsageError("run.device: cuda:9 was asked for, but there are 0 CUDA devices")
+    return Station(store=store, device=DEVICE, residents=Residents(1 << 20), run=run)
+
+
+def die_at_start(*_args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Job:
+    """Queue a job that does what `args` say. `timeout_s` and `retry_s` are not for the job itself."""
+    timeout_s, retry_s = args.pop("timeout_s", None), args.pop("retry_s", 0.05)
+    after, foreground = args.pop("after", ()), args.pop("foreground", False)
+    spec = {
+        "version": 1,
+        "name": name,
+        "kind": "score",
+        "model": {"source": "torchvision:resnet18", "args": {"note": str(folder / f"{name}.note"), **args}},
+        "input": {"source": str(folder / "x.npy"), "format": "npy"},
+        "output": {"path": str(folder / name)},
+        "run": {"retry": {"initial": retry_s, "backoff": "constant"}},
+    }
+    return store.jobs.submit(
+        spec=specs.dump(specs.restore(spec)),
+        name=name,
+        kind="score",
+        timeout_s=timeout_s,
+        after=after,
+        foreground=foreground,
+        now=time.time(),
+    )
+
+
+if __name__ == "__main__":
+    home, idle, grace, device, target = sys.argv[1:]
+    supervisor.OVERTIME_S = 1.0
+    sys.exit(
+        supervisor.run(
+            Path(home),
+            device=device,
+            max_idle_s=float(idle) or None,
+            grace_s=float(grace),
+            target=die_at_start if target == "dies" else functools.partial(child.main, make_station=make_station),
+        )
+    )

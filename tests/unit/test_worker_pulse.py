@@ -1,0 +1,130 @@
+"""The link between a running attempt and the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nimble_jobs.errors import FencedOut, StoreError
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.pulse import Pulse
+from nimble_jobs.workloads.context import Stop
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(resolve(str(tmp_path)))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def job(store: Store) -> Job:
+    """A job that this test runs."""
+    store.jobs.submit(spec={}, name="n", kind="score", now=1.0)
+    claimed = store.jobs.claim("w", device="cpu", now=2.0)
+    assert claimed
+    return claimed
+
+
+def test_reports_are_carried_in_the_background(store: Store, job: Job) -> None:
+    """A report costs no write; the newest values arrive by themselves."""
+    with Pulse(store.jobs, job, interval_s=0.05) as pulse:
+        pulse.report(phase="run", total=10)
+        for done in range(8):
+            pulse.report(done=done)
+        assert store.jobs.get(job.id).phase is None
+        time.sleep(0.2)
+        found = store.jobs.get(job.id)
+        assert (found.phase, found.records_done, found.records_total) == ("run", 7, 10)
+
+
+def test_flush_writes_the_last_values(store: Store, job: Job) -> None:
+    """The end of an attempt does not wait for the next beat, and writes nothing twice."""
+    with Pulse(store.jobs, job, interval_s=60) as pulse:
+        pulse.report(done=3, bad=1, schedule={"hit": "miss"}, timings={"build_s": 2.0})
+        pulse.flush()
+        found = store.jobs.get(job.id)
+    assert (found.records_done, found.records_bad) == (3, 1)
+    assert (found.schedule, found.timings) == ({"hit": "miss"}, {"build_s": 2.0})
+
+
+def test_publish_is_fenced_at_once(store: Store, job: Job) -> None:
+    """The report that comes before publication raises when the attempt no longer owns the job."""
+    store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=3.0)
+    with Pulse(store.jobs, job, interval_s=60) as pulse:
+        pulse.report(phase="run")
+        with pytest.raises(FencedOut):
+            pulse.report(phase="publish")
+        with pytest.raises(FencedOut):
+            pulse.stop()
+
+
+def test_a_lost_attempt_hears_of_it(store: Store, job: Job) -> None:
+    """The beat finds out, and the computing thread is told when it next asks."""
+    with Pulse(store.jobs, job, interval_s=0.05) as pulse:
+        assert pulse.stop() is Stop.GO
+        store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=3.0)
+        pulse.report(done=1)
+        time.sleep(0.2)
+        with pytest.raises(FencedOut):
+            pulse.stop()
+
+
+def test_a_cancelled_job_hears_of_it(store: Store, job: Job) -> None:
+    """`stop` says CANCEL within a beat, and that goes before every other wish."""
+    with Pulse(store.jobs, job, wish=lambda: Stop.DRAIN, interval_s=0.05) as pulse:
+        assert pulse.stop() is Stop.DRAIN
+        store.jobs.cancel(job.id, now=3.0)
+        time.sleep(0.2)
+        assert pulse.stop() is Stop.CANCEL
+
+
+def test_timeout(store: Store, job: Job) -> None:
+    """`stop` says TIMEOUT once the job's time is over."""
+    with Pulse(store.jobs, replace(job, timeout_s=0.1), interval_s=60) as pulse:
+        assert pulse.stop() is Stop.GO
+        time.sleep(0.15)
+        assert pulse.stop() is Stop.TIMEOUT
+
+
+def test_every_report_is_seen(store: Store, job: Job) -> None:
+    """`on_report` gets all values so far, each time."""
+    seen: list[dict[str, Any]] = []
+    with Pulse(store.jobs, job, on_report=seen.append, interval_s=60) as pulse:
+        pulse.report(phase="run", total=4)
+        pulse.report(done=2)
+    assert seen == [
+        {"phase": "run", "done": 0, "total": 4, "bad": 0},
+        {"phase": "run", "done": 2, "total": 4, "bad": 0},
+    ]
+
+
+def test_trouble_with_the_store_is_no_failure(
+    store: Store, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Progress that cannot be written is kept, said once, and written when the store is back."""
+    real = store.jobs.progress
+    broken = True
+
+    def progress(*args: Any, **values: Any) -> bool:
+        if broken:
+            raise StoreError("no space left")
+        return real(*args, **values)
+
+    monkeypatch.setattr(store.jobs, "progress", progress)
+    with Pulse(store.jobs, job, interval_s=0.02) as pulse:
+        pulse.report(done=5)
+        time.sleep(0.2)
+        assert pulse.stop() is Stop.GO
+        broken = False
+        time.sleep(0.2)
+    assert store.jobs.get(job.id).records_done == 5
+    assert len([r for r in caplog.records if "no space left" in r.message]) == 1
