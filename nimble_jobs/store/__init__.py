@@ -1,5 +1,23 @@
 """The state folder: jobs, attempts, events, schedules, artifacts and worker locks."""
 
+from nimble_jobs.store.artifacts import Artifacts
+from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.records import ScheduleEntry, ScheduleState, StoredSchedule, WorkerInfo
+from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
+from nimble_jobs.store.workers import WorkerLease, Workers
 
-__all__ = ["Store", "open_store"]
+__all__ = [
+    "Artifacts",
+    "Jobs",
+    "Lookup",
+    "ScheduleEntry",
+    "ScheduleState",
+    "Schedules",
+    "Store",
+    "StoredSchedule",
+    "WorkerInfo",
+    "WorkerLease",
+    "Workers",
+    "open_store",
+]

@@ -32,7 +32,7 @@ class JobClaims(JobQueries):
         return self._db.write(lambda session: _take(session, worker, now, update(JobRow).where(JobRow.id == chosen)))
 
     def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
-        """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or waits for others."""
+        """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or must wait."""
         mine = update(JobRow).where(JobRow.id == job_id, JobRow.foreground == true(), ~_waiting())
         return self._db.write(lambda session: _take(session, worker, now, mine))
 

@@ -10,8 +10,11 @@ from typing import Self
 from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
 from nimble_jobs.store import home as home_module
+from nimble_jobs.store.artifacts import Artifacts
+from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.workers import Workers
 
 
@@ -22,11 +25,17 @@ class Store:
         self.home = home
         self._database = database
         self.jobs = Jobs(database)
+        self.schedules = Schedules(database)
+        self.artifacts = Artifacts(home / "artifacts")
         self.workers = Workers(home / "workers")
 
     def recover(self, now: float) -> list[Job]:
         """Give up the attempts whose worker holds no lock any more. Returns their jobs."""
         return self.jobs.recover(self.workers.alive, now)
+
+    def check(self) -> list[str]:
+        """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
+        return list(problems_of(self, self._database))
 
     def close(self) -> None:
         """Close the database."""

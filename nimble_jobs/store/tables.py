@@ -131,7 +131,8 @@ class ScheduleRow(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     hits: Mapped[int] = mapped_column(BigInteger, default=0)
     last_used_at: Mapped[float]
-    state: Mapped[str] = mapped_column(String(12))
+    state: Mapped[str] = mapped_column(String(12))  # ready | quarantined
+    refused: Mapped[bool]  # quarantined because it does not agree with eager
     reason: Mapped[str | None] = mapped_column(Text)
 
 

@@ -65,7 +65,8 @@ class Workers:
     def hold(self, info: Mapping[str, Any]) -> WorkerLease:
         """Become a worker: take a lock that lasts as long as this process.
 
-        `info` is what others see of it; they expect device and status, and get pid and started_at by themselves. Raises StoreError where the file system has no locks.
+        `info` is what others see: they expect device and status; pid and started_at come by themselves.
+        Raises StoreError where the file system has no locks.
         """
         for slot in range(_MAX_SLOTS):
             descriptor = _open(self._lock_file(slot))

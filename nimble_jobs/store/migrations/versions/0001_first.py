@@ -89,6 +89,7 @@ def upgrade() -> None:
         sa.Column("hits", sa.BigInteger(), nullable=False),
         sa.Column("last_used_at", sa.Double(), nullable=False),
         sa.Column("state", sa.String(length=12), nullable=False),
+        sa.Column("refused", sa.Boolean(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("key", name="pk_schedules"),
     )
