@@ -10,4 +10,6 @@ __all__ = ["JobContext", "Outcome", "Stop", "run"]
 
 def run(context: JobContext) -> Outcome:
     """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong."""
-    return (score if context.spec.kind == "score" else finetune).run(context)
+    if context.spec.kind == "score":
+        return score.run(context)
+    return finetune.run(context)

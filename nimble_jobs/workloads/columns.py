@@ -72,7 +72,7 @@ def _column(
                 raise DataError("output.fields: label needs input.fields.label; the input has no labels")
             return labels
         case "top1":
-            return logits.argmax(axis=1)
+            return np.asarray(logits.argmax(axis=1))
         case "top5":
             return np.argsort(-logits, axis=1, kind="stable")[:, :_TOP]
         case "probability":

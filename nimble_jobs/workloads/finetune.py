@@ -22,9 +22,12 @@ from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
 from nimble_jobs.models.build import build
 from nimble_jobs.models.weights import save_weights
-from nimble_jobs.spec import LrScheduleSpec, OptimizerSpec, TrainSpec
+from nimble_jobs.spec import TrainSpec
+from nimble_jobs.spec.model import LrScheduleSpec, OptimizerSpec
+from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.score import already_published
 from nimble_jobs.workloads.threshold import enforce_threshold
 
 _EAGER = "training steps have no schedules yet"
@@ -52,12 +55,14 @@ def run(context: JobContext) -> Outcome:
     spec = context.spec
     assert spec.train is not None  # the spec's rules see to it
     device = devices.resolve(context.device)
-    staging = Staging(spec.output, context.job.id, context.job.attempt)
     start = time.perf_counter()
     with open_reader(spec.input) as reader:
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
+        staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis(spec, reader))
         context.report(phase="load", total=reader.total * spec.train.epochs)
+        if staging.finished is not None:
+            return already_published(context, staging)
         training = _start(context, reader, device)
         load_s = time.perf_counter() - start
         schedule = {"key": None, "hit": "miss", "runs": "eager", "fallback": _EAGER, "device": devices.describe(device)}
@@ -147,7 +152,7 @@ def _step(training: _Training, batch: Batch, train: TrainSpec) -> tuple[float, i
     _check_labels(y, logits)
     loss = nn.functional.cross_entropy(logits, y)
     training.optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     value = float(loss.detach())
     if not math.isfinite(value):
         raise JobFailed(

@@ -14,6 +14,7 @@ from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.planner import Loaded, Prepared, Request, prepare
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
@@ -36,9 +37,11 @@ def run(context: JobContext) -> Outcome:
     """
     spec = context.spec
     device = devices.resolve(context.device)
-    staging = Staging(spec.output, context.job.id, context.job.attempt)
     with open_reader(spec.input) as reader:
+        staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis(spec, reader))
         context.report(total=reader.total)
+        if staging.finished is not None:
+            return already_published(context, staging)
         prepared = prepare(
             request_of(spec, reader, context.allowed_python),
             device=device,
@@ -49,21 +52,17 @@ def run(context: JobContext) -> Outcome:
         summary = prepared.summary()
         tell(context, prepared)
         context.report(phase="run", schedule=summary)
+        shards = list(_shards(reader.total, spec.output.shard_size))
+        adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
+        tally = _Tally(done=adopted, bad=len(staging.bad))
         start = time.perf_counter()
-        tally = _Tally()
-        adopted = 0
         try:
-            for shard, (first, last) in enumerate(_shards(reader.total, spec.output.shard_size)):
-                if shard in staging.done:
-                    tally.done += last - first
-                    tally.bad += staging.bad_count(shard)
-                    adopted += last - first
-                    continue
-                if context.stop() is not Stop.GO:
-                    raise _Stopped
-                columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
-                staging.write_shard(shard, columns, bad)
-                context.report(done=tally.done, bad=tally.bad)
+            for shard, (first, last) in enumerate(shards):
+                if shard not in staging.done:
+                    if context.stop() is not Stop.GO:
+                        raise _Stopped
+                    columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
+                    staging.write_shard(shard, columns, bad)
         except _Stopped:
             return Outcome(stop=context.stop(), schedule=summary)
         run_s = time.perf_counter() - start
@@ -74,8 +73,16 @@ def run(context: JobContext) -> Outcome:
             "run_s": run_s,
             "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
         }
-        outputs = staging.publish({"records": tally.done - tally.bad, "bad": tally.bad, "schedule": summary["key"]})
+        outputs = staging.publish({"schedule": summary["key"], "runs": summary["runs"]}, shards=len(shards))
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
+
+
+def already_published(context: JobContext, staging: Staging) -> Outcome:
+    """The output is there: an earlier attempt died between publishing it and saying so, or it is being resumed."""
+    assert staging.finished is not None
+    context.event("published", f"{staging.finished['path']} holds this job's output already", {})
+    context.report(done=staging.finished["records"] + staging.finished["bad"], bad=staging.finished["bad"])
+    return Outcome(outputs=staging.publish({}))
 
 
 def request_of(spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] = ()) -> Request:
