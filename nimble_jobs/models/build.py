@@ -14,9 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from nimble_jobs.errors import ModelError, OutOfMemory
 from nimble_jobs.models import from_exported, from_python, from_timm, from_transformers
-from nimble_jobs.models.source import Kind, parse, weights_entry, weights_file
+from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.models.weights import load_weights, read_weights, save_weights
 from nimble_jobs.spec.model import ModelSpec
+from nimble_jobs.spec.paths import Source
 
 __all__ = ["DTYPES", "build", "load_weights", "read_weights", "save_weights"]
 
@@ -29,37 +30,38 @@ def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path
     Equal seeds give equal random weights on every device: they are made on the CPU. The random generators of the
     process are left as they were found. Raises ModelError; OutOfMemory when the device has no room.
     """
-    source = parse(spec.source)
+    source = source_of(spec)
     dtype = DTYPES[spec.dtype]
-    file = weights_file(spec)
+    file, entry = weights_file(spec), weights_entry(spec)
     if file is not None and not file.is_file():
         raise ModelError(f"{file}: no such weights file")
-    if source.kind is Kind.EXPORTED:
-        return from_exported.build(source.file, spec, dtype, device, allowed_python)
+    if source.scheme == "exported":
+        return from_exported.build(Path(source.target), spec, dtype, device, allowed_python)
     with _seeded(spec.seed):
-        module = _made(spec, dtype, allowed_python)
+        module = _made(spec, source, entry, dtype, allowed_python)
     lazy = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
     if lazy:
         raise ModelError(f"{spec.source}: {lazy[0]} has no shape before a first call; give lazy modules their sizes")
     if file is not None:
         load_weights(module, file)
     # transformers builds in the dtype itself, and keeps the buffers in fp32 that need it.
-    return _placed(module, None if source.kind is Kind.TRANSFORMERS else dtype, device, spec.source).eval()
+    return _placed(module, None if source.scheme == "transformers" else dtype, device, spec.source).eval()
 
 
-def _made(spec: ModelSpec, dtype: torch.dtype, allowed_python: Sequence[Path]) -> nn.Module:
-    source = parse(spec.source)
-    match source.kind:
-        case Kind.TORCHVISION:
+def _made(
+    spec: ModelSpec, source: Source, entry: str | None, dtype: torch.dtype, allowed_python: Sequence[Path]
+) -> nn.Module:
+    match source.scheme:
+        case "torchvision":
             from nimble_jobs.models import from_torchvision  # torchvision takes a second to import
 
-            return from_torchvision.build(source.name, spec.args, weights_entry(spec))
-        case Kind.TIMM:
-            return from_timm.build(source.name, spec.args)
-        case Kind.TRANSFORMERS:
-            return from_transformers.build(source.file, spec.args, dtype, own_weights=spec.weights is None)
+            return from_torchvision.build(source.target, spec.args, entry)
+        case "timm":
+            return from_timm.build(source.target, spec.args)
+        case "transformers":
+            return from_transformers.build(Path(source.target), spec.args, dtype, own_weights=spec.weights is None)
         case _:
-            return from_python.build(source.file, source.name, spec.args, allowed_python)
+            return from_python.build(Path(source.target), source.factory or "", spec.args, allowed_python)
 
 
 def _placed(module: nn.Module, dtype: torch.dtype | None, device: str, what: str) -> nn.Module:

@@ -49,11 +49,10 @@ def build(name: str, args: dict[str, Any], entry: str | None) -> nn.Module:
 def _fetched(name: str, entry: str) -> Any:
     """The weights entry, once its file lies in the hub folder and is known to hold plain tensors only."""
     entries = get_model_weights(name)
-    key = entry.removeprefix(f"{entries.__name__}.")
-    if key not in entries.__members__:
+    if entry not in entries.__members__:
         known = ", ".join(entries.__members__) or "none"
         raise ModelError(f"model.weights: torchvision has no weights {entry!r} for {name}; it has {known}")
-    weights = entries[key]
+    weights = entries[entry]
     file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rsplit("/", 1)[1]
     if not file.is_file():
         try:

@@ -70,9 +70,10 @@ def _class_of(config: Any, transformers: Any) -> Any:
     if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
         return cls
     try:
-        return transformers.AutoModel._model_mapping[type(config)]
+        found = transformers.AutoModel._model_mapping[type(config)]
     except KeyError:
         raise ModelError(f"config.json: transformers has no model for {config.model_type!r}") from None
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> Any:

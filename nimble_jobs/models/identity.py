@@ -11,8 +11,9 @@ from typing import Any
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.local_files import local_files
-from nimble_jobs.models.source import Kind, Source, parse, weights_entry, weights_file
+from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.spec.model import ModelSpec
+from nimble_jobs.spec.paths import Source
 
 # Names under which transformers keeps the weights of a folder.
 FOLDER_WEIGHTS = (
@@ -30,24 +31,25 @@ def identity(spec: ModelSpec) -> dict[str, str]:
     of torchvision weights are in it, because they choose sizes and input steps too. Raises ModelError for a missing
     file or package.
     """
-    source = parse(spec.source)
+    source = source_of(spec)
+    path = Path(source.target)
     parts = {"model.args": _canonical(spec.args), "model.dtype": spec.dtype}
     entry = weights_entry(spec)
     if entry is not None:
         parts["model.weights_entry"] = entry
-    match source.kind:
-        case Kind.TORCHVISION | Kind.TIMM:
-            parts["model.source"] = f"{source.kind}:{source.name}"
-            parts["model.package"] = _package(source.kind)
-        case Kind.TRANSFORMERS:
-            config = existing(source.file / "config.json")
+    match source.scheme:
+        case "torchvision" | "timm":
+            parts["model.source"] = str(source)
+            parts["model.package"] = _package(source.scheme)
+        case "transformers":
+            config = existing(path / "config.json")
             parts["model.source"] = f"transformers:{_architecture(config)}"
             parts["model.package"] = _package("transformers")
             parts["model.file:config.json"] = _digest(config)
-        case Kind.EXPORTED:
-            parts["model.source"] = f"exported:{source.file.name}"
-            parts[f"model.file:{source.file.name}"] = _digest(existing(source.file))
-        case Kind.PYTHON:
+        case "exported":
+            parts["model.source"] = f"exported:{path.name}"
+            parts[f"model.file:{path.name}"] = _digest(existing(path))
+        case _:
             parts.update(_python(source))
     return dict(sorted(parts.items()))
 
@@ -60,12 +62,11 @@ def weights_identity(spec: ModelSpec) -> str:
     entry = weights_entry(spec)
     if entry is not None:
         return f"torchvision:{entry}"
-    source = parse(spec.source)
-    file = weights_file(spec)
-    if file is None and source.kind is Kind.EXPORTED:
-        file = source.file
-    if file is None and source.kind is Kind.TRANSFORMERS:
-        folder = [p for p in sorted(source.file.glob("*")) if p.suffix in (".safetensors", ".bin")]
+    source, file = source_of(spec), weights_file(spec)
+    if file is None and source.scheme == "exported":
+        file = Path(source.target)
+    if file is None and source.scheme == "transformers":
+        folder = [p for p in sorted(Path(source.target).glob("*")) if p.suffix in (".safetensors", ".bin")]
         if folder:
             return " ".join(_stat(p) for p in folder)
     return _stat(file) if file is not None else f"seed:{spec.seed}"
@@ -79,10 +80,10 @@ def existing(path: Path) -> Path:
 
 
 def _python(source: Source) -> dict[str, str]:
-    main = existing(source.file).resolve()
+    main = existing(Path(source.target)).resolve()
     found = local_files(main)
     parts = {f"model.file:{name}": _digest(path) for name, path in found.files.items()}
-    parts["model.source"] = f"python:{main.name}:{source.name}"
+    parts["model.source"] = f"python:{main.name}:{source.factory}"
     packages = sorted(found.packages - {"torch"})  # torch has its own part in the key of a schedule
     if packages:
         parts["model.package"] = ", ".join(_imported_package(name) for name in packages)

@@ -41,13 +41,14 @@ _FUNCTIONS = frozenset(
     """
     Max Min Mod PythonMod FloorDiv CleanDiv CeilDiv ModularIndexing IntTrueDiv FloatTrueDiv TruncToInt FloorToInt
     CeilToInt RoundToInt RoundDecimal ToFloat PowByNatural FloatPow Pow Eq Ne Lt Le Gt Ge And Or Not Identity Where
-    Integer floor ceiling Abs
+    Integer Rational Float Symbol Add Mul Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan
+    floor ceiling Abs
     """.split()  # noqa: SIM905  # a list literal would take forty lines
 )
 _GUARD_ATTRIBUTES = frozenset({"size", "stride", "storage_offset", "ndim", "shape"})
 _EXPRESSION = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Name, ast.Call, ast.Attribute,
-    ast.Subscript, ast.Load, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Name, ast.Call, ast.keyword,
+    ast.Attribute, ast.Subscript, ast.Load, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
 
 
@@ -116,7 +117,10 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _harmless(text: str, *, guard: bool) -> bool:
-    """Arithmetic over sizes. A guard also reads the sizes of inputs, as in `L['x'].size()[0] == 3`."""
+    """Arithmetic over sizes, in Python or as sympy writes it: `Symbol('s0', integer=True)`.
+
+    A guard also reads the sizes of inputs, as in `L['x'].size()[0] == 3`.
+    """
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError, RecursionError):
@@ -126,7 +130,7 @@ def _harmless(text: str, *, guard: bool) -> bool:
 
 def _harmless_node(node: ast.AST, guard: bool) -> bool:
     match node:
-        case ast.Call(func=ast.Name(id=name), keywords=[]):
+        case ast.Call(func=ast.Name(id=name)):
             return name in _FUNCTIONS
         case ast.Call(func=ast.Attribute(), keywords=[]):
             return guard
@@ -137,7 +141,7 @@ def _harmless_node(node: ast.AST, guard: bool) -> bool:
         case ast.Name(id=name):
             return not name.startswith("__") and not hasattr(builtins, name)
         case ast.Constant(value=value):
-            return isinstance(value, int | float) or (guard and isinstance(value, str) and bool(_NAME.fullmatch(value)))
+            return isinstance(value, int | float) or (isinstance(value, str) and bool(_NAME.fullmatch(value)))
         case ast.Subscript():
             return guard
         case _:

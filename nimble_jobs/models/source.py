@@ -3,76 +3,34 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.spec.model import ModelSpec
-
-_WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-
-
-class Kind(StrEnum):
-    """Where a model comes from."""
-
-    TORCHVISION = "torchvision"
-    TIMM = "timm"
-    TRANSFORMERS = "transformers"
-    PYTHON = "python"
-    EXPORTED = "exported"
+from nimble_jobs.spec.paths import Source, is_file_of_weights, parse_source
+from nimble_jobs.spec.units import BadValue
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One parsed `model.source`."""
-
-    kind: Kind
-    name: str  # of the model, or of the factory; "" where the path says all
-    path: Path | None = None  # file or folder of python, exported and transformers sources
-
-    @property
-    def file(self) -> Path:
-        """The path of a source that has one."""
-        assert self.path is not None
-        return self.path
-
-
-def parse(text: str) -> Source:
-    """Split `KIND:REST`. Raises ModelError when a part is missing or the kind is unknown."""
-    head, _, rest = text.partition(":")
+def source_of(spec: ModelSpec) -> Source:
+    """`model.source` taken apart. Raises ModelError for one that says too little."""
     try:
-        kind = Kind(head)
-    except ValueError:
-        expected = ", ".join(k.value for k in Kind)
-        raise ModelError(f"model.source: {text!r}: unknown kind {head!r}; expected one of {expected}") from None
-    if kind is Kind.PYTHON:
-        file, _, factory = rest.rpartition(":")
-        if not file.endswith(".py") or not factory.isidentifier():
-            raise ModelError(f"model.source: {text!r} is not complete; expected python:FILE.py:FACTORY")
-        return Source(kind=kind, name=factory, path=Path(file))
-    if not rest:
-        raise ModelError(f"model.source: {text!r} is not complete; expected something after {head}:")
-    if kind in (Kind.TRANSFORMERS, Kind.EXPORTED):
-        return Source(kind=kind, name="", path=Path(rest))
-    return Source(kind=kind, name=rest.lower() if kind is Kind.TORCHVISION else rest)
+        return parse_source(spec.source)
+    except BadValue as e:
+        raise ModelError(f"model.source: {e}") from e
 
 
 def weights_file(spec: ModelSpec) -> Path | None:
     """The weights file that the spec names, or None when it names no file."""
-    if spec.weights is None or weights_entry(spec) is not None:
-        return None
-    return Path(spec.weights)
+    return Path(spec.weights) if spec.weights is not None and is_file_of_weights(spec.weights) else None
 
 
 def weights_entry(spec: ModelSpec) -> str | None:
     """The torchvision weights entry that the spec names (`DEFAULT`, `IMAGENET1K_V2`), or None."""
-    text = spec.weights
-    if text is None or "/" in text or text.endswith(_WEIGHT_SUFFIXES):
+    if spec.weights is None or is_file_of_weights(spec.weights):
         return None
-    if parse(spec.source).kind is not Kind.TORCHVISION:
-        raise ModelError(f"model.weights: {text!r} is no file; only torchvision models have named weights")
-    return text
+    if source_of(spec).scheme != "torchvision":
+        raise ModelError(f"model.weights: {spec.weights!r} is no file; only torchvision models have named weights")
+    return spec.weights
 
 
 def similar(word: str, words: list[str]) -> str:

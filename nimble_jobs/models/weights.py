@@ -38,7 +38,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The named tensors in a .safetensors, .pt, .pth or .bin file, on the CPU.
+    """The named tensors in a .safetensors, .pt or .pth file, on the CPU.
 
     A pickled file holds a state dict, or one under the name `state_dict` or `model`, and nothing that needs code to be
     loaded. Raises ModelError naming the file and the reason.
@@ -50,7 +50,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return dict(load_file(path, device="cpu"))
         except (SafetensorError, OSError, ValueError, KeyError) as e:
             raise ModelError(f"{path}: not a readable safetensors file: {e}") from e
-    if path.suffix not in (".pt", ".pth", ".bin"):
+    if path.suffix not in (".pt", ".pth"):
         raise ModelError(f"{path}: unknown kind of weights file; expected .safetensors, .pt or .pth")
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True)

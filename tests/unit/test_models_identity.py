@@ -1,0 +1,184 @@
+"""What the identity of a model holds, and what it leaves out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.models.local_files import local_files
+from nimble_jobs.spec.model import ModelSpec
+
+
+def project(folder: Path) -> Path:
+    """A model file with neighbours: plain, relative, in packages, in functions; and one that nothing imports."""
+    texts = {
+        "net.py": "import torch, json\nimport helper\nfrom pkg import layers\nfrom . import sibling\n"
+        "def make():\n    import late\n",
+        "helper.py": "from pkg.deep import thing\nimport random\n",
+        "sibling.py": "",
+        "late.py": "",
+        "random.py": "",  # `import random` means the standard library
+        "unused.py": "",
+        "pkg/__init__.py": "",
+        "pkg/layers.py": "from .more import *\nfrom .. import up\n",
+        "pkg/more.py": "",
+        "pkg/deep/__init__.py": "",
+        "pkg/deep/thing.py": "",
+        "up.py": "import torchvision.models\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "net.py"
+
+
+def of(file: Path, **more: object) -> dict[str, str]:
+    return identity(ModelSpec(source=f"python:{file}:make", **more))  # type: ignore[arg-type]
+
+
+def test_torchvision_parts_are_readable() -> None:
+    """Source, package version, canonical arguments and dtype; neither seed nor weights file."""
+    spec = ModelSpec(source="torchvision:resnet18", args={"b": 1, "a": [2.0]}, seed=7, weights="/w.pt", dtype="fp16")
+    parts = identity(spec)
+    assert parts["model.source"] == "torchvision:resnet18"
+    assert parts["model.args"] == '{"a":[2.0],"b":1}'
+    assert parts["model.dtype"] == "fp16"
+    assert parts["model.package"].startswith("torchvision 0.")
+    assert parts == identity(spec.model_copy(update={"seed": 1, "weights": None}))
+
+
+def test_named_weights_are_a_part() -> None:
+    """A torchvision entry may change sizes and input steps, so it belongs to the structure."""
+    spec = ModelSpec(source="torchvision:inception_v3", weights="DEFAULT")
+    assert identity(spec)["model.weights_entry"] == "DEFAULT"
+    assert weights_identity(spec) == "torchvision:DEFAULT"
+
+
+def test_python_files_are_found_transitively(tmp_path: Path) -> None:
+    """Each local module that the file can import has its own digest; others have none."""
+    files = {k.removeprefix("model.file:") for k in of(project(tmp_path)) if k.startswith("model.file:")}
+    assert files == {
+        "net.py", "helper.py", "sibling.py", "late.py", "up.py",
+        "pkg/__init__.py", "pkg/layers.py", "pkg/more.py", "pkg/deep/__init__.py", "pkg/deep/thing.py",
+    }  # fmt: skip
+
+
+def test_imported_packages_have_their_versions(tmp_path: Path) -> None:
+    """Installed packages are named with versions; one that nothing provides is said to be unknown."""
+    main = project(tmp_path)
+    (tmp_path / "late.py").write_text("import yaml\nimport no_such_thing_at_all\n")
+    package = of(main)["model.package"]
+    assert "torchvision 0." in package
+    assert "yaml (PyYAML " in package
+    assert "no_such_thing_at_all (unknown)" in package
+
+
+@pytest.mark.parametrize("changed", ["net.py", "pkg/deep/thing.py", "late.py"])
+def test_any_used_file_changes_the_identity(tmp_path: Path, changed: str) -> None:
+    """One more byte in a used file is another model."""
+    main = project(tmp_path)
+    before = of(main)
+    with (tmp_path / changed).open("a") as f:
+        f.write("\n")
+    assert of(main) != before
+
+
+def test_unused_files_do_not_count(tmp_path: Path) -> None:
+    """A neighbour that nothing imports is not part of the model."""
+    main = project(tmp_path)
+    before = of(main)
+    (tmp_path / "unused.py").write_text("changed")
+    (tmp_path / "random.py").write_text("changed")
+    assert of(main) == before
+
+
+def test_no_absolute_path_in_it(tmp_path: Path) -> None:
+    """The same files in another folder have the same identity, and so has a symbolic link to them."""
+    main = project(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    first = of(main)
+    assert first == of(tmp_path / "b" / "net.py") == of(tmp_path / "link" / "net.py")
+    assert str(tmp_path) not in str(first)
+
+
+def test_a_file_with_a_syntax_error_still_counts(tmp_path: Path) -> None:
+    """Its digest is there; that it cannot run is said when it is built."""
+    (tmp_path / "net.py").write_text("def (")
+    assert list(local_files(tmp_path / "net.py").files) == ["net.py"]
+
+
+def test_circular_imports_end(tmp_path: Path) -> None:
+    """Two files that import each other are both found."""
+    (tmp_path / "net.py").write_text("import other")
+    (tmp_path / "other.py").write_text("import net")
+    found = local_files(tmp_path / "net.py")
+    assert list(found.files) == ["net.py", "other.py"]
+    assert found.packages == frozenset()
+
+
+def test_exported_and_transformers_use_digests(tmp_path: Path) -> None:
+    """A .pt2 is named by its digest, a transformers folder by that of config.json."""
+    (tmp_path / "m.pt2").write_bytes(b"x" * (2 << 20))
+    first = identity(ModelSpec(source=f"exported:{tmp_path / 'm.pt2'}"))
+    (tmp_path / "m.pt2").write_bytes(b"y" * (2 << 20))
+    assert len(first["model.file:m.pt2"]) == 64
+    assert first != identity(ModelSpec(source=f"exported:{tmp_path / 'm.pt2'}"))
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    assert identity(ModelSpec(source=f"transformers:{tmp_path}"))["model.source"] == "transformers:BertModel"
+
+
+def test_missing_files_and_bad_arguments_are_named(tmp_path: Path) -> None:
+    """ModelError says which file is missing and which value JSON cannot hold."""
+    with pytest.raises(ModelError, match=r"nothing\.py: no such file"):
+        of(tmp_path / "nothing.py")
+    with pytest.raises(ModelError, match=r"model\.args: .*expected text, numbers"):
+        identity(ModelSpec(source="torchvision:resnet18", args={"x": object()}))
+    with pytest.raises(ModelError, match="only torchvision models have named weights"):
+        identity(ModelSpec(source="timm:resnet18", weights="DEFAULT"))
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message holds the command to type."""
+    from importlib import metadata
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    with pytest.raises(ModelError, match=r"pip install 'nimble-jobs\[timm\]'"):
+        identity(ModelSpec(source="timm:resnet18"))
+
+
+def test_weights_identity_tells_files_and_seeds_apart(tmp_path: Path) -> None:
+    """A file is known by path, size, time and inode; without one the seed decides."""
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(b"1")
+    spec = ModelSpec(source="torchvision:resnet18", weights=str(file))
+    first = weights_identity(spec)
+    file.write_bytes(b"22")
+    assert weights_identity(spec) != first
+    assert weights_identity(ModelSpec(source="torchvision:resnet18", seed=5)) == "seed:5"
+    file.unlink()
+    with pytest.raises(ModelError, match=r"w\.safetensors"):
+        weights_identity(spec)
+
+
+def test_identity_does_not_load_torch(tmp_path: Path) -> None:
+    """Importing the package and asking for an identity leaves torch and torchvision out."""
+    main = project(tmp_path)
+    code = (
+        "import sys\nfrom nimble_jobs.models import identity, weights_identity\n"
+        "from nimble_jobs.spec.model import ModelSpec\n"
+        f"for s in ('torchvision:resnet50', 'python:{main}:make'):\n"
+        "    identity(ModelSpec(source=s)); weights_identity(ModelSpec(source=s))\n"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'torchvision', 'timm', 'transformers')))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
