@@ -1,0 +1,137 @@
+"""Rules about files: what must exist, what its suffix says, and what the output folder must keep clear of."""
+
+# ruff: noqa: PTH110, PTH112, PTH113, PTH114 - os.path answers no where Path raises: a name too long, a closed folder
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator
+from os.path import exists, isdir, isfile, islink
+from pathlib import Path
+
+from nimble_jobs.spec.findings import Finding
+from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.paths import Source, is_file_of_weights, parse_source
+from nimble_jobs.spec.units import show
+
+Known = Callable[[Iterable[str]], bool]
+
+SUFFIXES = {
+    "npy": (".npy",),
+    "npz": (".npz",),
+    "parquet": (".parquet", ".pq"),
+    "csv": (".csv",),
+    "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
+}
+
+
+def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool) -> Iterator[Finding]:
+    """Everything about files that is wrong with the fields that are known."""
+    inputs = dict(_inputs(spec, known))
+    if known(("input.format",)):
+        for field, path in inputs.items():
+            yield from _suffix(field, path, spec.input.format)
+    made_earlier = bool(spec.run.after) or not known(("run.after",))
+    source = parse_source(spec.model.source) if known(("model.source",)) else None
+    if check_files:
+        yield from _missing_source(source)
+        if not made_earlier:
+            yield from _missing({**inputs, **dict(_weights(spec, known))})
+    if known(("output.path",)):
+        kept = {**inputs, **dict(_weights(spec, known))}
+        if source and source.local:
+            kept["model.source"] = source.target
+        yield from _output(spec.output.path, kept, base)
+        if check_files:
+            yield from _output_place(spec.output.path)
+
+
+def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
+    if known(("input.source",)):
+        yield "input.source", spec.input.source
+    if spec.train and spec.train.validation and known(("train.validation.source",)):
+        yield "train.validation.source", spec.train.validation.source
+
+
+def _weights(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
+    weights = spec.model.weights
+    if weights and is_file_of_weights(weights) and known(("model.weights",)):
+        yield "model.weights", weights
+    if spec.train and spec.train.init_from and known(("train.init_from",)):
+        yield "train.init_from", spec.train.init_from
+
+
+def _suffix(field: str, path: str, format_: str) -> Iterator[Finding]:
+    """A suffix that belongs to another format is a mistake; one that belongs to none is the reader's to judge."""
+    suffix = Path(path).suffix.lower()
+    owner = next((name for name, suffixes in SUFFIXES.items() if suffix in suffixes), format_)
+    if owner != format_ and not isdir(path):
+        yield Finding(field, f"{show(Path(path).name)} is not {format_}", f"{' or '.join(SUFFIXES[format_])}")
+
+
+def _missing_source(source: Source | None) -> Iterator[Finding]:
+    if source is None or not source.local:
+        return
+    path = Path(source.target)
+    if source.scheme == "transformers":
+        if not isfile(path / "config.json"):
+            yield Finding("model.source", f"no {path / 'config.json'}", "a folder with a config.json")
+    elif not isfile(path):
+        yield Finding("model.source", f"no file {path}", "an existing file")
+
+
+def _missing(paths: dict[str, str]) -> Iterator[Finding]:
+    for field, path in paths.items():
+        data = field.endswith("source")
+        if data and glob.has_magic(path) and not exists(path):
+            if next(glob.iglob(path, recursive=True), None) is None:  # noqa: PTH207 - Path.glob takes no absolute ones
+                yield Finding(field, f"nothing matches {path}", "at least one file")
+        elif not (exists(path) if data else isfile(path)):
+            yield Finding(
+                field, f"no file {'or folder ' if data else ''}{path}", "an existing one, or a job in run.after"
+            )
+
+
+def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:
+    """Publishing may replace the whole folder, so nothing that matters may lie in it, nor it in the input."""
+    folder = _real(output)
+    places: dict[str, str | Path] = {
+        "the root folder": "/",
+        "the home folder": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises where there is none
+        "the spec's folder": base,
+    }
+    for name, place in places.items():
+        if _real(place).is_relative_to(folder):
+            yield Finding("output.path", f"is {name} or holds it", "a folder of its own")
+            return
+    for field, path in kept.items():
+        if _real(_fixed_part(path)).is_relative_to(folder):
+            yield Finding("output.path", f"is {field} or holds it", "a folder of its own")
+        elif field.endswith("source") and folder.is_relative_to(_real(path)):
+            yield Finding("output.path", f"lies inside {field}", "a folder of its own")
+
+
+def _output_place(output: Path) -> Iterator[Finding]:
+    if islink(output):
+        yield Finding("output.path", "is a symbolic link", "a folder")
+    elif exists(output) and not isdir(output):
+        yield Finding("output.path", "exists and is not a folder", "a folder")
+    else:
+        around = next((p for p in output.parents if exists(p)), Path("/"))
+        if not isdir(around):
+            yield Finding("output.path", f"{around} is not a folder", "a folder")
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _fixed_part(path: str) -> str:
+    """The folders of a glob before its first special character; any other path as it is."""
+    parts: list[str] = []
+    for part in Path(path).parts:
+        if glob.has_magic(part) and not exists(path):
+            break
+        parts.append(part)
+    return str(Path(*parts))

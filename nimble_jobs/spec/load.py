@@ -1,0 +1,94 @@
+"""A spec file and overrides to a `JobSpec`, or every problem at once, with lines; and a `JobSpec` to JSON and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nimble_jobs.errors import Problem, SpecError
+from nimble_jobs.spec import overrides as override
+from nimble_jobs.spec import rules
+from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.tree import MAX_BYTES, parse
+from nimble_jobs.spec.units import show
+from nimble_jobs.spec.validate import validate
+
+
+def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True) -> JobSpec:
+    """Read a spec file. Relative paths, those in overrides too, are relative to the folder of the file.
+
+    With `check_files` the files that the spec names must exist, unless earlier jobs (`run.after`) may still make them.
+    Raises SpecError with all problems.
+    """
+    file = str(path)
+    try:
+        mode = path.stat().st_mode
+        source = b""
+        if stat.S_ISREG(mode):  # a pipe could keep us waiting
+            with path.open("rb") as stream:
+                source = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _unreadable(file, "no such file") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
+        reason = e.strerror if isinstance(e, OSError) else None
+        raise _unreadable(file, f"cannot be read ({reason or e})") from e
+    if not stat.S_ISREG(mode):
+        raise _unreadable(file, "a folder" if stat.S_ISDIR(mode) else "not a regular file")
+    if len(source) > MAX_BYTES:
+        raise _unreadable(file, "larger than 1 MiB")
+    base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
+    return loads(source, file, base, overrides, check_files=check_files)
+
+
+def loads(
+    text: str | bytes, file: str, base: Path, overrides: Sequence[str] = (), *, check_files: bool = True
+) -> JobSpec:
+    """Read a spec from text. `file` is the name in messages; relative paths are relative to the absolute folder `base`.
+
+    Raises SpecError with all problems, sorted by line, those of overrides last.
+    """
+    tree = parse(text, file)
+    if () not in tree.bad and not isinstance(tree.value, dict):
+        empty = tree.value is None
+        tree.report((), "the document is empty" if empty else f"found {show(tree.value)}", "a mapping of fields")
+        tree.bad.add(())
+    if () not in tree.bad:
+        for assignment in overrides:
+            override.apply(tree, assignment)
+        spec = validate(tree, base)
+        if spec is not None:
+            rules.check(spec, tree, base=base, check_files=check_files)
+            if not tree.problems:
+                return spec
+    raise SpecError(sorted(tree.problems, key=lambda p: (p.file != file, p.line)))
+
+
+def dump(spec: JobSpec) -> dict[str, Any]:
+    """The spec as JSON-able values, every field given, durations in seconds."""
+    return spec.model_dump(mode="json")
+
+
+def restore(stored: dict[str, Any]) -> JobSpec:
+    """Inverse of `dump`. Files are not looked at and contradictions not looked for. Raises SpecError."""
+    try:
+        return JobSpec.model_validate_json(json.dumps(stored))
+    except (ValidationError, TypeError, ValueError) as e:
+        problem = f"not a stored spec: {' '.join(str(e).split())[:200]}"
+        raise SpecError([Problem(file="stored spec", line=0, field="", problem=problem)]) from e
+
+
+def digest(spec: JobSpec) -> str:
+    """SHA-256, in hex, of the canonical JSON of `dump(spec)`: equal for specs that mean the same."""
+    text = json.dumps(dump(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unreadable(file: str, problem: str) -> SpecError:
+    return SpecError([Problem(file=file, line=0, field="", problem=problem, expected="a job spec in YAML")])

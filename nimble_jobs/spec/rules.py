@@ -1,0 +1,237 @@
+"""What contradicts what in a spec whose fields are each right by themselves, and which capabilities are not built yet.
+
+A rule names the fields that it looks at: it is left out where one of them is wrong already, so nobody reads about
+consequences.
+What needs the file system is in `files.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nimble_jobs.spec import files
+from nimble_jobs.spec.findings import Finding, place
+from nimble_jobs.spec.model import JobSpec, ScheduleSpec
+from nimble_jobs.spec.paths import is_file_of_weights, parse_source
+from nimble_jobs.spec.tree import Tree, Where
+from nimble_jobs.spec.units import show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotYet:
+    """A field whose capability is not built: what it may hold meanwhile."""
+
+    field: str
+    accepted: Callable[[JobSpec], bool]
+    expected: str
+
+
+NOT_YET = (
+    NotYet(field="cron", accepted=lambda s: s.cron is None, expected="no cron"),
+    NotYet(field="schedule.streams", accepted=lambda s: s.schedule.streams in ("auto", 1), expected="auto or 1"),
+    NotYet(field="schedule.fuse", accepted=lambda s: s.schedule.fuse != "max", expected="auto or off"),
+    NotYet(field="schedule.in_flight", accepted=lambda s: s.schedule.in_flight in ("auto", 1), expected="auto or 1"),
+    NotYet(
+        field="schedule",
+        accepted=lambda s: s.kind == "score" or s.schedule in (ScheduleSpec(), ScheduleSpec(on_miss="eager")),
+        expected="the defaults, or on_miss: eager, where kind is finetune",
+    ),
+    NotYet(field="train.resume", accepted=lambda s: not s.train or s.train.resume == "never", expected="never"),
+    NotYet(
+        field="train.checkpoint", accepted=lambda s: not s.train or s.train.checkpoint is None, expected="no checkpoint"
+    ),
+    NotYet(
+        field="model.dtype",
+        accepted=lambda s: s.kind == "score" or s.model.dtype == "fp32",
+        expected="fp32 where kind is finetune",
+    ),
+)
+
+Check = Callable[[JobSpec], Iterable[Finding]]
+RULES: list[tuple[tuple[str, ...], Check]] = []
+
+
+def rule(*needs: str) -> Callable[[Check], Check]:
+    """Register a check that looks at the fields `needs`."""
+
+    def register(check: Check) -> Check:
+        RULES.append((needs, check))
+        return check
+
+    return register
+
+
+def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
+    """Report every contradiction into the tree, and everything asked for that is not built yet."""
+
+    def known(needs: Iterable[str]) -> bool:
+        return not any(_spoils(bad, place(need)) for need in needs for bad in tree.bad)
+
+    findings: list[Finding] = []
+    for row in NOT_YET:
+        if known((row.field, "kind")) and not row.accepted(spec):
+            findings.append(Finding(row.field, "not supported yet", row.expected))
+    for needs, rule_check in RULES:
+        if known(needs):
+            findings += rule_check(spec)
+    findings += files.check(spec, known, base=base, check_files=check_files)
+    for found in findings:
+        at = None if found.at is None else place(found.at)
+        tree.report(place(found.field, found.index), found.problem, found.expected, at=at)
+
+
+def _spoils(bad: Where, need: Where) -> bool:
+    """Does a wrong value at `bad` leave a rule on `need` without sense? So it does around it, at it, or as its item."""
+    return need[: len(bad)] == bad or (bad[: len(need)] == need and isinstance(bad[len(need)], int))
+
+
+@rule("kind", "train")
+def _kind(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "score" and spec.train is not None:
+        yield Finding("train", "given, but kind is score", "kind: finetune, or no train")
+    if spec.kind == "finetune" and spec.train is None:
+        yield Finding("train", "missing", "a mapping, as kind is finetune", at="kind")
+
+
+@rule("kind", "output")
+def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "finetune":
+        for name in ("format", "fields", "shard_size"):
+            if name in spec.output.model_fields_set:
+                yield Finding(f"output.{name}", "given, but kind is finetune", f"kind: score, or no {name}")
+
+
+@rule("kind", "input.fields.label", "input.format")
+def _labels(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind != "finetune":
+        return
+    if spec.input.format == "npy":
+        yield Finding("input.format", "npy holds no labels", "npz, parquet, csv or images where kind is finetune")
+    elif spec.input.fields.label is None:
+        parent = spec.input.format == "images"
+        expected = "parent, the folder of each image" if parent else "the array or column of labels"
+        yield Finding("input.fields.label", "missing", f"{expected}, as kind is finetune")
+
+
+@rule("output.fields", "input.fields.label")
+def _output_fields(spec: JobSpec) -> Iterator[Finding]:
+    fields = spec.output.fields
+    for index, name in enumerate(fields):
+        if name in fields[:index]:
+            yield Finding("output.fields", f"{name} is given twice", "each field once", index=index)
+        elif name == "label" and spec.input.fields.label is None:
+            yield Finding("output.fields", "label is asked for, but input.fields.label is not given", "", index=index)
+
+
+@rule("input.fields.x", "input.fields.id", "input.fields.label", "input.format")
+def _input_fields(spec: JobSpec) -> Iterator[Finding]:
+    fields, format_ = spec.input.fields, spec.input.format
+    given = {name: getattr(fields, name) for name in ("x", "id", "label") if getattr(fields, name) is not None}
+    if format_ in ("images", "npy"):  # they hold records without names
+        names = {"id": "path", "label": "parent"} if format_ == "images" else {}
+        for name, value in given.items():
+            if name in fields.model_fields_set and value != names.get(name):
+                expected = f"{names[name]}, or none" if name in names else "none"
+                yield Finding(f"input.fields.{name}", f"found {show(value)}, but input.format is {format_}", expected)
+        return
+    for name in ("id", "label"):
+        if name in given and given[name] in [given[n] for n in ("x", "id") if n in given and n != name]:
+            yield Finding(f"input.fields.{name}", f"{show(given[name])} is named twice", "different arrays or columns")
+
+
+@rule("input.transform.mean", "input.transform.std", "input.transform.channels", "input.format")
+def _channels(spec: JobSpec) -> Iterator[Finding]:
+    transform = spec.input.transform
+    mean, std = transform.mean, transform.std
+    if mean is not None and std is None:
+        yield Finding("input.transform.std", "missing", "one number for each of mean", at="input.transform.mean")
+    if std is not None and mean is None:
+        yield Finding("input.transform.mean", "missing", "one number for each of std", at="input.transform.std")
+    if mean is not None and std is not None and len(mean) != len(std):
+        yield Finding("input.transform.std", f"found {len(std)} numbers", f"{len(mean)}, as in mean")
+    channels = transform.channels or (3 if spec.input.format == "images" else None)
+    for name, numbers in (("mean", mean), ("std", std)):
+        if channels and numbers and len(numbers) not in (1, channels):
+            expected = "1" if channels == 1 else f"1 or {channels}"
+            yield Finding(f"input.transform.{name}", f"found {len(numbers)} numbers", f"{expected}, for the channels")
+
+
+@rule("input.transform.resize", "input.transform.center_crop")
+def _sizes(spec: JobSpec) -> Iterator[Finding]:
+    resize, crop = spec.input.transform.resize, spec.input.transform.center_crop
+    if resize and crop and (crop[0] > resize[0] or crop[1] > resize[1]):
+        yield Finding("input.transform.center_crop", "larger than resize", "at most its size")
+
+
+@rule("input.transform.layout", "input.format")
+def _layout(spec: JobSpec) -> Iterator[Finding]:
+    if spec.input.format == "images" and spec.input.transform.layout is not None:
+        yield Finding("input.transform.layout", "given, but input.format is images", "no layout")
+
+
+@rule("model.source", "model.weights")
+def _weights(spec: JobSpec) -> Iterator[Finding]:
+    weights, scheme = spec.model.weights, parse_source(spec.model.source).scheme
+    if weights is not None and not is_file_of_weights(weights) and scheme != "torchvision":
+        expected = "a .safetensors, .pt or .pth file where model.source is not torchvision"
+        yield Finding("model.weights", f"found {show(weights)}", expected)
+
+
+@rule("model.source", "model.args", "kind")
+def _exported(spec: JobSpec) -> Iterator[Finding]:
+    if parse_source(spec.model.source).scheme == "exported":
+        if spec.model.args:
+            yield Finding("model.args", "given, but an exported program takes none", "no args")
+        if spec.kind == "finetune":
+            yield Finding("model.source", "an exported program cannot be trained", "another source")
+
+
+@rule("model.weights", "train.init_from")
+def _two_weights(spec: JobSpec) -> Iterator[Finding]:
+    if spec.model.weights is not None and spec.train and spec.train.init_from is not None:
+        yield Finding("train.init_from", "given, and model.weights too", "one of them")
+
+
+@rule("name", "run.after")
+def _after(spec: JobSpec) -> Iterator[Finding]:
+    for index, parent in enumerate(spec.run.after):
+        if parent == spec.name:
+            yield Finding("run.after", "names the job itself", "other jobs", index=index)
+        elif parent in spec.run.after[:index]:
+            yield Finding("run.after", f"{parent} is given twice", "each job once", index=index)
+
+
+@rule("run.timeout")
+def _timeout(spec: JobSpec) -> Iterator[Finding]:
+    if spec.run.timeout == 0:
+        yield Finding("run.timeout", "found 0", "more than 0")
+
+
+@rule("run.retry.initial", "run.retry.max")
+def _retry(spec: JobSpec) -> Iterator[Finding]:
+    retry = spec.run.retry
+    if retry.max < retry.initial:
+        yield Finding("run.retry.max", "less than run.retry.initial", "at least as long", at="run.retry")
+
+
+@rule("train.optimizer.name", "train.optimizer.momentum", "train.optimizer.nesterov")
+def _optimizer(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    optimizer = spec.train.optimizer
+    if optimizer.name != "sgd":
+        for name in ("momentum", "nesterov"):
+            if name in optimizer.model_fields_set:
+                yield Finding(
+                    f"train.optimizer.{name}", f"given, but the optimizer is {optimizer.name}", f"sgd, or no {name}"
+                )
+    elif optimizer.nesterov and not optimizer.momentum:
+        yield Finding("train.optimizer.nesterov", "true without momentum", "momentum above 0")
+
+
+@rule("train.epochs", "train.validation.every_epochs")
+def _validation(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train and spec.train.validation and spec.train.validation.every_epochs > spec.train.epochs:
+        yield Finding("train.validation.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")

@@ -1,0 +1,128 @@
+"""The types of a tree's values, by pydantic, with its findings turned into our problems.
+
+A problem in one field must not hide one in another: what is wrong is taken out, and the rest is validated again, until
+there is a spec that the rules can look at. `Tree.bad` says which of its fields are stand-ins.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.tree import Tree, Where
+from nimble_jobs.spec.units import BadValue, show
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "tuple_type": "a list",
+    "string_too_short": "a text that is not empty",
+    "too_short": "at least one item",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+
+def validate(tree: Tree, base: Path) -> JobSpec | None:
+    """Report what is wrong with the types in `tree.value`; the spec, with stand-ins where `tree.bad` says, or None."""
+    value = copy.deepcopy(tree.value)
+    for round_ in range(8):  # each round fills one level of missing fields; the spec is less deep
+        try:
+            return JobSpec.model_validate_json(json.dumps(value), context={"base": base})
+        except ValidationError as e:
+            for error in e.errors(include_url=False):
+                where = error["loc"]
+                if round_ == 0 and not any(where[: len(bad)] == bad for bad in tree.bad):
+                    _report(tree, error)
+                if error["type"] != "extra_forbidden":
+                    tree.bad.add(where)
+                _repair(value, error)
+    return None
+
+
+def _report(tree: Tree, error: ErrorDetails) -> None:
+    where, kind, context = error["loc"], error["type"], error.get("ctx", {})
+    problem, expected = f"found {show(error['input'])}", _EXPECTED.get(kind, "")
+    if kind == "missing":
+        description = _fields(where[:-1])[str(where[-1])].description or ""
+        problem, expected = "missing", description[:1].lower() + description[1:].rstrip(".")
+    elif kind == "extra_forbidden":
+        problem, expected = _unknown(where)
+    elif kind == "literal_error":
+        expected = str(context["expected"]).replace("'", "")
+    elif isinstance(reason := context.get("error"), BadValue):
+        problem, expected = reason.problem, reason.expected
+    elif kind == "string_type" and isinstance(error["input"], bool | int | float):
+        expected = "text, in quotes"
+    elif kind == "too_short":
+        problem = "found an empty list"
+    tree.report(where, problem, expected.format(**context) if "{" in expected else expected)
+
+
+def _repair(value: Any, error: ErrorDetails) -> None:
+    """Take the wrong value out, or put a stand-in where one is missing."""
+    where = error["loc"]
+    # A list is wrong as a whole, or its other items would move.
+    names = [str(part) for part in where[: next((i for i, p in enumerate(where) if isinstance(p, int)), len(where))]]
+    for name in names[:-1]:
+        value = value[name]
+    if error["type"] == "missing":
+        examples = _fields(where[:-1])[names[-1]].examples
+        value[names[-1]] = examples[0] if examples else {}
+    else:
+        value.pop(names[-1], None)
+
+
+def _unknown(where: Where) -> tuple[str, str]:
+    name = str(where[-1])
+    known = list(_fields(where[:-1]))
+    if len(name) <= 60:  # difflib's time grows with the square
+        plain = name.lower().replace("-", "_")
+        if near := difflib.get_close_matches(plain, known, 1):
+            return f"unknown field, did you mean {near[0]}?", ""
+        elsewhere = [place for place in _places(JobSpec) if place.rpartition(".")[2] == plain]
+        if len(elsewhere) == 1:
+            return f"unknown field, did you mean {elsewhere[0]}?", ""
+    return "unknown field", f"one of {', '.join(known)}"
+
+
+def _fields(where: Where) -> Mapping[str, FieldInfo]:
+    """The fields that a mapping at this place may have."""
+    model: type[BaseModel] = JobSpec
+    for part in where:
+        section = _section(model.model_fields[str(part)])
+        assert section is not None
+        model = section
+    return model.model_fields
+
+
+def _places(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        if (section := _section(info)) is not None:
+            yield from _places(section, f"{prefix}{name}.")
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, if it holds one."""
+    for kind in (info.annotation, *typing.get_args(info.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

@@ -1,0 +1,698 @@
+"""Specs with mistakes, and the exact lines that each must give: exit code 2, and nothing queued."""
+
+# ruff: noqa: E501 - each message stands on one line, as it is printed
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SCORE = """\
+version: 1
+name: digits-score
+kind: score
+model:
+  source: torchvision:resnet18
+  args: {num_classes: 10}
+input:
+  source: digits.npz
+  format: npz
+  fields: {x: images, id: ids, label: labels}
+  batch_size: 64
+output:
+  path: ../out/digits-score
+run:
+  device: auto
+"""
+FINETUNE = (
+    SCORE.replace("kind: score", "kind: finetune")
+    + """\
+train:
+  epochs: 5
+"""
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadSpec:
+    """One spec, in a folder that `lay_out` has filled."""
+
+    name: str
+    text: str | bytes
+    messages: tuple[str, ...]  # {file} stands for the spec's path, {dir} for its folder
+    overrides: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> Path:
+        """Write the spec and the files that it names; return its path."""
+        lay_out(folder)
+        path = folder / "job.yaml"
+        path.write_bytes(self.text if isinstance(self.text, bytes) else self.text.encode())
+        return path
+
+    def lines(self, path: Path) -> list[str]:
+        """The messages as they read for a spec at `path`."""
+        return [m.replace("{file}", str(path)).replace("{dir}", str(path.parent)) for m in self.messages]
+
+
+def lay_out(folder: Path) -> None:
+    """The files that the specs below name."""
+    for name in ("digits.npz", "notes.txt", "net.pt2", "old.pt", "scans/a.npz"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "link").symlink_to(folder / "scans")
+
+
+def edit(*changes: tuple[str, str], base: str = SCORE) -> str:
+    """`base` with each first text replaced by its second."""
+    for old, new in changes:
+        assert old in base, old
+        base = base.replace(old, new)
+    return base
+
+
+BAD_SPECS = [
+    BadSpec(name="empty", text="", messages=("{file}:1: the document is empty; expected a mapping of fields",)),
+    BadSpec(
+        name="comments only",
+        text="# nothing here\n",
+        messages=("{file}:1: the document is empty; expected a mapping of fields",),
+    ),
+    BadSpec(name="a list", text="- version: 1\n", messages=("{file}:1: found a list; expected a mapping of fields",)),
+    BadSpec(name="a text", text="version 1\n", messages=("{file}:1: found 'version 1'; expected a mapping of fields",)),
+    BadSpec(
+        name="a tab for indentation",
+        text="version: 1\nmodel:\n\tsource: torchvision:resnet18\n",
+        messages=("{file}:3: found a tab; expected spaces",),
+    ),
+    BadSpec(
+        name="an open bracket",
+        text="version: 1\nname: [digits\n",
+        messages=("{file}:3: not valid YAML: expected ',' or ']', but got '<stream end>'",),
+    ),
+    BadSpec(
+        name="a control character",
+        text='version: 1\nname: "a\x01b"\n',
+        messages=("{file}:2: found the character '\\x01'; expected printable text",),
+    ),
+    BadSpec(
+        name="not UTF-8", text=b"version: 1\nname: caf\xe9\n", messages=("{file}:2: not UTF-8; expected UTF-8 text",)
+    ),
+    BadSpec(
+        name="too large",
+        text="#" * ((1 << 20) + 1),
+        messages=("{file}: larger than 1 MiB; expected a job spec in YAML",),
+    ),
+    BadSpec(
+        name="nested too deeply",
+        text="version: 1\nmodel:\n  args: {deep: " + "[" * 40 + "]" * 40 + "}\n",
+        messages=("{file}:3: nested too deeply; expected at most 32 levels",),
+    ),
+    BadSpec(
+        name="a second document",
+        text=SCORE + "---\n" + "version: 1\n",
+        messages=("{file}:16: a second document starts here; expected one document",),
+    ),
+    BadSpec(
+        name="an alias bomb",
+        text="a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\n",
+        messages=(
+            "{file}:1: a: found the anchor &a; expected no anchors or aliases",
+            "{file}:1: version: missing; expected the version of this format, 1",
+            "{file}:1: name: missing; expected the job's name: 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            "{file}:1: kind: missing; expected kind of job: score or finetune",
+            "{file}:1: model: missing; expected the module to run, and its weights",
+            "{file}:1: input: missing; expected the records",
+            "{file}:1: output: missing; expected where results go",
+            "{file}:1: a: unknown field; expected one of version, name, kind, model, input, schedule, output, run, cron, train",
+            "{file}:2: b: found the anchor &b; expected no anchors or aliases",
+            "{file}:2: b[0]: found the alias *a; expected the value itself",
+            "{file}:2: b[1]: found the alias *a; expected the value itself",
+            "{file}:2: b[2]: found the alias *a; expected the value itself",
+            "{file}:2: b[3]: found the alias *a; expected the value itself",
+            "{file}:2: b: unknown field; expected one of version, name, kind, model, input, schedule, output, run, cron, train",
+        ),
+    ),
+    BadSpec(
+        name="an anchor",
+        text=edit(("name: digits-score", "name: &name digits-score")),
+        messages=("{file}:2: name: found the anchor &name; expected no anchors or aliases",),
+    ),
+    BadSpec(
+        name="an alias",
+        text=edit(("batch_size: 64", "batch_size: &size 64"), ("device: auto", "after: [*size]")),
+        messages=(
+            "{file}:11: input.batch_size: found the anchor &size; expected no anchors or aliases",
+            "{file}:15: run.after[0]: found the alias *size; expected the value itself",
+        ),
+    ),
+    BadSpec(
+        name="a merge key",
+        text=edit(("run:\n", "run:\n  <<: {priority: 1}\n")),
+        messages=("{file}:15: run: found a merge key; expected the fields themselves",),
+    ),
+    BadSpec(
+        name="equal keys",
+        text=edit(("batch_size: 64", "batch_size: 64\n  batch_size: 128")),
+        messages=("{file}:12: input.batch_size: given twice, first on line 11; expected one value",),
+    ),
+    BadSpec(
+        name="a tag that constructs",
+        text=edit(("{num_classes: 10}", '!!python/object/apply:os.system ["true"]')),
+        messages=(
+            "{file}:6: model.args: found the tag !!python/object/apply:os.system; expected a value without a tag",
+        ),
+    ),
+    BadSpec(
+        name="a tag of another type",
+        text=edit(("batch_size: 64", 'batch_size: !!int "many"')),
+        messages=("{file}:11: input.batch_size: found many with the tag !!int; expected a value without a tag",),
+    ),
+    BadSpec(
+        name="a key that is a list",
+        text=edit(("run:\n", "run:\n  ? [device]\n  : cpu\n")),
+        messages=("{file}:15: run: found a key that is not a plain text; expected a field's name",),
+    ),
+    BadSpec(
+        name="nothing but a version",
+        text="version: 1\n",
+        messages=(
+            "{file}:1: name: missing; expected the job's name: 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            "{file}:1: kind: missing; expected kind of job: score or finetune",
+            "{file}:1: model: missing; expected the module to run, and its weights",
+            "{file}:1: input: missing; expected the records",
+            "{file}:1: output: missing; expected where results go",
+        ),
+    ),
+    BadSpec(
+        name="another version",
+        text=edit(("version: 1", "version: 2")),
+        messages=("{file}:1: version: found 2; expected 1",),
+    ),
+    BadSpec(
+        name="a version that only equals 1",
+        text=edit(("version: 1", "version: true")),
+        messages=("{file}:1: version: found true; expected 1",),
+    ),
+    BadSpec(
+        name="unknown sections and fields",
+        text=edit(("batch_size", "batchsize"), ("run:\n", "runs:\n")),
+        messages=(
+            "{file}:11: input.batchsize: unknown field, did you mean batch_size?",
+            "{file}:14: runs: unknown field, did you mean run?",
+        ),
+    ),
+    BadSpec(
+        name="a field of another section",
+        text=edit(("run:\n", "run:\n  batch_size: 3\n")),
+        messages=("{file}:15: run.batch_size: unknown field, did you mean input.batch_size?",),
+    ),
+    BadSpec(
+        name="an unknown field like no other",
+        text=edit(("run:\n", "run:\n  colour: blue\n")),
+        messages=(
+            "{file}:15: run.colour: unknown field; expected one of device, priority, after, key, timeout, error_threshold, retry",
+        ),
+    ),
+    BadSpec(
+        name="a section that is a text",
+        text=edit(("run:\n  device: auto\n", "run: cuda\n")),
+        messages=("{file}:14: run: found 'cuda'; expected a mapping",),
+    ),
+    BadSpec(
+        name="a section left empty",
+        text=edit(("run:\n  device: auto\n", "run:\n")),
+        messages=("{file}:14: run: found nothing; expected a mapping",),
+    ),
+    BadSpec(
+        name="exponent without a dot in a whole number",
+        text=edit(("batch_size: 64", "batch_size: 1e2")),
+        messages=("{file}:11: input.batch_size: found 100.0; expected a whole number",),
+    ),
+    BadSpec(
+        name="a leading zero",
+        text=edit(("batch_size: 64", "batch_size: 010")),
+        messages=(
+            "{file}:11: input.batch_size: found 010, which has a leading zero; expected a number without it, or a text in quotes",
+        ),
+    ),
+    BadSpec(
+        name="a time of day is no number",
+        text=edit(("batch_size: 64", "batch_size: 12:30:00")),
+        messages=("{file}:11: input.batch_size: found '12:30:00'; expected a whole number",),
+    ),
+    BadSpec(
+        name="on is no boolean",
+        text=edit(("batch_size: 64", "allow_nan: on")),
+        messages=("{file}:11: input.allow_nan: found 'on'; expected true or false",),
+    ),
+    BadSpec(
+        name="underscores make no number",
+        text=edit(("batch_size: 64", "batch_size: 1_000")),
+        messages=("{file}:11: input.batch_size: found '1_000'; expected a whole number",),
+    ),
+    BadSpec(
+        name="a number beyond 64 bits",
+        text=edit(("device: auto", "priority: 99999999999999999999")),
+        messages=(
+            "{file}:15: run.priority: found 99999999999999999999, which is too large; expected a number of 64 bits",
+        ),
+    ),
+    BadSpec(
+        name="not a number",
+        text=edit(("device: auto", "error_threshold: .nan")),
+        messages=("{file}:15: run.error_threshold: found .nan; expected a finite number",),
+    ),
+    BadSpec(
+        name="a number for a text",
+        text=edit(("device: auto", "key: 2026")),
+        messages=("{file}:15: run.key: found 2026; expected text, in quotes",),
+    ),
+    BadSpec(
+        name="a fraction for a whole number",
+        text=edit(("batch_size: 64", "batch_size: 64.5")),
+        messages=("{file}:11: input.batch_size: found 64.5; expected a whole number",),
+    ),
+    BadSpec(
+        name="an empty batch",
+        text=edit(("batch_size: 64", "batch_size: 0")),
+        messages=("{file}:11: input.batch_size: found 0; expected at least 1",),
+    ),
+    BadSpec(
+        name="a text for a list",
+        text=edit(("device: auto", "after: digits-train")),
+        messages=("{file}:15: run.after: found 'digits-train'; expected a list",),
+    ),
+    BadSpec(
+        name="an unsafe name",
+        text=edit(("name: digits-score", "name: ../digits")),
+        messages=(
+            "{file}:2: name: found '../digits'; expected 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        ),
+    ),
+    BadSpec(
+        name="an unknown kind",
+        text=edit(("kind: score", "kind: scoring")),
+        messages=("{file}:3: kind: found 'scoring'; expected score or finetune",),
+    ),
+    BadSpec(
+        name="an unknown source",
+        text=edit(("torchvision:resnet18", "torchhub:resnet18")),
+        messages=(
+            "{file}:5: model.source: found 'torchhub:resnet18'; expected torchvision:NAME, timm:NAME, transformers:DIR, python:FILE.py:FACTORY or exported:FILE.pt2",
+        ),
+    ),
+    BadSpec(
+        name="a python source without a factory",
+        text=edit(("torchvision:resnet18", "python:model.py")),
+        messages=("{file}:5: model.source: found 'python:model.py'; expected python:FILE.py:FACTORY",),
+    ),
+    BadSpec(
+        name="an exported source of another suffix",
+        text=edit(("torchvision:resnet18", "exported:model.pt")),
+        messages=("{file}:5: model.source: found 'exported:model.pt'; expected exported:FILE.pt2",),
+    ),
+    BadSpec(
+        name="a python file that is missing",
+        text=edit(("torchvision:resnet18", "python:net.py:make")),
+        messages=("{file}:5: model.source: no file {dir}/net.py; expected an existing file",),
+    ),
+    BadSpec(
+        name="weights of an unknown suffix",
+        text=edit(("args: {num_classes: 10}", "weights: model.bin")),
+        messages=(
+            "{file}:6: model.weights: found 'model.bin'; expected a .safetensors, .pt or .pth file, or a weights name such as DEFAULT",
+        ),
+    ),
+    BadSpec(
+        name="weights that are missing",
+        text=edit(("args: {num_classes: 10}", "weights: model.safetensors")),
+        messages=(
+            "{file}:6: model.weights: no file {dir}/model.safetensors; expected an existing one, or a job in run.after",
+        ),
+    ),
+    BadSpec(
+        name="weights by name for timm",
+        text=edit(("torchvision:resnet18", "timm:resnet18"), ("args: {num_classes: 10}", "weights: DEFAULT")),
+        messages=(
+            "{file}:6: model.weights: found 'DEFAULT'; expected a .safetensors, .pt or .pth file where model.source is not torchvision",
+        ),
+    ),
+    BadSpec(
+        name="an exported program with arguments and an unknown type",
+        text=edit(("torchvision:resnet18", "exported:net.pt2"), ("args:", "dtype: fp8\n  args:")),
+        messages=(
+            "{file}:6: model.dtype: found 'fp8'; expected fp32, fp16 or bf16",
+            "{file}:7: model.args: given, but an exported program takes none; expected no args",
+        ),
+    ),
+    BadSpec(
+        name="input that is missing",
+        text=edit(("digits.npz", "letters.npz")),
+        messages=(
+            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected an existing one, or a job in run.after",
+        ),
+    ),
+    BadSpec(
+        name="a glob that matches nothing",
+        text=edit(("digits.npz", "scans/*.npy"), ("npz\n  fields: {x: images, id: ids, label: labels}", "npy")),
+        messages=("{file}:8: input.source: nothing matches {dir}/scans/*.npy; expected at least one file",),
+    ),
+    BadSpec(
+        name="a format that is not the suffix",
+        text=edit(("format: npz", "format: parquet")),
+        messages=("{file}:8: input.source: 'digits.npz' is not parquet; expected .parquet or .pq",),
+    ),
+    BadSpec(
+        name="a path of the home folder",
+        text=edit(("../out/digits-score", "~/out")),
+        messages=(
+            "{file}:13: output.path: found '~/out', and ~ is not expanded; expected an absolute path, or one relative to the spec file",
+        ),
+    ),
+    BadSpec(
+        name="a URL for a path",
+        text=edit(("digits.npz", "s3://bucket/digits.npz")),
+        messages=("{file}:8: input.source: found 's3://bucket/digits.npz', which is a URL; expected a local path",),
+    ),
+    BadSpec(
+        name="a path with a control character",
+        text=edit(("digits.npz", '"digits\\n.npz"')),
+        messages=("{file}:8: input.source: found 'digits\\n.npz', which holds control characters; expected a path",),
+    ),
+    BadSpec(
+        name="output over the root folder",
+        text=edit(("../out/digits-score", "/")),
+        messages=("{file}:13: output.path: is the root folder or holds it; expected a folder of its own",),
+    ),
+    BadSpec(
+        name="output over the folder of the spec",
+        text=edit(("../out/digits-score", "..")),
+        messages=("{file}:13: output.path: is the spec's folder or holds it; expected a folder of its own",),
+    ),
+    BadSpec(
+        name="output over the input",
+        text=edit(("digits.npz", "scans"), ("../out/digits-score", "scans/scores")),
+        messages=("{file}:13: output.path: lies inside input.source; expected a folder of its own",),
+    ),
+    BadSpec(
+        name="output that holds the input",
+        text=edit(("digits.npz", "scans/a.npz"), ("../out/digits-score", "scans")),
+        messages=("{file}:13: output.path: is input.source or holds it; expected a folder of its own",),
+    ),
+    BadSpec(
+        name="output that is a file",
+        text=edit(("../out/digits-score", "notes.txt")),
+        messages=("{file}:13: output.path: exists and is not a folder; expected a folder",),
+    ),
+    BadSpec(
+        name="output inside a file",
+        text=edit(("../out/digits-score", "notes.txt/scores")),
+        messages=("{file}:13: output.path: {dir}/notes.txt is not a folder; expected a folder",),
+    ),
+    BadSpec(
+        name="output that is a link",
+        text=edit(("../out/digits-score", "link")),
+        messages=("{file}:13: output.path: is a symbolic link; expected a folder",),
+    ),
+    BadSpec(
+        name="output fields",
+        text=edit(("output:\n", "output:\n  fields: [id, top1, id, top-5]\n"), (", label: labels", "")),
+        messages=(
+            "{file}:13: output.fields[3]: found 'top-5'; expected id, label, top1, top5, probability, logits, embedding, or the name of one of the model's outputs",
+        ),
+    ),
+    BadSpec(
+        name="labels that are not there",
+        text=edit(("output:\n", "output:\n  fields:\n  - id\n  - label\n"), (", label: labels", "")),
+        messages=("{file}:15: output.fields[1]: label is asked for, but input.fields.label is not given",),
+    ),
+    BadSpec(
+        name="no output fields",
+        text=edit(("output:\n", "output:\n  fields: []\n")),
+        messages=("{file}:13: output.fields: found an empty list; expected at least one item",),
+    ),
+    BadSpec(
+        name="an unknown policy",
+        text=edit(("output:\n", "output:\n  if_exists: overwrite\n")),
+        messages=("{file}:13: output.if_exists: found 'overwrite'; expected fail, resume or replace",),
+    ),
+    BadSpec(
+        name="mean without std",
+        text=edit(("  batch_size: 64", "  transform: {resize: 32, mean: [0.5]}")),
+        messages=("{file}:11: input.transform.std: missing; expected one number for each of mean",),
+    ),
+    BadSpec(
+        name="std of another length, and not positive",
+        text=edit(("  batch_size: 64", "  transform:\n    mean: [0.5, 0.5]\n    std: [0.5, 0.5, 0.5]\n    scale: -1")),
+        messages=(
+            "{file}:13: input.transform.std: found 3 numbers; expected 2, as in mean",
+            "{file}:14: input.transform.scale: found -1; expected more than 0",
+        ),
+    ),
+    BadSpec(
+        name="a standard deviation of zero",
+        text=edit(("  batch_size: 64", "  transform:\n    mean: [0.5, 0.5]\n    std: [0.5, 0]")),
+        messages=("{file}:13: input.transform.std[1]: found 0; expected more than 0",),
+    ),
+    BadSpec(
+        name="mean and std for other channels",
+        text=edit(
+            ("  batch_size: 64", "  transform:\n    channels: 1\n    mean: [0.5, 0.5, 0.5]\n    std: [0.5, 0.5, 0.5]")
+        ),
+        messages=(
+            "{file}:13: input.transform.mean: found 3 numbers; expected 1, for the channels",
+            "{file}:14: input.transform.std: found 3 numbers; expected 1, for the channels",
+        ),
+    ),
+    BadSpec(
+        name="a crop larger than the image",
+        text=edit(("  batch_size: 64", "  transform: {resize: [32, 48], center_crop: 40}")),
+        messages=("{file}:11: input.transform.center_crop: larger than resize; expected at most its size",),
+    ),
+    BadSpec(
+        name="a size of three numbers",
+        text=edit(("  batch_size: 64", "  transform: {resize: [32, 32, 3]}")),
+        messages=("{file}:11: input.transform.resize: found a list; expected a size in pixels, or [height, width]",),
+    ),
+    BadSpec(
+        name="columns of images",
+        text=edit(("digits.npz", "scans"), ("format: npz", "format: images")),
+        messages=(
+            "{file}:10: input.fields.x: found 'images', but input.format is images; expected none",
+            "{file}:10: input.fields.id: found 'ids', but input.format is images; expected path, or none",
+            "{file}:10: input.fields.label: found 'labels', but input.format is images; expected parent, or none",
+        ),
+    ),
+    BadSpec(
+        name="one array for records and labels",
+        text=edit(("label: labels", "label: images")),
+        messages=("{file}:10: input.fields.label: 'images' is named twice; expected different arrays or columns",),
+    ),
+    BadSpec(
+        name="an unknown device",
+        text=edit(("device: auto", "device: gpu:0")),
+        messages=("{file}:15: run.device: found 'gpu:0'; expected auto, cpu, cuda or cuda:N",),
+    ),
+    BadSpec(
+        name="a share above one",
+        text=edit(("device: auto", "error_threshold: 1.5")),
+        messages=("{file}:15: run.error_threshold: found 1.5; expected a share from 0 to 1, or -1 to tolerate all",),
+    ),
+    BadSpec(
+        name="a wait that is no duration",
+        text=edit(("device: auto", "timeout: 2 hours")),
+        messages=(
+            "{file}:15: run.timeout: found '2 hours'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
+        ),
+    ),
+    BadSpec(
+        name="no time at all",
+        text=edit(("device: auto", "timeout: 0")),
+        messages=("{file}:15: run.timeout: found 0; expected more than 0",),
+    ),
+    BadSpec(
+        name="a longest wait below the first",
+        text=edit(("device: auto", "retry: {initial: 10m, max: 5s}")),
+        messages=("{file}:15: run.retry.max: less than run.retry.initial; expected at least as long",),
+    ),
+    BadSpec(
+        name="after itself and twice after another",
+        text=edit(("device: auto", "after: [digits-score, a, a]")),
+        messages=(
+            "{file}:15: run.after[0]: names the job itself; expected other jobs",
+            "{file}:15: run.after[2]: a is given twice; expected each job once",
+        ),
+    ),
+    BadSpec(
+        name="a job name that is none",
+        text=edit(("device: auto", 'after: ["a b"]')),
+        messages=(
+            "{file}:15: run.after[0]: found 'a b'; expected 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        ),
+    ),
+    BadSpec(
+        name="not built yet: cron and the engine",
+        text=SCORE + 'schedule:\n  streams: 4\n  fuse: max\n  in_flight: 2\ncron:\n  expression: "15 2 * * *"\n',
+        messages=(
+            "{file}:17: schedule.streams: not supported yet; expected auto or 1",
+            "{file}:18: schedule.fuse: not supported yet; expected auto or off",
+            "{file}:19: schedule.in_flight: not supported yet; expected auto or 1",
+            "{file}:20: cron: not supported yet; expected no cron",
+        ),
+    ),
+    BadSpec(
+        name="wrong types in what is not built yet",
+        text=SCORE + "schedule:\n  streams: many\n  fuse: 3\ncron:\n  grace: 10\n",
+        messages=(
+            "{file}:17: schedule.streams: found 'many'; expected auto or a whole number from 1 to 1024",
+            "{file}:18: schedule.fuse: found 3; expected auto, off or max",
+            "{file}:19: cron.expression: missing; expected five fields, as in crontab",
+            "{file}:19: cron: not supported yet; expected no cron",
+        ),
+    ),
+    BadSpec(
+        name="not built yet: checkpoints and resuming",
+        text=FINETUNE + "  checkpoint: {every_steps: 100}\n  resume: auto\n",
+        messages=(
+            "{file}:18: train.checkpoint: not supported yet; expected no checkpoint",
+            "{file}:19: train.resume: not supported yet; expected never",
+        ),
+    ),
+    BadSpec(
+        name="score with train",
+        text=SCORE + "train: {epochs: 5}\n",
+        messages=("{file}:16: train: given, but kind is score; expected kind: finetune, or no train",),
+    ),
+    BadSpec(
+        name="finetune without train",
+        text=edit(("kind: score", "kind: finetune")),
+        messages=("{file}:3: train: missing; expected a mapping, as kind is finetune",),
+    ),
+    BadSpec(
+        name="finetune without labels",
+        text=edit((", label: labels", ""), base=FINETUNE),
+        messages=(
+            "{file}:10: input.fields.label: missing; expected the array or column of labels, as kind is finetune",
+        ),
+    ),
+    BadSpec(
+        name="finetune in half precision, with a schedule",
+        text=edit(
+            ("args:", "dtype: fp16\n  args:"), ("train:\n", "schedule: {tolerance: 1e-5}\ntrain:\n"), base=FINETUNE
+        ),
+        messages=(
+            "{file}:6: model.dtype: not supported yet; expected fp32 where kind is finetune",
+            "{file}:17: schedule: not supported yet; expected the defaults, or on_miss: eager, where kind is finetune",
+        ),
+    ),
+    BadSpec(
+        name="finetune with columns to write",
+        text=edit(("output:\n", "output:\n  format: jsonl\n  fields: [id]\n"), base=FINETUNE),
+        messages=(
+            "{file}:13: output.format: given, but kind is finetune; expected kind: score, or no format",
+            "{file}:14: output.fields: given, but kind is finetune; expected kind: score, or no fields",
+        ),
+    ),
+    BadSpec(
+        name="finetune of an exported program",
+        text=edit(("torchvision:resnet18", "exported:net.pt2"), ("  args: {num_classes: 10}\n", ""), base=FINETUNE),
+        messages=("{file}:5: model.source: an exported program cannot be trained; expected another source",),
+    ),
+    BadSpec(
+        name="finetune from two weights",
+        text=edit(
+            ("args: {num_classes: 10}", "weights: DEFAULT"), ("  epochs: 5", "  init_from: old.pt"), base=FINETUNE
+        ),
+        messages=("{file}:17: train.init_from: given, and model.weights too; expected one of them",),
+    ),
+    BadSpec(
+        name="momentum for adam",
+        text=FINETUNE + "  optimizer:\n    name: adam\n    momentum: 0.9\n    lr: 0\n",
+        messages=(
+            "{file}:20: train.optimizer.momentum: given, but the optimizer is adam; expected sgd, or no momentum",
+            "{file}:21: train.optimizer.lr: found 0; expected more than 0",
+        ),
+    ),
+    BadSpec(
+        name="validation too rarely, of what is not there",
+        text=FINETUNE + "  validation:\n    source: digits-val.npz\n    every_epochs: 6\n",
+        messages=(
+            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected an existing one, or a job in run.after",
+            "{file}:20: train.validation.every_epochs: more than train.epochs; expected at most 5",
+        ),
+    ),
+    BadSpec(
+        name="many problems, by line",
+        text=edit(
+            ("version: 1", "version: 3"),
+            ("kind: score", "kind: scores"),
+            ("batch_size: 64", "batch_size: -1"),
+            ("device: auto", "device: tpu"),
+        ),
+        messages=(
+            "{file}:1: version: found 3; expected 1",
+            "{file}:3: kind: found 'scores'; expected score or finetune",
+            "{file}:11: input.batch_size: found -1; expected at least 1",
+            "{file}:15: run.device: found 'tpu'; expected auto, cpu, cuda or cuda:N",
+        ),
+    ),
+    BadSpec(
+        name="an override of the wrong type",
+        text=SCORE,
+        messages=("override input.batch_size=abc: input.batch_size: found 'abc'; expected a whole number",),
+        overrides=("input.batch_size=abc",),
+    ),
+    BadSpec(
+        name="an override of an unknown field",
+        text=SCORE,
+        messages=("override input.batchsize=8: input.batchsize: unknown field, did you mean batch_size?",),
+        overrides=("input.batchsize=8",),
+    ),
+    BadSpec(
+        name="overrides that are none",
+        text=SCORE,
+        messages=(
+            "override input.batch_size: not an assignment; expected KEY=VALUE with a dotted key such as input.batch_size=8",
+            "override =3: not an assignment; expected KEY=VALUE with a dotted key such as input.batch_size=8",
+            "override run..key=a: not an assignment; expected KEY=VALUE with a dotted key such as input.batch_size=8",
+        ),
+        overrides=(
+            "input.batch_size",
+            "=3",
+            "run..key=a",
+        ),
+    ),
+    BadSpec(
+        name="an override that is not YAML",
+        text=SCORE,
+        messages=("override run.after=[a: run.after: not valid YAML: expected ',' or ']', but got '<stream end>'",),
+        overrides=("run.after=[a",),
+    ),
+    BadSpec(
+        name="an override with a leading zero",
+        text=SCORE,
+        messages=(
+            "override model.args.num_classes=010: model.args.num_classes: found 010, which has a leading zero; expected a number without it, or a text in quotes",
+        ),
+        overrides=("model.args.num_classes=010",),
+    ),
+    BadSpec(
+        name="an override below a number",
+        text=SCORE,
+        messages=("override name.first=a: name: found 'digits-score'; expected a mapping",),
+        overrides=("name.first=a",),
+    ),
+    BadSpec(
+        name="file and override together",
+        text=edit(("kind: score", "kind: scores")),
+        messages=(
+            "{file}:3: kind: found 'scores'; expected score or finetune",
+            "override name=a b: name: found 'a b'; expected 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            "override run.device=tpu: run.device: found 'tpu'; expected auto, cpu, cuda or cuda:N",
+        ),
+        overrides=(
+            "run.device=tpu",
+            "name=a b",
+        ),
+    ),
+]
