@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Time planning, from a recorded program to a checked plan and a checked memory plan, on synthetic programs of growing size.
+"""Time planning, from a recorded program to a checked plan and a checked memory plan, on synthetic programs of growing
+size.
 
-Prints a table; --json and --plot write the figures and a log-log picture of them. One process per row, so that peak memory is the row's own.
+Prints a table; --json and --plot write the figures and a log-log picture of them. One process per row, so that peak
+memory is the row's own.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def one_fan(n: int) -> Edges:
 
 
 def cells(n: int, seed: int = 0) -> Edges:
-    """Cells as in NASNet: each block adds two short chains that start from earlier states; two earlier cells are inputs."""
+    """Cells as in NASNet: each block adds two short chains that start from earlier states; two earlier cells are
+    inputs.
+    """
     dice = random.Random(seed)
     before, last, free = 0, 0, 1
     while free + 60 < n:

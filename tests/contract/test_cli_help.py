@@ -1,0 +1,63 @@
+"""Help is quick, complete, and the page made of it is fresh."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nimble_jobs import __version__
+from tests.cli import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "sqlalchemy", "alembic", "pyarrow", "numpy", "pydantic", "rich", "networkx")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """`--help` imports no torch, database, array or terminal library."""
+    code = (
+        "import sys; from nimble_jobs.cli.main import main; code = main(['submit', '--help']);"
+        f"heavy = [name for name in {HEAVY} if name in sys.modules]; print(heavy, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+@pytest.mark.parametrize("command", [[], ["submit"], ["cache", "ls"]])
+def test_help_is_quick(command: list[str]) -> None:
+    """`--help` answers in under 0.3 s; the best of several tries, as other tests share the machine."""
+    words = [sys.executable, "-m", "nimble_jobs.cli.main", *command, "--help"]
+    best = min(_seconds(words) for _ in range(5))
+    assert best < 0.3
+
+
+def _seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
+def test_the_page_of_commands_is_fresh() -> None:
+    """docs/cli.md is what the commands' help says now."""
+    script = [sys.executable, str(ROOT / "scripts" / "gen_cli_docs.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    """Without a command the help comes, on stdout, with exit code 0."""
+    from nimble_jobs.cli.main import main
+
+    assert main(args) == 0
+    out = capsys.readouterr().out
+    for command in ("validate", "schema", "explain", "run", "submit", "ls", "show", "logs", "wait", "cancel", "doctor"):
+        assert f"\n  {command} " in out
+
+
+def test_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints the version."""
+    assert Cli(tmp_path, capsys)("--version").out == f"nimble-jobs {__version__}\n"
