@@ -182,14 +182,43 @@ def measure(shape: str, n: int, max_streams: int | None) -> dict[str, Any]:
     }
 
 
+COLUMNS = {
+    "shape": 9,
+    "tasks": 7,
+    "max_streams": 12,
+    "plan_s": 8,
+    "memory_s": 9,
+    "check_memory_s": 15,
+    "grown_bytes": 11,
+    "edges": 8,
+    "meg_edges": 10,
+    "width": 7,
+    "streams": 8,
+    "syncs_used": 11,
+    "syncs_needed": 13,
+    "arena_bytes": 13,
+    "arena_floor_bytes": 13,
+}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = []
+    for name, room in COLUMNS.items():
+        value = row[name]
+        text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        cells.append(text.rjust(room))
+    return "".join(cells)
+
+
 def plot(rows: list[dict[str, Any]], machine: str, path: Path) -> None:
     """Time and memory against size, both axes logarithmic, with a straight line of slope one for comparison."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
 
-    figure, (times, space) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure, (times, space) = plt.subplots(1, 2, figsize=(11, 4.5))
     for shape in dict.fromkeys(row["shape"] for row in rows):
         some = [row for row in rows if row["shape"] == shape and row["max_streams"] is None]
         sizes = [row["tasks"] for row in some]
@@ -220,10 +249,7 @@ def main() -> None:
         json.dump(measure(shape, int(n), int(bound) or None), sys.stdout)
         return
     machine = f"{os.cpu_count()}-core {platform.machine().replace('_', '-')}"
-    print(
-        f"{'shape':10}{'tasks':>8}{'cap':>5}{'plan s':>9}{'memory s':>10}{'check s':>9}{'MiB':>7}{'edges':>9}{'MEG':>9}"
-        f"{'width':>8}{'streams':>9}{'syncs':>9}{'needed':>9}{'arena/floor':>13}{'sum/floor':>11}"
-    )
+    print(line({name: name.removesuffix("_bytes") for name in COLUMNS}))
     rows = []
     for n in options.sizes:
         for shape in options.shapes:
@@ -231,14 +257,7 @@ def main() -> None:
                 command = [sys.executable, __file__, "--row", f"{shape} {n} {bound}"]
                 row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 rows.append(row)
-                print(
-                    f"{shape:10}{n:8}{bound or '-':>5}{row['plan_s']:9.3f}{row['memory_s']:10.3f}{row['check_memory_s']:9.3f}"
-                    f"{row['grown_bytes'] / 2**20:7.0f}{row['edges']:9}{row['meg_edges']:9}{row['width']:8}{row['streams']:9}"
-                    f"{row['syncs_used']:9}{row['syncs_needed']:9}"
-                    f"{row['arena_bytes'] / max(row['arena_floor_bytes'], 1):13.3f}"
-                    f"{row['arena_total_bytes'] / max(row['arena_floor_bytes'], 1):11.2f}",
-                    flush=True,
-                )
+                print(line(row), flush=True)
     if options.json:
         environment = {"machine": machine, "python": platform.python_version()}
         options.json.write_text(json.dumps({"environment": environment, "results": rows}, indent=1) + "\n")

@@ -7,10 +7,12 @@ offending pair.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from nimble_jobs.errors import PlanError
 from nimble_jobs.graph.dag import Dag, build_dag
+from nimble_jobs.graph.memory import ALIGNMENT_BYTES, MemoryPlan, arena_users
 from nimble_jobs.graph.reach import unreached
 from nimble_jobs.schedule import Plan, Program
 
@@ -49,6 +51,80 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
     if missing:
         u, v = missing[0]
         raise PlanError(f"tasks {u} and {v} are independent, but the plan orders them ({len(missing)} such pairs)")
+
+
+def check_memory(program: Program, plan: Plan, memory: MemoryPlan) -> None:
+    """Prove that no two buffers which share bytes of the arena are ever live at the same time.
+
+    Every task that touches the one must happen before every task that touches the other. It is enough to look at the
+    buffers that follow directly after one another on some byte, in launch order, and at the last and first task of each
+    stream.
+    """
+    _check_shape(len(program.tasks), plan)
+    users = arena_users(program)
+    extents = {buffer: _extent(program, memory, buffer) for buffer in users}
+    launch = {task: i for i, task in enumerate(plan.order)}
+    owners = _Owners()
+    culprit: dict[tuple[int, int], tuple[int, int]] = {}
+    edge_tasks: dict[int, tuple[list[int], list[int]]] = {}
+    for buffer in sorted(users, key=lambda b: min((launch[t] for t in users[b]), default=-1)):
+        start, end = extents[buffer]
+        if start == end:
+            continue
+        tasks = sorted(users[buffer], key=launch.__getitem__)
+        firsts = {plan.stream_of[t]: t for t in reversed(tasks)}
+        lasts = {plan.stream_of[t]: t for t in tasks}
+        edge_tasks[buffer] = (list(firsts.values()), list(lasts.values()))
+        for other in owners.replace(start, end, buffer):
+            if not tasks or not users[other]:
+                raise PlanError(
+                    f"buffers {other} and {buffer} share bytes of the arena, but no task says when one is needed"
+                )
+            for u in edge_tasks[other][1]:
+                for v in edge_tasks[buffer][0]:
+                    culprit.setdefault((u, v), (other, buffer))
+    missing = not_before(plan, culprit)
+    if missing:
+        u, v = missing[0]
+        other, buffer = culprit[u, v]
+        raise PlanError(
+            f"buffers {other} and {buffer} share bytes of the arena, but task {u}, which touches the first, does not"
+            f" happen before task {v}, which touches the second ({len(missing)} such pairs)"
+        )
+
+
+def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int]:
+    start = memory.offsets[buffer]
+    if start is None:
+        raise PlanError(f"buffer {buffer} has no place in the arena")
+    if start < 0 or start % ALIGNMENT_BYTES or start + program.buffers[buffer].nbytes > memory.peak_bytes:
+        raise PlanError(
+            f"buffer {buffer} lies at {start}; expected a multiple of {ALIGNMENT_BYTES} with room below {memory.peak_bytes}"
+        )
+    return start, start + program.buffers[buffer].nbytes
+
+
+class _Owners:
+    """The latest buffer on each byte: segments [starts[i], starts[i + 1]), the last one without end."""
+
+    def __init__(self) -> None:
+        self.starts = [0]
+        self.owners: list[int | None] = [None]
+
+    def replace(self, start: int, end: int, buffer: int) -> set[int]:
+        """Put `buffer` on these bytes; the buffers that were there."""
+        first, last = self._cut(start), self._cut(end)
+        found = {owner for owner in self.owners[first:last] if owner is not None}
+        self.starts[first:last] = [start]
+        self.owners[first:last] = [buffer]
+        return found
+
+    def _cut(self, at: int) -> int:
+        i = bisect_left(self.starts, at)
+        if i == len(self.starts) or self.starts[i] != at:
+            self.starts.insert(i, at)
+            self.owners.insert(i, self.owners[i - 1])
+        return i
 
 
 def not_before(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -46,20 +46,21 @@ class Dag:
 def build_dag(program: Program) -> Dag:
     """Read-after-write, write-after-read and write-after-write dependencies of a program's tasks.
 
-    Accesses conflict where their byte ranges within a buffer meet. Tasks that draw random numbers keep their order, for
-    they share one generator. A dependency that follows from others through the same bytes may be left out; what is
-    ordered stays ordered.
+    Accesses conflict where their bytes within a buffer meet, as far as rows and columns tell. Tasks that draw random
+    numbers keep their order, for they share one generator. A dependency that follows from others through the same bytes
+    may be left out; what is ordered stays ordered.
     """
-    periods = _periods(program)
-    ledgers: defaultdict[int, _Ledger] = defaultdict(_Ledger)
+    ledgers: defaultdict[int, _Ledger | _Columns] = defaultdict(_Ledger)
+    for buffer, period in _periods(program).items():
+        ledgers[buffer] = _Columns(period, program.buffers[buffer].nbytes)
     preds: list[set[int]] = []
     last_random: int | None = None
     for position, task in enumerate(program.tasks):
         before: set[int] = set()
         for view in task.reads:
-            ledgers[view.buffer].read(*footprint(view, periods.get(view.buffer)), position, before)
+            ledgers[view.buffer].read(view, position, before)
         for view in (*task.writes, *task.mutates):
-            ledgers[view.buffer].write(*footprint(view, periods.get(view.buffer)), position, before)
+            ledgers[view.buffer].write(view, position, before)
         if task.random:
             if last_random is not None:
                 before.add(last_random)
@@ -79,20 +80,27 @@ class _Ledger:
         self.writers: list[int | None] = [None]
         self.readers: list[list[int]] = [[]]  # since the segment was written
 
-    def read(self, start: int, end: int, task: int, before: set[int]) -> None:
+    def copy(self) -> _Ledger:
+        new = _Ledger()
+        new.starts, new.writers = self.starts.copy(), self.writers.copy()
+        new.readers = [readers.copy() for readers in self.readers]
+        return new
+
+    def read(self, view: View, task: int, before: set[int]) -> None:
+        start, end = view.span
         if start == end:
             return
-        first, last = self._cut(start), self._cut(end)
-        for i in range(first, last):
+        for i in range(self._cut(start), self._cut(end)):
             writer = self.writers[i]
             if writer is not None:
                 before.add(writer)
             self.readers[i].append(task)
 
-    def write(self, start: int, end: int, task: int, before: set[int]) -> None:
-        """Order `task` after what touched these bytes. Later accesses need only look at `task`, which makes the
-        segments one again.
+    def write(self, view: View, task: int, before: set[int]) -> None:
+        """Order `task` after what touched these bytes. Later accesses need only look at it, so that the segments become
+        one.
         """
+        start, end = view.span
         if start == end:
             return
         first, last = self._cut(start), self._cut(end)
@@ -115,16 +123,45 @@ class _Ledger:
         return i
 
 
-def footprint(view: View, period: int | None) -> tuple[int, int]:
-    """A range that stands for the bytes of a view: its span, or with a period, the remainders of its byte addresses
-    modulo the period.
+class _Columns:
+    """The same for a buffer that is written with gaps: one ledger for each range of columns that is told apart."""
 
-    Views of one buffer that share a byte have footprints that meet, whatever the period. With the length of a row as
-    the period, views of different columns (channels of a concatenation, for one) have footprints that do not meet
-    although their spans do.
+    def __init__(self, period: int, nbytes: int) -> None:
+        self.period = period
+        self.nbytes = nbytes
+        self.starts = [0]
+        self.ledgers = [_Ledger()]
+
+    def read(self, view: View, task: int, before: set[int]) -> None:
+        for ledger in self.ledgers[self._columns(view)]:
+            ledger.read(view, task, before)
+
+    def write(self, view: View, task: int, before: set[int]) -> None:
+        where = self._columns(view)
+        for ledger in self.ledgers[where]:
+            ledger.write(view, task, before)
+        if view.span == (0, self.nbytes):  # nothing tells these columns apart any more
+            del self.starts[where.start + 1 : where.stop]
+            del self.ledgers[where.start + 1 : where.stop]
+
+    def _columns(self, view: View) -> slice:
+        start, end = columns(view, self.period)
+        return slice(self._cut(start), self._cut(end)) if start < end else slice(0, 0)
+
+    def _cut(self, at: int) -> int:
+        i = bisect_left(self.starts, at)
+        if i == len(self.starts) or self.starts[i] != at:
+            self.starts.insert(i, at)
+            self.ledgers.insert(i, self.ledgers[i - 1].copy())
+        return i
+
+
+def columns(view: View, period: int) -> tuple[int, int]:
+    """A range within [0, period) that holds the remainders, modulo the period, of the byte addresses in a view.
+
+    With the length of a row as the period, views of different columns (the parts of a concatenation, for one) have
+    ranges that do not meet although their spans do.
     """
-    if period is None:
-        return view.span
     if 0 in view.shape:
         return (0, 0)
     width = view.itemsize

@@ -1,0 +1,141 @@
+"""Places for intermediates in one arena. Bytes are reused only where the plan proves that it is safe, on many streams
+too.
+
+A buffer may take the bytes of an older one when every task that touches the old one happens before every task that
+touches the new one: by streams and synchronisations, never by program order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from nimble_jobs.graph.arena import Arena
+from nimble_jobs.graph.clocks import Guard, knows, places_on_stream, walk
+from nimble_jobs.graph.packing import pack
+from nimble_jobs.schedule import BufferKind, Plan, Program
+
+ALIGNMENT_BYTES = 512
+WORTH_PACKING = (
+    0.98  # of the size of the arena filled in launch order, which reuses bytes sooner: they are likelier in a cache
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where each intermediate lies in the arena of one instance."""
+
+    offsets: tuple[
+        int | None, ...
+    ]  # bytes, by buffer; None for inputs, state, constants and outputs: they lie elsewhere
+    peak_bytes: int  # size of the arena
+    total_bytes: int  # what it would be without any reuse
+    floor_bytes: int  # the most that is live at once on one stream in program order: no placement needs less there
+
+
+def plan_memory(program: Program, plan: Plan) -> MemoryPlan:
+    """Place every intermediate that is not an output. Deterministic; close to linear in tasks and synchronisations."""
+    users = arena_users(program)
+    size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}
+    used = {buffer: tasks for buffer, tasks in users.items() if tasks}
+    offsets, end = _fill(plan, used, size)
+    floor = _floor(used, size, len(program.tasks))
+    packed = pack(plan, used, size, floor)
+    if packed is not None and packed[1] <= WORTH_PACKING * end:
+        offsets, end = packed
+    for buffer in sorted(users.keys() - used.keys()):  # nothing says when it is needed
+        offsets[buffer] = end
+        end += size[buffer]
+    return MemoryPlan(
+        offsets=tuple(offsets.get(buffer.index) for buffer in program.buffers),
+        peak_bytes=end,
+        total_bytes=sum(size.values()),
+        floor_bytes=floor + sum(size[buffer] for buffer in users.keys() - used.keys()),
+    )
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def arena_users(program: Program) -> dict[int, tuple[int, ...]]:
+    """The buffers that belong into the arena, each with the tasks that touch it, in program order."""
+    kept = {port.view.buffer for port in program.outputs}
+    users: dict[int, dict[int, None]] = {
+        b.index: {} for b in program.buffers if b.kind is BufferKind.INTERMEDIATE and b.index not in kept
+    }
+    for position, task in enumerate(program.tasks):
+        for view in (*task.reads, *task.writes, *task.mutates):
+            if view.buffer in users:
+                users[view.buffer][position] = None
+    return {buffer: tuple(tasks) for buffer, tasks in users.items()}
+
+
+def _fill(plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Offsets and size of an arena that is filled in launch order, and emptied as the last tasks are launched."""
+    shared = _shared_starts(plan, users)
+    place = places_on_stream(plan)
+    launch = {task: i for i, task in enumerate(plan.order)}
+    opens: defaultdict[int, list[int]] = defaultdict(list)
+    closes: defaultdict[int, list[int]] = defaultdict(list)
+    for buffer, tasks in users.items():
+        opens[min(tasks, key=launch.__getitem__)].append(buffer)
+        closes[max(tasks, key=launch.__getitem__)].append(buffer)
+    arena = Arena()
+    offsets: dict[int, int] = {}
+    for task, now in walk(plan):
+        if task not in opens and task not in closes:
+            continue
+        clock, own = now.tolist(), plan.stream_of[task]
+        for buffer in sorted(opens.get(task, ()), key=lambda b: (-size[b], b)):
+            if buffer in shared:
+                offsets[buffer] = arena.take(size[buffer], shared[buffer], None)
+            else:
+                offsets[buffer] = arena.take(size[buffer], clock, own)
+        for buffer in closes.get(task, ()):
+            others: Guard = {}
+            for user in users[buffer]:
+                if user != task:
+                    stream = plan.stream_of[user]
+                    others[stream] = max(others.get(stream, 0), place[user])
+            guard = {own: place[task]}  # says it all where this task comes after all the others
+            arena.give(offsets[buffer], size[buffer], guard if knows(clock, others, own) else {**others, **guard})
+    return offsets, arena.end
+
+
+def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, list[int]]:
+    """For buffers whose first task does not come before all their others: what is known before every one of them
+    starts.
+    """
+    buffers_of: defaultdict[int, list[int]] = defaultdict(list)
+    for buffer, tasks in users.items():
+        for task in tasks:
+            buffers_of[task].append(buffer)
+    place = places_on_stream(plan)
+    first: dict[int, tuple[int, list[int]]] = {}  # task and its clock
+    shared: dict[int, list[int]] = {}
+    for task, now in walk(plan):
+        if task not in buffers_of:
+            continue
+        clock = now.tolist()
+        for buffer in buffers_of[task]:
+            if buffer not in first:
+                first[buffer] = (task, clock)
+                continue
+            start, known = first[buffer]
+            if not knows(clock, {plan.stream_of[start]: place[start]}, plan.stream_of[task]):
+                shared[buffer] = [min(pair) for pair in zip(shared.get(buffer, known), clock, strict=True)]
+    return shared
+
+
+def _floor(users: dict[int, tuple[int, ...]], size: dict[int, int], tasks: int) -> int:
+    change = [0] * (tasks + 1)
+    for buffer, touching in users.items():
+        change[touching[0]] += size[buffer]
+        change[touching[-1] + 1] -= size[buffer]
+    live = peak = 0
+    for delta in change:
+        live += delta
+        peak = max(peak, live)
+    return peak

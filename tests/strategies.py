@@ -1,0 +1,168 @@
+"""Hypothesis strategies for the values that the project's properties are about."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from nimble_jobs.graph.dag import Dag
+from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+
+ROWS, COLUMNS = 4, 6  # of every buffer of a drawn program
+ITEMSIZE = 4
+
+
+@st.composite
+def dags(draw: st.DrawFn, *, min_nodes: int = 0, max_nodes: int = 8) -> Dag:
+    """Any graph over a topological numbering, sparse and dense ones alike."""
+    n = draw(st.integers(min_nodes, max_nodes))
+    pairs = [(i, j) for j in range(n) for i in range(j)]
+    if not pairs:
+        return Dag.from_edges(n, [])
+    return Dag.from_edges(n, draw(st.lists(st.sampled_from(pairs), max_size=2 * n + 4)))
+
+
+@st.composite
+def views(draw: st.DrawFn, buffer: int) -> View:
+    """A view of a buffer as models make them: the whole, rows, columns, a flat range, a transposed or expanded one."""
+    match draw(
+        st.sampled_from(["whole", "whole", "rows", "columns", "block", "flat", "transposed", "expanded", "empty"])
+    ):
+        case "whole":
+            return view(buffer)
+        case "rows":
+            first, last = sorted((draw(st.integers(0, ROWS - 1)), draw(st.integers(1, ROWS))))
+            return view(buffer, (last - first, COLUMNS), offset=first * COLUMNS)
+        case "columns":
+            first, last = sorted((draw(st.integers(0, COLUMNS - 1)), draw(st.integers(1, COLUMNS))))
+            return view(buffer, (ROWS, last - first), offset=first)
+        case "block":
+            return view(
+                buffer, (2, 2), offset=draw(st.integers(0, ROWS - 2)) * COLUMNS + draw(st.integers(0, COLUMNS - 2))
+            )
+        case "flat":
+            first, last = sorted((draw(st.integers(0, ROWS * COLUMNS)), draw(st.integers(0, ROWS * COLUMNS))))
+            return view(buffer, (last - first,), (1,), first)
+        case "transposed":
+            return view(buffer, (COLUMNS, ROWS), (1, COLUMNS))
+        case "expanded":
+            return view(buffer, (3, COLUMNS), (0, 1), offset=draw(st.integers(0, ROWS - 1)) * COLUMNS)
+        case _:
+            return view(buffer, (0, COLUMNS))
+
+
+@st.composite
+def programs(draw: st.DrawFn, *, min_tasks: int = 0, max_tasks: int = 10, max_buffers: int = 5) -> Program:
+    """Tasks that read, write and mutate views of a few buffers, some of them inputs and outputs, some with random
+    draws.
+    """
+    count = draw(st.integers(1, max_buffers))
+    kinds = [BufferKind.INPUT, *draw(st.lists(st.sampled_from(BufferKind), min_size=count, max_size=count))]
+    some = st.integers(0, count).flatmap(views)
+    tasks = []
+    for index in range(draw(st.integers(min_tasks, max_tasks))):
+        tasks.append(
+            task(
+                index,
+                reads=draw(st.lists(some, max_size=3)),
+                writes=draw(st.lists(some, max_size=1)),
+                mutates=draw(st.lists(some, max_size=1)),
+                random=draw(st.sampled_from([False, False, False, True])),
+            )
+        )
+    return program(tasks, kinds, outputs=draw(st.sets(st.integers(0, count), max_size=2)))
+
+
+@st.composite
+def flows(draw: st.DrawFn, *, max_nodes: int = 12) -> Program:
+    """Programs as networks have them: each task writes a tensor of its own, of any size, from those of its
+    predecessors.
+    """
+    dag = draw(dags(min_nodes=1, max_nodes=max_nodes))
+    sizes = draw(st.lists(st.sampled_from([0, 1, 512, 513, 2048, 6000]), min_size=dag.n, max_size=dag.n))
+    tensors = [flat(i, size) for i, size in enumerate(sizes)]
+    tasks = [task(i, reads=[tensors[p] for p in before], writes=[tensors[i]]) for i, before in enumerate(dag.preds)]
+    outputs = draw(st.sets(st.integers(0, dag.n - 1), max_size=2))
+    return program(tasks, [BufferKind.INTERMEDIATE] * dag.n, outputs=outputs, nbytes=sizes)
+
+
+def view(
+    buffer: int, shape: tuple[int, ...] = (ROWS, COLUMNS), stride: tuple[int, ...] = (COLUMNS, 1), offset: int = 0
+) -> View:
+    """A float32 view of a buffer of ROWS x COLUMNS elements; the whole of it by default."""
+    return View(buffer=buffer, dtype="float32", itemsize=ITEMSIZE, shape=shape, stride=stride, offset=offset)
+
+
+def flat(buffer: int, nbytes: int) -> View:
+    """A view of all bytes of a buffer."""
+    return View(buffer=buffer, dtype="uint8", itemsize=1, shape=(nbytes,), stride=(1,))
+
+
+def task(
+    index: int,
+    *,
+    reads: list[View] | tuple[View, ...] = (),
+    writes: list[View] | tuple[View, ...] = (),
+    mutates: list[View] | tuple[View, ...] = (),
+    random: bool = False,
+) -> Task:
+    """A task of no particular operator."""
+    return Task(
+        index=index,
+        op="test.op",
+        args=(),
+        kwargs=(),
+        outputs=None,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        mutates=tuple(mutates),
+        random=random,
+    )
+
+
+def program(
+    tasks: list[Task],
+    kinds: list[BufferKind],
+    *,
+    outputs: set[int] | frozenset[int] = frozenset(),
+    nbytes: list[int] | None = None,
+) -> Program:
+    """A program over buffers of these kinds; each has ROWS x COLUMNS float32 elements unless sizes are given."""
+    sizes = nbytes if nbytes is not None else [ROWS * COLUMNS * ITEMSIZE] * len(kinds)
+    buffers = tuple(
+        Buffer(index=i, kind=kind, nbytes=size, name=f"buffer{i}")
+        for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    )
+
+    def ports(kind: BufferKind) -> tuple[Port, ...]:
+        return tuple(Port(name=f"buffer{b.index}", view=flat(b.index, b.nbytes)) for b in buffers if b.kind is kind)
+
+    return Program(
+        buffers=buffers,
+        tasks=tuple(tasks),
+        inputs=ports(BufferKind.INPUT),
+        state=ports(BufferKind.STATE),
+        constants=ports(BufferKind.CONSTANT),
+        outputs=tuple(Port(name=f"output{i}", view=flat(i, sizes[i])) for i in sorted(outputs)),
+    )
+
+
+def elements(of: View) -> set[int]:
+    """The byte addresses in its buffer that a view can touch, one by one."""
+    starts = {of.offset}
+    for n, stride in zip(of.shape, of.stride, strict=True):
+        starts = {start + i * stride for start in starts for i in range(n)}
+    return {start * of.itemsize + byte for start in starts for byte in range(of.itemsize)}
+
+
+def closure(dag: Dag) -> set[tuple[int, int]]:
+    """Every pair (u, v) with a path from u to v, the plain way."""
+    after: list[set[int]] = [set() for _ in range(dag.n)]
+    for u in range(dag.n - 1, -1, -1):
+        for v in dag.succs[u]:
+            after[u] |= {v} | after[v]
+    return {(u, v) for u in range(dag.n) for v in after[u]}
+
+
+def edges(dag: Dag) -> set[tuple[int, int]]:
+    """The edges of a graph."""
+    return {(u, v) for v, before in enumerate(dag.preds) for u in before}
