@@ -90,12 +90,9 @@ def exchange(a: Path, b: Path) -> bool:
 
 def remove_tree(path: Path) -> None:
     """Removes a file or folder, if it is there; somebody else removing the same one does no harm."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_gone)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _gone(_function: object, _path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
-    if not isinstance(info[1], FileNotFoundError):
-        raise info[1]
+    while path.is_dir() and not path.is_symlink():
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:  # somebody else was faster with one of its files
+            continue
+    path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.spec.model import OutputSpec
 
 ERRORS = "errors.jsonl"
-_JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Staging:
     """
 
     def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, basis: str = "") -> None:
-        if not _JOB_ID.fullmatch(job_id):
+        if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
         self._output = output
         self._job_id = job_id
@@ -99,11 +99,14 @@ class Staging:
         """Good records of all finished shards."""
         return sum(s.records for s in self.done.values())
 
-    def write_shard(
-        self, index: int, columns: writers.Columns, bad: list[BadRecord] | tuple[BadRecord, ...] = ()
-    ) -> Shard:
-        """Writes one shard durably. Raises DataError when it cannot be written, FencedOut when a newer attempt took
-        over.
+    def bad_count(self, index: int) -> int:
+        """Bad records of one finished shard."""
+        return len(self.done[index].bad)
+
+    def write_shard(self, index: int, columns: writers.Columns, bad: Sequence[BadRecord] = ()) -> Shard:
+        """Writes one shard durably; without columns, only its bad records.
+
+        Raises DataError when it cannot be written, FencedOut when a newer attempt took over.
         """
         entries = []
         count = writers.records(columns)
@@ -122,7 +125,7 @@ class Staging:
 
     def file(self, name: str) -> Path:
         """A path to write a file to that is published with the rest."""
-        if Path(name).name != name or name.startswith((".", "part-")) or name in (MANIFEST, ERRORS):
+        if not _PLAIN.fullmatch(name) or name.startswith("part-") or name in (MANIFEST, ERRORS):
             raise DataError(f"output: {name!r} cannot be published; expected a plain file name not used otherwise")
         if name not in self._extra:
             self._extra.append(name)

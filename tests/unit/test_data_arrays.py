@@ -1,0 +1,165 @@
+"""npy and npz: what is mapped, what is refused, and labels."""
+
+from __future__ import annotations
+
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nimble_jobs.data import arrays, labels, open_reader
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+
+
+def spec_of(path: Path, **fields: Any) -> InputSpec:
+    kind: Any = path.suffix[1:]
+    return InputSpec(source=str(path), format=kind, fields=FieldsSpec(**fields))
+
+
+def test_a_plainly_stored_member_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large arrays are mapped at their offset in the archive, both orders, and never read whole."""
+    monkeypatch.setattr(arrays, "MAP_FROM_BYTES", 1)
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", first=np.arange(3), x=x, f=np.asfortranarray(x))
+    np.savez_compressed(tmp_path / "c.npz", x=x)
+    np.save(tmp_path / "d.npy", x)
+    for name, field, mapped in (
+        ("d.npz", "x", True),
+        ("d.npz", "f", True),
+        ("d.npy", "x", True),
+        ("c.npz", "x", False),
+    ):
+        path = tmp_path / name
+        source = arrays.open_arrays(spec_of(path, x=field), path)
+        assert isinstance(source._x, np.memmap) is mapped
+        np.testing.assert_array_equal(source.load(np.array([6, 2])).x, x[[6, 2]])
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_pickled_objects_are_never_loaded(threshold: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object arrays are refused by their header; nothing is unpickled."""
+    monkeypatch.setattr(arrays, "MAP_FROM_BYTES", threshold)
+    objects = np.array([{"a": 1}, None], dtype=object)
+    np.save(tmp_path / "d.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "d.npz", x=objects, allow_pickle=True)
+    for name in ("d.npy", "d.npz"):
+        with pytest.raises(DataError, match=f"{name}.*holds Python objects; expected numbers or text"):
+            open_reader(spec_of(tmp_path / name))
+
+
+def test_damage_in_a_small_archive_is_noticed(tmp_path: Path) -> None:
+    """A flipped bit in an array that is read whole fails its checksum."""
+    path = tmp_path / "d.npz"
+    x = np.arange(1000, dtype=np.float32)
+    np.savez(path, x=x)
+    data = bytearray(path.read_bytes())
+    data[data.index(x.tobytes()) + 100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"d\.npz: cannot be read \(Bad CRC-32"):
+        open_reader(spec_of(path))
+
+
+def test_a_header_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    """The bytes that follow must be exactly those that the header speaks of, before anything is allocated."""
+    sink = BytesIO()
+    np.lib.format.write_array_header_1_0(sink, {"shape": (1 << 40, 4), "fortran_order": False, "descr": "<f4"})
+    (tmp_path / "d.npy").write_bytes(sink.getvalue() + bytes(16))
+    with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", sink.getvalue() + bytes(16))
+    for name in ("d.npy", "d.npz"):
+        with pytest.raises(DataError, match=f"{name}.*holds 16 bytes of data; expected 17592186044416"):
+            open_reader(spec_of(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("held", "fields", "message"),
+    [
+        ({"x": np.float32(1)}, {}, r"input\.fields\.x: has no axes"),
+        ({"x": np.array(["a"])}, {}, r"input\.fields\.x: holds text; expected numbers"),
+        (
+            {"x": np.ones(3), "i": np.arange(2)},
+            {"id": "i"},
+            r"input\.fields\.id: 'i': has shape \(2,\); expected \(3,\)",
+        ),
+        (
+            {"x": np.ones(3), "i": np.ones(3)},
+            {"id": "i"},
+            r"input\.fields\.id: 'i': holds float64; expected whole numbers",
+        ),
+        ({"x": np.ones(3), "l": np.ones((3, 2))}, {"label": "l"}, r"input\.fields\.label: has shape \(3, 2\)"),
+        ({"x": np.ones(2), "i": np.array(["", "a"])}, {"id": "i"}, r"input\.fields\.id: 'i': no id at record 0"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(
+    held: dict[str, Any], fields: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    """Each refusal says file, field, what is there and what was expected."""
+    np.savez(tmp_path / "d.npz", **held)
+    with pytest.raises(DataError, match=rf"d\.npz: {message}"):
+        open_reader(spec_of(tmp_path / "d.npz", **fields))
+
+
+def test_an_npy_file_has_no_ids_or_labels(tmp_path: Path) -> None:
+    """Fields of an .npy file are refused rather than ignored."""
+    np.save(tmp_path / "d.npy", np.ones((2, 2)))
+    with pytest.raises(DataError, match=r"input\.fields\.label: an \.npy file holds one array; expected format npz"):
+        open_reader(spec_of(tmp_path / "d.npy", label="y"))
+
+
+def test_files_of_one_folder_must_agree(tmp_path: Path) -> None:
+    """Files read as one input need records of one shape."""
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    np.save(tmp_path / "b.npy", np.ones((2, 4)))
+    spec = InputSpec(source=str(tmp_path), format="npy")
+    with pytest.raises(DataError, match=r"b\.npy: records are float32 \(4,\); expected float32 \(3,\), as in .*a\.npy"):
+        open_reader(spec)
+    with pytest.raises(DataError, match=r"nothing to read; expected files that end in \.npz"):
+        open_reader(InputSpec(source=str(tmp_path), format="npz"))
+
+
+def normal(raw: Any, names: Any = None) -> labels.Labels:
+    array = np.array(raw, dtype=object) if any(isinstance(r, (str, type(None))) for r in raw) else np.array(raw)
+    return labels.normalise(array, len(raw), names=names, where="d: input.fields.label")
+
+
+def test_labels_are_class_numbers() -> None:
+    """Whole numbers count as they are, also written as floats or text; names are numbered in sorted order."""
+    assert normal([2, 0, 1]).values.tolist() == [2, 0, 1]
+    assert normal([2.0, 0.0]).values.tolist() == [2, 0]
+    assert normal(["10", "2"]).values.tolist() == [10, 2]
+    named = normal(["dog", "cat", "dog"])
+    assert (named.values.tolist(), named.names) == ([1, 0, 1], ("cat", "dog"))
+
+
+def test_names_keep_the_numbers_of_the_training() -> None:
+    """With the names of a training, held-out labels mean the same classes, and unknown ones are bad."""
+    held_out = normal(["eel", "dog", "fox"], names=("cat", "dog", "eel"))
+    assert held_out.values[:2].tolist() == [2, 1]
+    assert held_out.bad == {2: "label is 'fox'; expected one of the 3 known names"}
+
+
+def test_bad_labels_have_a_reason() -> None:
+    """Missing, negative and fractional labels make their record bad."""
+    assert normal([1.0, np.nan, 2.5, -1.0]).bad == {
+        1: "label is missing",
+        2: "label is 2.5; expected a whole number",
+        3: "label is -1; expected 0 or more",
+    }
+    assert set(normal(["1", "x", None, "", "-1"]).bad) == {1, 2, 3, 4}
+
+
+def test_a_bad_label_leaves_its_record_out(tmp_path: Path) -> None:
+    """A record with a bad label is a bad record; one that is bad anyway keeps its first reason."""
+    x = np.ones((4, 2), np.float32)
+    x[1] = np.nan
+    np.savez(tmp_path / "d.npz", x=x, y=np.array([0, 1, -1, 2]))
+    with open_reader(spec_of(tmp_path / "d.npz", label="y")) as reader:
+        batch = reader.take(np.arange(4))
+    assert batch.indexes.tolist() == [0, 3]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [0, 2]
+    assert [(b.index, b.reason[:10]) for b in batch.bad] == [(1, "2 of 2 val"), (2, "label is -")]

@@ -1,0 +1,417 @@
+"""Publication: whole or not at all, once, whatever dies in between."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nimble_jobs.data import BadRecord, Staging, check_writable, files, publish
+from nimble_jobs.errors import DataError, FencedOut, OutputExists
+from nimble_jobs.spec.model import OutputSpec
+
+SHARDS = 3
+
+
+def output(path: Path, if_exists: str = "fail", format_: str = "jsonl") -> OutputSpec:
+    return OutputSpec(path=path, format=format_, if_exists=if_exists)  # type: ignore[arg-type]
+
+
+def columns(index: int, salt: int = 0) -> dict[str, np.ndarray | list[str]]:
+    return {"id": [f"r{index}-{i}" for i in range(3)], "top1": np.arange(3) * (index + 1) + salt}
+
+
+def write(staging: Staging, upto: int = SHARDS, salt: int = 0) -> None:
+    for index in range(upto):
+        if index not in staging.done:
+            staging.write_shard(index, columns(index, salt), [BadRecord(index=index, id=str(index), reason="r")])
+
+
+def attempt(
+    path: Path, number: int, if_exists: str = "fail", job: str = "job", basis: str = "b", salt: int = 0
+) -> dict[str, Any]:
+    """One whole attempt, as a workload makes it."""
+    staging = Staging(output(path, if_exists), job, number, basis=basis)
+    if staging.finished is None:
+        write(staging, salt=salt)
+    return staging.publish({"salt": salt}, shards=SHARDS)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the manifest, which names the attempt."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "manifest.json"}
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> dict[str, bytes]:
+    attempt(tmp_path / "undisturbed" / "out", 1)
+    return contents(tmp_path / "undisturbed" / "out")
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_finished_shards_of_an_earlier_attempt_are_taken_over(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """The second attempt finds what the first one finished, and writes only the rest."""
+    path = tmp_path / "w" / "out"
+    write(Staging(output(path), "job", 1, basis="b"), upto=3)
+    second = Staging(output(path), "job", 2, basis="b")
+    assert sorted(second.done) == [0, 1, 2]
+    assert [b.index for b in second.bad] == [0, 1, 2]
+    write(second)
+    second.publish({})
+    assert contents(path) == undisturbed
+    assert leftovers(path.parent) == []
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove", "sheet", "sheet-cut"])
+def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """A shard whose bytes or sheet are not what was written is not taken over."""
+    path = tmp_path / "w" / "out"
+    write(Staging(output(path), "job", 1, basis="b"), upto=3)
+    root = tmp_path / "w" / ".out.job"
+    victim = root / ("shards-1/00001.json" if how.startswith("sheet") else "attempt-1/part-00001.jsonl")
+    data = bytearray(victim.read_bytes())
+    if how == "remove":
+        victim.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data[:-9] if how.endswith("cut") else data)
+    second = Staging(output(path), "job", 2, basis="b")
+    assert sorted(second.done) == [0, 2]
+    write(second)
+    second.publish({})
+    assert contents(path) == undisturbed
+
+
+def test_shards_of_another_basis_are_not_taken_over(tmp_path: Path) -> None:
+    """When the input or the weights changed between two attempts, nothing of the first one is used."""
+    write(Staging(output(tmp_path / "out"), "job", 1, basis="old weights"))
+    assert Staging(output(tmp_path / "out"), "job", 2, basis="new weights").done == {}
+
+
+def test_an_unfinished_output_is_not_published(tmp_path: Path) -> None:
+    """A missing shard is an error, whether in the middle or at the end."""
+    staging = Staging(output(tmp_path / "out"), "job", 1)
+    staging.write_shard(1, columns(1))
+    with pytest.raises(DataError, match="1 shards were written; expected 2, numbered from 0"):
+        staging.publish({})
+    staging.write_shard(0, columns(0))
+    with pytest.raises(DataError, match="2 shards were written; expected 3"):
+        staging.publish({}, shards=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_discarding_leaves_nothing(tmp_path: Path) -> None:
+    """A cancelled job removes what all of its attempts staged."""
+    write(Staging(output(tmp_path / "out"), "job", 1), upto=2)
+    Staging(output(tmp_path / "out"), "job", 2).discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_are_published_with_the_rest(tmp_path: Path) -> None:
+    """A training's weights and metrics are in the folder and in the manifest, and what nobody named is not."""
+    staging = Staging(output(tmp_path / "out"), "job", 1)
+    staging.file("model.safetensors").write_bytes(b"weights")
+    (staging.file("model.safetensors").parent / "stray").touch()
+    outputs = staging.publish({"accuracy": 1.0})
+    assert outputs["files"] == ["model.safetensors", "manifest.json"]
+    assert (outputs["records"], outputs["bytes"]) == (0, 7)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "model.safetensors"]
+    for name in ("../x", "a/b", "manifest.json", "errors.jsonl", "part-00000.parquet", ".x", ""):
+        with pytest.raises(DataError, match="cannot be published"):
+            Staging(output(tmp_path / "o"), "job", 1).file(name)
+
+
+# ---- a path that is taken
+
+
+def test_if_exists_fail(tmp_path: Path) -> None:
+    """An existing folder or file is refused at the start and again at publication; an empty folder is free."""
+    path = tmp_path / "out"
+    path.mkdir()
+    staging = Staging(output(path), "late", 1)
+    write(staging)
+    attempt(path, 1, job="early")
+    with pytest.raises(OutputExists, match=r"out: exists already; expected a free output\.path"):
+        Staging(output(path), "job", 1)
+    with pytest.raises(OutputExists, match="exists already"):
+        staging.publish({})
+    assert publish.read_manifest(path)["job_id"] == "early"  # type: ignore[index]
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputExists):
+        check_writable(output(tmp_path / "file"))
+
+
+def test_if_exists_replace(tmp_path: Path) -> None:
+    """An earlier output is replaced whole; a folder that was not published by us is never deleted."""
+    path = tmp_path / "out"
+    attempt(path, 1, job="old", salt=5)
+    (path / "mine.txt").touch()
+    attempt(path, 1, if_exists="replace", job="new")
+    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
+    assert not (path / "mine.txt").exists()
+    assert leftovers(tmp_path) == []
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").touch()
+    with pytest.raises(OutputExists, match="was not published by nimble-jobs"):
+        attempt(foreign, 1, if_exists="replace")
+    assert (foreign / "thesis.tex").exists()
+
+
+def test_if_exists_resume(tmp_path: Path) -> None:
+    """Output of the same basis is taken as finished; anything else is refused."""
+    path = tmp_path / "out"
+    attempt(path, 1, job="old", basis="same")
+    held = (path / "manifest.json").read_bytes()
+    staging = Staging(output(path, "resume"), "new", 1, basis="same")
+    assert staging.finished is not None
+    assert staging.publish({})["records"] == 3 * SHARDS
+    assert (path / "manifest.json").read_bytes() == held
+    for basis in ("other", ""):
+        with pytest.raises(OutputExists, match="holds the output of something else"):
+            Staging(output(path, "resume"), "new", 1, basis=basis)
+
+
+def test_no_reader_ever_sees_a_half_folder(tmp_path: Path) -> None:
+    """While outputs replace each other, the path always holds one complete folder."""
+    path = tmp_path / "out"
+    attempt(path, 1, job="j0")
+    watcher = subprocess.Popen([sys.executable, "-c", _WATCH, str(path)], stdout=subprocess.PIPE, text=True)
+    assert watcher.stdout is not None
+    assert watcher.stdout.readline() == "ready\n"
+    for i in range(1, 40):
+        attempt(path, 1, if_exists="replace", job=f"j{i}", salt=i)
+    (path.parent / "stop").touch()
+    seen, _ = watcher.communicate(timeout=30)
+    assert json.loads(seen)["looks"] > 10
+    assert json.loads(seen)["gaps"] == 0
+
+
+_WATCH = """
+import json, os, sys
+path = sys.argv[1]
+print("ready", flush=True)
+looks = gaps = 0
+while not os.path.exists(os.path.join(os.path.dirname(path), "stop")):
+    looks += 1
+    try:
+        folder = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        gaps += 1
+        continue
+    names = os.listdir(folder)
+    os.close(folder)
+    # a folder that was swapped out may be emptied while it is listed; it is not at the path any more
+    if "manifest.json" not in names and os.path.exists(path) and not os.path.exists(path + "/manifest.json"):
+        gaps += 1
+print(json.dumps({"looks": looks, "gaps": gaps}))
+"""
+
+
+def test_replacing_without_an_atomic_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two paths cannot be swapped the old folder is moved aside first, and put back if the job is given up."""
+    monkeypatch.setattr(publish, "exchange", lambda _a, _b: False)
+    path = tmp_path / "out"
+    attempt(path, 1, job="old")
+    attempt(path, 1, if_exists="replace", job="new", salt=1)
+    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
+    assert leftovers(tmp_path) == []
+    (tmp_path / ".out.third").mkdir()
+    path.rename(tmp_path / ".out.third" / "old-1")
+    Staging(output(path, "replace"), "third", 2).discard()
+    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
+
+
+# ---- several attempts at once
+
+
+def test_a_stale_attempt_is_fenced_out(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """An attempt whose folder a newer one cleared away can write nothing any more."""
+    path = tmp_path / "w" / "out"
+    stale = Staging(output(path), "job", 1, basis="b")
+    write(stale, upto=2)
+    attempt(path, 2)
+    with pytest.raises(FencedOut):
+        stale.write_shard(2, columns(2, salt=9))
+    assert contents(path) == undisturbed
+    assert leftovers(path.parent) == []
+
+
+def test_a_stale_attempt_that_publishes_first_harms_nobody(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """The newer attempt keeps its folder, writes on, finds the job's output there and takes it for its own."""
+    path = tmp_path / "w" / "out"
+    stale = Staging(output(path), "job", 1, basis="b")
+    write(stale, upto=2)
+    newer = Staging(output(path), "job", 2, basis="b")
+    write(stale)
+    first = stale.publish({})
+    write(newer)
+    assert newer.publish({}) == first
+    assert contents(path) == undisturbed
+    assert leftovers(path.parent) == []
+
+
+def test_a_stale_attempt_cannot_change_shards_that_were_taken_over(tmp_path: Path) -> None:
+    """Writing a shard again replaces the file; the one that the newer attempt linked stays as it was."""
+    path = tmp_path / "out"
+    stale = Staging(output(path), "job", 1, basis="b")
+    write(stale, upto=2)
+    newer = Staging(output(path), "job", 2, basis="b")
+    before = contents(tmp_path / ".out.job" / "attempt-2")
+    stale.write_shard(0, columns(0, salt=7))
+    assert contents(tmp_path / ".out.job" / "attempt-2") == before
+    assert len(newer.done) == 2
+
+
+def test_without_hard_links_shards_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems without hard links lose nothing but time."""
+
+    def refuse(_self: Path, _target: Path) -> None:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    write(Staging(output(tmp_path / "out"), "job", 1, basis="b"), upto=3)
+    assert sorted(Staging(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1, 2]
+
+
+# ---- crashes
+
+
+class Crash(BaseException):
+    """Stands for the end of the process: nothing in the package catches it."""
+
+
+_STEPS = ("write_file", "sync_folder", "sync_file", "link_or_copy", "remove_tree", "exchange")
+
+
+def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Ends the process just before the `at`-th call of anything that touches the disk."""
+    from nimble_jobs.data import staging
+
+    count = 0
+
+    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Crash
+            return real(*args, **kwargs)
+
+        return step
+
+    for module in (files, staging, publish):
+        for name in _STEPS:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, wrapped(getattr(files, name)))
+    for name in ("rename", "replace", "mkdir", "unlink", "rmdir"):
+        monkeypatch.setattr(Path, name, wrapped(getattr(Path, name)))
+
+
+@pytest.mark.parametrize("if_exists", ["fail", "replace", "resume"])
+def test_a_crash_at_any_step_is_recovered(if_exists: str, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """For each step of writing and publishing: the process ends there, and the next attempt completes the output."""
+    at, crashed = 0, True
+    while crashed:
+        at += 1
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = folder / "out"
+        if if_exists == "replace":
+            attempt(path, 1, job="old", salt=5)
+        crashed = False
+        with pytest.MonkeyPatch.context() as patch:
+            crashing(patch, at)
+            try:
+                attempt(path, 1, if_exists)
+            except Crash:
+                crashed = True
+        assert path.exists() or if_exists != "replace"
+        if path.exists():  # whole at every moment
+            assert set(contents(path)) == set(undisturbed)
+        attempt(path, 2, if_exists)
+        assert contents(path) == undisturbed, f"step {at}"
+        assert leftovers(folder) == [], f"step {at}"
+    assert at > 30
+
+
+_CHILD = """
+import sys
+sys.path.insert(0, sys.argv[4])
+from pathlib import Path
+from test_data_staging import attempt
+for round in range(1000):
+    print("go", flush=True)
+    attempt(Path(sys.argv[1]) / str(round), int(sys.argv[2]), "replace" if sys.argv[3] == "1" else "fail")
+"""
+
+
+def test_sigkill_at_random_moments(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """Twenty times a writing process is killed; whatever it left, the next attempt completes every output."""
+    rng = random.Random(0)
+    for round_ in range(20):
+        folder = tmp_path / f"round{round_}"
+        folder.mkdir()
+        command = [sys.executable, "-c", _CHILD, str(folder), "1", str(round_ % 2), str(Path(__file__).parent)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.04))
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
+        names |= {p.name.split(".")[1] for p in folder.iterdir() if p.name.startswith(".")}
+        for name in names:
+            attempt(folder / name, 2)
+            assert contents(folder / name) == undisturbed
+        assert leftovers(folder) == []
+
+
+# ---- disks that refuse
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A parent that is a file, or in which nothing can be made, is refused before the job begins."""
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file: cannot be written"):
+        check_writable(output(tmp_path / "file" / "out"))
+    with pytest.raises(DataError, match="cannot be written"):
+        check_writable(output(Path("/proc/nimble/out")))
+    check_writable(output(tmp_path / "a" / "b" / "out"))
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_full_disk_is_an_error_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No space left: the job fails with that reason, and the shards before it are kept for another attempt."""
+    staging = Staging(output(tmp_path / "out"), "job", 1, basis="b")
+    write(staging, upto=2)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DataError, match="cannot be written: No space left on device"):
+            staging.write_shard(2, columns(2))
+    assert sorted(Staging(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1]
+
+
+def test_a_job_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
+    """Nothing is written outside the output's own folder."""
+    with pytest.raises(DataError, match="cannot be part of a folder name"):
+        Staging(output(tmp_path / "out"), "../x", 1)

@@ -1,0 +1,183 @@
+"""Parquet and CSV: which columns make a record, and rows that are no records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nimble_jobs.data import Batch, columns, open_reader, table
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+
+
+def read(path: Path, x: str = "x", *, id: str | None = None, label: str | None = None, **more: Any) -> Batch:  # noqa: A002
+    kind: Any = path.suffix[1:]
+    with open_reader(InputSpec(source=str(path), format=kind, fields=FieldsSpec(x=x, id=id, label=label), **more)) as r:
+        return r.take(np.arange(r.total))
+
+
+def csv(folder: Path, text: str) -> Path:
+    path = folder / "d.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def parquet(folder: Path, rows: int = 2, **held: Any) -> Path:
+    pq.write_table(pa.table(held), folder / "d.parquet", row_group_size=rows)
+    return folder / "d.parquet"
+
+
+def test_columns_are_chosen_by_name_list_and_wildcard() -> None:
+    """An exact name wins; lists keep their order; wildcards follow the file's; nothing is taken twice."""
+    known = ["b", "p_2", "p_10", "a", "x,y"]
+    assert columns.choose(Path("f"), "x,y", known) == ["x,y"]
+    assert columns.choose(Path("f"), "a, p_*, p_2", known) == ["a", "p_2", "p_10"]
+    with pytest.raises(DataError, match=r"f: input\.fields\.x: no 'q\*'; expected one of: b, p_2, p_10"):
+        columns.choose(Path("f"), "a,q*", known)
+
+
+def test_lists_of_another_shape_are_bad_records(tmp_path: Path) -> None:
+    """Short, long, missing and incomplete lists are bad with a reason, at any depth, and the rest keep their places."""
+    good = [[1.0, 2.0], [3.0, 4.0]]
+    rows = [
+        None,
+        good,
+        [[1.0, 2.0]],
+        good,
+        [[1.0], [2.0, 3.0]],
+        [None, [1.0, 2.0]],
+        [],
+        good,
+        [[1.0, None], [1.0, 1.0]],
+    ]
+    batch = read(parquet(tmp_path, x=pa.array(rows)))
+    assert batch.indexes.tolist() == [1, 3, 7]
+    np.testing.assert_array_equal(batch.x, np.array([good] * 3, np.float32))
+    reasons = {b.index: b.reason for b in batch.bad}
+    assert sorted(reasons) == [0, 2, 4, 5, 6, 8]
+    assert reasons[0] == "column 'x' holds nothing; expected shape (2, 2)"
+    assert reasons[2] == "column 'x' holds 1 values on axis 0; expected shape (2, 2)"
+    assert reasons[4] == "column 'x' holds 1 values on axis 1; expected shape (2, 2)"
+    assert "NaN or infinite" in reasons[8]
+
+
+def test_empty_places_among_whole_numbers_are_bad_records(tmp_path: Path) -> None:
+    """Whole numbers cannot be missing: neither in a column nor in a list."""
+    batch = read(parquet(tmp_path, x=pa.array([[1, 2], [3, None], [5, 6], None])))
+    assert batch.x.dtype == np.int64
+    assert batch.x.tolist() == [[1, 2], [5, 6]]
+    assert [b.reason[:27] for b in batch.bad] == ["column 'x' has empty places", "column 'x' holds nothing; e"]
+    batch = read(parquet(tmp_path, a=pa.array([1, None, 3]), b=[True, False, True]), "a,b")
+    assert batch.x.tolist() == [[1, 1], [3, 1]]
+    assert batch.bad[0].reason == "column 'a' is empty; expected a number"
+
+
+def test_one_plain_column_is_a_vector_of_one(tmp_path: Path) -> None:
+    """A column of numbers makes records of shape (1,)."""
+    assert read(parquet(tmp_path, x=[1.5, 2.5])).x.tolist() == [[1.5], [2.5]]
+
+
+def test_a_column_of_text_is_no_record(tmp_path: Path) -> None:
+    """Text where numbers are expected is an error that names the column."""
+    with pytest.raises(
+        DataError, match=r"d\.parquet: input\.fields\.x: 'a,b': column 'b': holds string; expected numbers"
+    ):
+        read(parquet(tmp_path, a=[1.0], b=["x"]), "a,b")
+    with pytest.raises(DataError, match="every record is empty"):
+        read(parquet(tmp_path, x=pa.array([None, None], pa.list_(pa.float32()))))
+
+
+def test_encoded_images_that_are_broken_or_missing_are_bad(tmp_path: Path) -> None:
+    """Binary columns are decoded as images; what is none is a bad record."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    sink = BytesIO()
+    Image.new("RGB", (4, 3), (255, 0, 0)).save(sink, "PNG")
+    batch = read(parquet(tmp_path, x=pa.array([b"junk", sink.getvalue(), None, sink.getvalue()[:40]], pa.binary())))
+    assert batch.x.shape == (1, 3, 3, 4)
+    assert batch.indexes.tolist() == [1]
+    assert [b.index for b in batch.bad] == [0, 2, 3]
+    with pytest.raises(DataError, match="no record can be decoded"):
+        read(parquet(tmp_path, x=pa.array([b"junk"], pa.binary())))
+
+
+def test_row_groups_are_let_go_beyond_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random order gives the right rows also when only one row group may stay in memory."""
+    monkeypatch.setattr(table, "KEEP_BYTES", 1)
+    path = parquet(tmp_path, rows=3, x=pa.array(np.arange(20, dtype=np.float32)))
+    order = np.random.default_rng(0).permutation(20)
+    with open_reader(InputSpec(source=str(path), format="parquet")) as reader:
+        got = np.concatenate([b.x for b in reader.batches(batch_size=4, order=order)])
+    assert got[:, 0].tolist() == order.tolist()
+
+
+def test_cells_that_are_no_numbers_are_bad_records(tmp_path: Path) -> None:
+    """A word, an empty cell or a NaN makes its own record bad; the numbers around it are read as numbers."""
+    batch = read(csv(tmp_path, "id,a,b\nu,1.5,2\nv,oops,3\nw,,4\nx,nan,5\ny,6.5,7\n"), "a,b", id="id")
+    assert batch.ids == ["u", "y"]
+    assert batch.x.tolist() == [[1.5, 2.0], [6.5, 7.0]]
+    assert [(b.id, b.reason[:34]) for b in batch.bad] == [
+        ("v", "column 'a' holds 'oops'; expected "),
+        ("w", "1 of 2 values are NaN or infinite;"),
+        ("x", "1 of 2 values are NaN or infinite;"),
+    ]
+
+
+def test_a_word_far_below_the_first_block_is_one_bad_record(tmp_path: Path) -> None:
+    """What a column holds is not guessed from its beginning alone."""
+    lines = [f"{i},{i}" for i in range(200_000)]
+    lines[150_000] = "150000,oops"
+    batch = read(csv(tmp_path, "id,x\n" + "\n".join(lines) + "\n"), id="id")
+    assert len(batch) == 199_999
+    assert batch.x.dtype == np.int64
+    assert [(b.index, b.id) for b in batch.bad] == [(150_000, "150000")]
+
+
+def test_lines_of_another_length_are_bad_and_shift_nothing(tmp_path: Path) -> None:
+    """A line with too few or too many cells keeps its place in the count; blank lines are no records."""
+    text = "id,x,label\na,1,0\nb\n\nc,3,1,9\n\nd,4,2\n"
+    batch = read(csv(tmp_path, text), id="id", label="label")
+    assert batch.indexes.tolist() == [0, 3]
+    assert batch.ids == ["a", "d"]
+    assert batch.x.tolist() == [[1], [4]]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [0, 2]
+    assert [(b.index, b.reason) for b in batch.bad] == [
+        (1, "line has 1 cells; expected 3"),
+        (2, "line has 4 cells; expected 3"),
+    ]
+
+
+def test_whole_numbers_stay_whole_unless_scaled(tmp_path: Path) -> None:
+    """Token ids stay int64; `scale: 1` asks for float32; ids keep their leading zeros."""
+    path = csv(tmp_path, 'id,t0,t1\n007,1,2\n"a,\nb",3,4\n')
+    batch = read(path, "t*", id="id")
+    assert batch.x.dtype == np.int64
+    assert batch.ids == ["007", "a,\nb"]
+    assert read(path, "t*", transform=TransformSpec(scale=1.0)).x.dtype == np.float32
+
+
+@pytest.mark.parametrize("text", ["", "\xff\xfe\n", "a,a\n1,2\n"])
+def test_a_csv_without_a_usable_header_is_refused(text: str, tmp_path: Path) -> None:
+    """Empty files, other encodings and doubled column names are errors that name the file."""
+    path = tmp_path / "d.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"d\.csv"):
+        read(path, "a")
+
+
+def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
+    """Cut, foreign and damaged files are errors that name the file."""
+    path = parquet(tmp_path, x=np.arange(1000.0))
+    data = path.read_bytes()
+    for broken in (b"", data[:100], data[:-1], b"PAR1" + bytes(100) + b"PAR1"):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"d\.parquet: cannot be read"):
+            read(path)
