@@ -1,0 +1,241 @@
+"""What everybody relies on in stored schedules and artifacts: what comes out is what went in, or a miss with a reason."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nimble_jobs.errors import Damaged, NotFound, UsageError
+from nimble_jobs.job import Hit
+from nimble_jobs.schedule import FORMAT_VERSION
+from nimble_jobs.store import ScheduleState, Store, open_store
+from nimble_jobs.store.home import DATABASE, resolve
+from tests.store_samples import NOW, PARTS, a_schedule, key_of
+
+KEY = key_of("a")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A new store."""
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+def tamper(store: Store, statement: str, *values: Any) -> None:
+    with closing(sqlite3.connect(store.home / DATABASE, isolation_level=None)) as connection:
+        assert connection.execute(statement, values).rowcount == 1
+
+
+def test_round_trip(store: Store) -> None:
+    """A saved schedule comes back as the same value, with all that is known of it."""
+    constant = b"constant"
+    store.artifacts.put(constant)
+    schedule = a_schedule(KEY, constant=constant, replay_us=0.1 + 0.2)
+    store.schedules.save(schedule, parts=PARTS, now=NOW)
+    found = store.schedules.find(KEY)
+    assert found is not None
+    assert found.load() == schedule
+    assert (found.key, found.parts, found.state, found.reason) == (KEY, PARTS, ScheduleState.READY, None)
+    assert (found.model, found.dtype, found.mode) == ("torchvision:resnet18", "fp32", "inference")
+    assert (found.device, found.input, found.streams, found.syncs) == ("cpu", "x:float32[4]", 1, 0)
+    assert (found.replay_us, found.eager_us) == (0.1 + 0.2, 20.5)
+    assert found.bytes == len(schedule.to_json()) + len(constant)
+    assert (found.hits, found.created_at, found.last_used_at) == (0, NOW, NOW)
+    assert store.schedules.get(KEY[:8]) == store.schedules.list()[0]
+    assert store.check() == []
+
+
+def test_miss(store: Store) -> None:
+    """A key that nobody saved is a miss that says so."""
+    found = store.schedules.lookup(KEY)
+    assert (found.stored, found.refused) == (None, None)
+    assert found.reason == "no schedule is stored under this key"
+
+
+def test_touch(store: Store) -> None:
+    """Stored and resident hits are counted, misses are not; all note the time, and the schedule stays sound."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    for i, hit in enumerate([Hit.STORED, Hit.RESIDENT, Hit.MISS]):
+        store.schedules.touch(KEY, hit, NOW + i)
+    found = store.schedules.find(KEY)
+    assert found is not None
+    assert (found.hits, found.last_used_at) == (2, NOW + 2)
+    store.schedules.touch(key_of("unknown"), Hit.STORED, NOW)
+
+
+def test_saved_again(store: Store) -> None:
+    """A new schedule takes the place of the old one, quarantined or not, and keeps its count of hits."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    store.schedules.touch(KEY, Hit.STORED, NOW)
+    store.schedules.refuse(KEY, "differs", NOW)
+    better = a_schedule(KEY, tasks=5)
+    store.schedules.save(better, parts=PARTS, now=NOW + 1)
+    found = store.schedules.find(KEY)
+    assert found is not None
+    assert (found.load(), found.hits, found.created_at) == (better, 1, NOW + 1)
+
+
+def test_quarantined(store: Store) -> None:
+    """A quarantined schedule is a miss with its reason; only a refused one must not be built again."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    store.schedules.quarantine(KEY, "artifact gone", NOW)
+    found = store.schedules.lookup(KEY)
+    assert (found.stored, found.refused) == (None, None)
+    assert found.reason == "the stored schedule is quarantined: artifact gone"
+    store.schedules.refuse(KEY, "differs by 0.5", NOW)
+    assert store.schedules.lookup(KEY).refused == "differs by 0.5"
+    entry = store.schedules.get(KEY)
+    assert (entry.state, entry.reason) == (ScheduleState.QUARANTINED, "differs by 0.5")
+    assert [event.kind for event in store.jobs.events()] == ["quarantined", "quarantined"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE schedule_texts SET text = replace(text, 'relu', 'rely')",
+        "UPDATE schedules SET parts = replace(parts, 'resnet18', 'resnet19')",
+        "UPDATE schedules SET replay_us = replay_us / 2",
+        "UPDATE schedules SET device = 'cuda'",
+        "UPDATE schedules SET sha256 = 'f' || substr(sha256, 2)",
+        "UPDATE schedules SET streams = 'one'",
+        "UPDATE schedules SET parts = CAST(x'7bff7d' AS TEXT)",
+        "DELETE FROM schedule_texts",
+    ],
+)
+def test_damaged(store: Store, statement: str) -> None:
+    """Whatever was changed behind our back is never served: it is quarantined, noted, and a miss that says why."""
+    store.schedules.save(replace(a_schedule(KEY), build_s=1.0), parts=PARTS, now=NOW)
+    tamper(store, statement)
+    with pytest.raises(Damaged):
+        store.schedules.verified(KEY)
+    assert len(store.check()) == 1
+    found = store.schedules.lookup(KEY, NOW + 5)
+    assert found.stored is None
+    assert found.refused is None, "it may be built again"
+    assert found.reason is not None
+    assert "damaged" in found.reason
+    assert store.schedules.get(KEY).state == ScheduleState.QUARANTINED
+    (event,) = store.jobs.events()
+    assert (event.kind, event.at, event.data) == ("quarantined", NOW + 5, {"key": KEY})
+    assert store.check() == [], "what was dealt with is no news"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(data=st.data())
+def test_flipped_bits(store: Store, data: st.DataObject) -> None:
+    """One flipped bit anywhere in the stored JSON or the readable parts never goes unseen."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    table, column = data.draw(st.sampled_from([("schedule_texts", "text"), ("schedules", "parts")]))
+    with closing(sqlite3.connect(store.home / DATABASE, isolation_level=None)) as connection:
+        (blob,) = connection.execute(f"SELECT CAST({column} AS BLOB) FROM {table}").fetchone()
+        at, bit = data.draw(st.integers(0, len(blob) - 1)), data.draw(st.integers(0, 7))
+        flipped = blob[:at] + bytes([blob[at] ^ (1 << bit)]) + blob[at + 1 :]
+        connection.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT)", (flipped,))
+    assert store.schedules.find(KEY) is None
+
+
+def test_stale(store: Store) -> None:
+    """A sound schedule of another format is stale: listed as such, and a miss."""
+    other = replace(a_schedule(KEY), format_version=FORMAT_VERSION + 1)
+    store.schedules.save(other, parts=PARTS, now=NOW)
+    found = store.schedules.lookup(KEY)
+    assert found.stored is None
+    assert found.reason == (
+        f"the stored schedule is stale: written in format {FORMAT_VERSION + 1}; this version reads {FORMAT_VERSION}"
+    )
+    assert store.schedules.list()[0].state == ScheduleState.STALE
+    assert store.schedules.stats()["stale"] == 1
+
+
+def test_remove_and_get(store: Store) -> None:
+    """Keys may be abbreviated while they stay clear; removed ones are gone."""
+    keys = ["aaaa0" + "0" * 59, "aaaa1" + "0" * 59, "bbbb0" + "0" * 59]
+    for key in keys:
+        store.schedules.save(a_schedule(key), parts=PARTS, now=NOW)
+    assert store.schedules.get("aaaa1").key == keys[1]
+    with pytest.raises(UsageError, match="several keys"):
+        store.schedules.get("aaaa")
+    for unknown in ("bbb", "%%%%", "cccc", ""):
+        with pytest.raises(NotFound):
+            store.schedules.get(unknown)
+    assert store.schedules.remove([keys[0], keys[2], "unknown"]) == 2
+    assert [entry.key for entry in store.schedules.list()] == [keys[1]]
+    assert store.schedules.stats() == {
+        "schedules": 1,
+        "ready": 1,
+        "stale": 0,
+        "quarantined": 0,
+        "hits": 0,
+        "bytes": len(a_schedule(keys[1]).to_json()),
+    }
+
+
+def test_residents(store: Store) -> None:
+    """Residents are those of live workers, by schedule, whatever weights they hold."""
+    store.schedules.set_residents("1-a", ["k1:w1", "k1:w2", "k2"])
+    store.schedules.set_residents("2-b", ["k2"])
+    store.schedules.set_residents("3-c", ["k3"])
+    assert store.schedules.residents({"1-a", "2-b"}) == {"k1": ["1-a"], "k2": ["1-a", "2-b"]}
+    store.schedules.set_residents("1-a", ["k3"])
+    assert store.schedules.residents({"1-a", "2-b"}) == {"k2": ["2-b"], "k3": ["1-a"]}
+    store.schedules.set_residents("1-a", [])
+    assert store.schedules.residents({"1-a"}) == {}
+
+
+def test_find_is_cheap(store: Store) -> None:
+    """Among a thousand schedules one is found in milliseconds."""
+    for i in range(1000):
+        store.schedules.save(a_schedule(key_of(str(i))), parts=PARTS, now=NOW)
+    times = []
+    for i in range(200):
+        start = time.perf_counter()
+        assert store.schedules.find(key_of(str(i * 5))) is not None
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.005
+
+
+def test_artifacts(store: Store) -> None:
+    """Bytes come back by their SHA-256, from files that only we can read."""
+    for data in (b"", b"x", bytes(range(256)) * 1000):
+        name = store.artifacts.put(data)
+        assert store.artifacts.put(data) == name
+        assert store.artifacts.get(name) == data
+        path = store.home / "artifacts" / name[:2] / name
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert len(list(store.artifacts.names())) == 3
+    for unknown in (key_of("unknown"), "../../home.json", ""):
+        with pytest.raises(NotFound):
+            store.artifacts.get(unknown)
+
+
+def test_artifact_damaged(store: Store) -> None:
+    """A flipped bit in an artifact is seen at each read and by the check; putting the bytes again mends it."""
+    name = store.artifacts.put(b"weights")
+    path = store.home / "artifacts" / name[:2] / name
+    path.write_bytes(b"veights")
+    with pytest.raises(Damaged, match=name):
+        store.artifacts.get(name)
+    assert store.check() == [f"{path}: its bytes do not have the SHA-256 that names them"]
+    store.artifacts.put(b"weights")
+    assert store.artifacts.get(name) == b"weights"
+    assert store.check() == []
+
+
+def test_artifact_missing(store: Store) -> None:
+    """The check names the schedule whose artifact is gone."""
+    schedule = a_schedule(KEY, constant=b"c")
+    store.schedules.save(schedule, parts=PARTS, now=NOW)
+    (problem,) = store.check()
+    assert KEY in problem
+    assert schedule.program.constants[0].name in problem

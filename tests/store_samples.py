@@ -1,0 +1,145 @@
+"""Small values for the tests of the store, and what its other processes do."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.job import Job
+from nimble_jobs.schedule import (
+    Buffer,
+    BufferKind,
+    GraphFacts,
+    Plan,
+    Port,
+    Program,
+    Schedule,
+    Task,
+    View,
+)
+from nimble_jobs.store import Store, open_store
+
+NOW = 1_800_000_000.0
+PARTS = {"model.source": "torchvision:resnet18", "model.dtype": "fp32", "input": "x:float32[4]", "mode": "inference"}
+
+
+def key_of(name: str) -> str:
+    """A key as the planner makes them."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def a_schedule(key: str, *, tasks: int = 3, constant: bytes | None = None, **values: Any) -> Schedule:
+    """A schedule of `tasks` in a row, which nothing could run."""
+    view = View(buffer=0, dtype="float32", itemsize=4, shape=(4,), stride=(1,))
+    buffers = [Buffer(index=0, kind=BufferKind.INPUT, nbytes=16, name="x")]
+    constants: tuple[Port, ...] = ()
+    if constant is not None:
+        name = hashlib.sha256(constant).hexdigest()
+        buffers.append(Buffer(index=1, kind=BufferKind.CONSTANT, nbytes=len(constant), name=name))
+        held = View(buffer=1, dtype="uint8", itemsize=1, shape=(len(constant),), stride=(1,))
+        constants = (Port(name=name, view=held),)
+    program = Program(
+        buffers=tuple(buffers),
+        tasks=tuple(
+            Task(
+                index=i,
+                op="aten.relu_.default",
+                args=(view,),
+                kwargs=(),
+                outputs=view,
+                reads=(view,),
+                writes=(view,),
+                mutates=(view,),
+            )
+            for i in range(tasks)
+        ),
+        inputs=(Port(name="x", view=view),),
+        outputs=(Port(name="y", view=view),),
+        state=(),
+        constants=constants,
+    )
+    facts = GraphFacts(
+        tasks=tasks,
+        edges=tasks - 1,
+        meg_edges=tasks - 1,
+        matching=tasks - 1,
+        width=1,
+        streams=1,
+        syncs_needed=0,
+        syncs_used=0,
+    )
+    known: dict[str, Any] = {
+        "tolerance": 1e-3,
+        "error": 0.0,
+        "device": "cpu",
+        "eager_us": 20.5,
+        "replay_us": 10.25,
+        "peak_bytes": 16,
+        "build_s": 0.1,
+    }
+    return Schedule(
+        key=key,
+        program=program,
+        plan=Plan(order=tuple(range(tasks)), stream_of=(0,) * tasks, syncs=()),
+        facts=facts,
+        candidates=(),
+        **(known | values),
+    )
+
+
+def submit(store: Store, name: str = "a", *, retry: dict[str, Any] | None = None, **values: Any) -> Job:
+    """Submit a job whose spec says nothing but its name and how to retry."""
+    spec: dict[str, Any] = {"name": name}
+    if retry is not None:
+        spec["run"] = {"retry": retry}
+    return store.jobs.submit(**({"spec": spec, "name": name, "kind": "score", "now": NOW} | values))
+
+
+def claim_everything(home: str, go: Any, results: Any) -> None:
+    """Process: claim and finish jobs until none is left; put the ids."""
+    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
+        go.wait()
+        mine = []
+        while (job := store.jobs.claim(lease.id, device="cpu", now=NOW)) is not None:
+            store.jobs.progress(job.id, job.attempt, done=1, total=1, bad=0)
+            assert store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
+            mine.append(job.id)
+        results.put(mine)
+
+
+def work_until_killed(home: str, ready: Any, seed: int) -> None:
+    """Process: submit, claim, report and finish without end."""
+    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
+        ready.set()
+        n = 0
+        while True:
+            submit(store, f"{seed}-{n}", max_attempts=1000, retry={"initial": 0.0})
+            job = store.jobs.claim(lease.id, device="cpu", now=NOW)
+            if job is not None:
+                store.jobs.progress(job.id, job.attempt, done=1, total=2, bad=0)
+                store.schedules.save(a_schedule(key_of(str(n % 7))), parts=PARTS, now=NOW)
+                store.jobs.finish(job.id, job.attempt, outputs={"n": n}, timings={}, schedule={}, now=NOW)
+            n += 1
+
+
+def hold_worker(home: str, ready: Any, done: Any) -> None:
+    """Process: be a worker until told to go."""
+    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
+        ready.put(lease.id)
+        done.wait()
+
+
+def open_as(uid: int, home: str, results: Any) -> None:
+    """Process: open the store as another user; put the error's type and text."""
+    import os
+
+    from nimble_jobs.errors import NimbleError
+    from nimble_jobs.store.home import resolve
+
+    os.setuid(uid)
+    try:
+        open_store(resolve(home)).close()
+        results.put(("none", ""))
+    except NimbleError as e:
+        results.put((type(e).__name__, str(e)))
