@@ -139,7 +139,8 @@ def open_as(uid: int, home: str, results: Any) -> None:
 
     os.setuid(uid)
     try:
-        open_store(resolve(home)).close()
+        with open_store(resolve(home)) as store:
+            submit(store)
         results.put(("none", ""))
     except NimbleError as e:
         results.put((type(e).__name__, str(e)))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from nimble_jobs.errors import Damaged, NotFound, StoreError
-from nimble_jobs.store.home import sync_folder
+from nimble_jobs.store.home import sync_folder, write_whole
 
 _NAME = re.compile("[0-9a-f]{64}")
 
@@ -31,7 +29,7 @@ class Artifacts:
             if not path.parent.is_dir():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(self._folder)
-            self._write(path, data)
+            write_whole(path, data)
         except OSError as e:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not stored") from e
         return name
@@ -61,18 +59,3 @@ class Artifacts:
         if not _NAME.fullmatch(name):
             raise NotFound(f"artifact {name!r}: not a SHA-256 in lower-case hex")
         return self._folder / name[:2] / name
-
-    @staticmethod
-    def _write(path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # writers of the same bytes may race
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)

@@ -82,7 +82,9 @@ def _artifacts(store: Store) -> Iterator[str]:
 
 
 def _permissions(store: Store) -> Iterator[str]:
-    for folder, _, files in os.walk(store.home):
+    for folder, folders, files in os.walk(store.home):
+        if "logs" in folders:
+            folders.remove("logs")  # nobody runs what is in them
         for path in (folder, *(os.path.join(folder, file) for file in files)):  # noqa: PTH118  # os.walk gives texts
             try:
                 info = os.lstat(path)

@@ -40,12 +40,12 @@ class Database:
             if self.is_sqlite and self.url.database in (None, "", ":memory:"):
                 raise StoreError("the database lives in memory, where no other process sees it; expected a file")
             self._engine = create_engine(self.url)
+        except (NoSuchModuleError, ModuleNotFoundError) as e:
+            raise StoreError(f"NIMBLE_JOBS_DB: no driver for {self.url.drivername} is installed ({e})") from e
         except ArgumentError as e:
             raise StoreError(
                 f"NIMBLE_JOBS_DB: {e}; expected a SQLAlchemy URL such as sqlite:////absolute/path.db"
             ) from e
-        except (NoSuchModuleError, ModuleNotFoundError) as e:
-            raise StoreError(f"NIMBLE_JOBS_DB: no driver for {self.url.drivername} is installed ({e})") from e
         self.name = self.url.database or "" if self.is_sqlite else self.url.render_as_string(hide_password=True)
         self._patience_s = patience_s
         self._pid = os.getpid()

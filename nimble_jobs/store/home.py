@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 import time
 from pathlib import Path
@@ -90,13 +91,7 @@ def initialised(home: Path) -> bool:
 
 def mark(home: Path) -> None:
     """Write the marker, durably, once the database is complete."""
-    temporary = home / f".{MARKER}.{os.getpid()}"
-    with temporary.open("w") as file:
-        json.dump({"format": FORMAT, "created_at": time.time()}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(home / MARKER)
-    sync_folder(home)
+    write_whole(home / MARKER, json.dumps({"format": FORMAT, "created_at": time.time()}).encode())
 
 
 def check_database(home: Path) -> None:
@@ -118,6 +113,24 @@ def check_database(home: Path) -> None:
         )
     if size < 0:
         os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite itself would leave the mode to the umask
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file, mode 0600, that others see either as it was or as a whole."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several may write the same
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nimble_jobs.errors import StoreError
+from nimble_jobs.store.home import write_whole
 from nimble_jobs.store.ids import random_id
 from nimble_jobs.store.records import WorkerInfo
 
@@ -39,7 +40,8 @@ class WorkerLease:
     def update(self, **info: Any) -> None:
         """Change what others see of this worker, for instance `status`."""
         self._info |= info
-        _write_info(self._info_file, self._info)
+        text = json.dumps(self._info, sort_keys=True, default=str)
+        write_whole(self._info_file, text.encode(), durable=False)  # after a power cut nobody holds the lock
 
     def release(self) -> None:
         """Let go of the lock. A second call does nothing."""
@@ -166,9 +168,3 @@ def _lock(descriptor: int, kind: int) -> bool:
             f"the state folder's file system has no file locks ({e.strerror}); choose another with --home"
         ) from e
     return True
-
-
-def _write_info(path: Path, info: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")  # the lock keeps other writers away
-    temporary.write_text(json.dumps(dict(info), sort_keys=True, default=str))
-    temporary.replace(path)

@@ -26,9 +26,7 @@ def test_no_double_claim(tmp_path: Path) -> None:
     with open_store(home) as store:
         ids = [samples.submit(store, str(i)).id for i in range(400)]
         go, results = SPAWN.Event(), SPAWN.Queue()
-        processes = [
-            SPAWN.Process(target=samples.claim_everything, args=(str(home), go, results)) for _ in range(4)
-        ]
+        processes = [SPAWN.Process(target=samples.claim_everything, args=(str(home), go, results)) for _ in range(4)]
         for process in processes:
             process.start()
         go.set()

@@ -1,4 +1,4 @@
-"""What everybody relies on in stored schedules and artifacts: what comes out is what went in, or a miss with a reason."""
+"""What everybody relies on in stored schedules: what comes out is what went in, or it is a miss with a reason."""
 
 from __future__ import annotations
 

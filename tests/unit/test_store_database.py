@@ -1,0 +1,249 @@
+"""Transactions, locks, migrations, and what errors of the database become."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import StoreError
+from nimble_jobs.store import migrations, open_store
+from nimble_jobs.store.database import Database, journal_mode
+from nimble_jobs.store.home import resolve
+from nimble_jobs.store.tables import Base
+from tests.store_samples import submit
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A migrated database that loses patience soon."""
+    found = Database(f"sqlite:///{tmp_path / 'a.db'}", busy_timeout_s=0.05, patience_s=0.3)
+    found.migrate()
+    yield found
+    found.close()
+
+
+def count(session: Session) -> int:
+    return int(session.execute(text("SELECT count(*) FROM events")).scalar_one())
+
+
+def add(session: Session) -> None:
+    session.execute(text("INSERT INTO events (at, kind, message, data) VALUES (0, 'k', 'm', '{}')"))
+
+
+def test_migrations_make_the_tables(tmp_path: Path) -> None:
+    """An empty database after all migrations is what the tables say, to the last index and the order within it."""
+    migrated, declared = tmp_path / "migrated.db", tmp_path / "declared.db"
+    database = Database(f"sqlite:///{migrated}")
+    database.migrate()
+    database.close()
+    engine = create_engine(f"sqlite:///{migrated}")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        differences = compare_metadata(context, Base.metadata)
+    engine.dispose()
+    assert differences == []
+    engine = create_engine(f"sqlite:///{declared}")
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    indexes = []
+    for path in (migrated, declared):
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+            indexes.append(sorted((name, " ".join(sql.split())) for name, sql in rows))
+    assert indexes[0] == indexes[1]
+
+
+def test_newest_version() -> None:
+    """The version that the code expects is the last of the packaged migrations."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    assert ScriptDirectory.from_config(config).get_heads() == [migrations.NEWEST]
+
+
+def test_newer_database(tmp_path: Path) -> None:
+    """A database of a newer version is refused with what to do."""
+    home = resolve(str(tmp_path / "home"))
+    with open_store(home) as store:
+        store._database.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(StoreError, match=r"newer nimble-jobs .database version 9999"):
+        open_store(home)
+
+
+def test_pragmas(database: Database) -> None:
+    """Each connection is durable, waits for locks, checks foreign keys, and uses the sound journal."""
+
+    def pragma(name: str) -> object:
+        return database.read(lambda session: session.execute(text(f"PRAGMA {name}")).scalar())
+
+    assert pragma("journal_mode") == journal_mode().lower()
+    assert (pragma("synchronous"), pragma("foreign_keys"), pragma("busy_timeout")) == (2, 1, 50)
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"), [((3, 40, 1), "DELETE"), ((3, 51, 2), "DELETE"), ((3, 51, 3), "WAL"), ((4, 0, 0), "WAL")]
+)
+def test_journal_mode(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], mode: str) -> None:
+    """The write-ahead log is used only from the version on in which it does not lose pages."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    assert journal_mode() == mode
+
+
+def test_wal_database_is_turned(tmp_path: Path) -> None:
+    """A database that another SQLite left in the other journal mode is turned to ours."""
+    home = resolve(str(tmp_path / "home"))
+    with open_store(home) as store:
+        submit(store)
+    with closing(sqlite3.connect(home / "nimble-jobs.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    with open_store(home) as store:
+        mode = store._database.read(lambda session: session.execute(text("PRAGMA journal_mode")).scalar())
+        assert mode == journal_mode().lower()
+        assert len(store.jobs.list()) == 1
+
+
+def test_rolled_back(database: Database) -> None:
+    """A transaction that raises leaves nothing behind."""
+
+    def work(session: Session) -> None:
+        add(session)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        database.write(work)
+    assert database.read(count) == 0
+
+
+def test_locked(database: Database) -> None:
+    """A lock that stays ends in an error that says so, in bounded time; one that goes is waited out."""
+    with closing(sqlite3.connect(database.url.database or "", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        start = time.monotonic()
+        with pytest.raises(StoreError, match=r"locked by another process for more than 0\.3 s"):
+            database.write(add)
+        assert time.monotonic() - start < 3
+        timer = threading.Timer(0.15, other.execute, ["COMMIT"])
+        timer.start()
+        database.write(add)
+        timer.join()
+    assert database.read(count) == 1
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED])
+def test_whole_transaction_again(database: Database, code: int) -> None:
+    """When the database is busy in the middle, the whole transaction is done again, and counts once."""
+    tries = []
+
+    def work(session: Session) -> None:
+        tries.append(1)
+        add(session)
+        if len(tries) < 3:
+            error = sqlite3.OperationalError("busy")
+            error.sqlite_errorcode = code
+            raise OperationalError("", {}, error)
+
+    database.write(work)
+    assert len(tries) == 3
+    assert database.read(count) == 1
+
+
+def test_writers_of_one_process(tmp_path: Path) -> None:
+    """Threads share a database: no write is lost."""
+    database = Database(f"sqlite:///{tmp_path / 'a.db'}")
+    database.migrate()
+
+    def work() -> None:
+        for _ in range(20):
+            database.write(add)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert database.read(count) == 60
+    database.close()
+
+
+def test_full_disk(database: Database) -> None:
+    """A full disk is a sentence, keeps nothing of the change, and the database goes on afterwards."""
+    pages = database.read(lambda session: session.execute(text("PRAGMA page_count")).scalar_one())
+
+    def fill(session: Session) -> None:
+        session.execute(text(f"PRAGMA max_page_count = {pages}"))
+        session.execute(
+            text("INSERT INTO events (at, kind, message, data) VALUES (0, 'k', :m, '{}')"), {"m": "x" * 99999}
+        )
+
+    with pytest.raises(StoreError, match="no space left"):
+        database.write(fill)
+    assert database.read(count) == 0
+
+
+def test_fork(database: Database) -> None:
+    """A forked child is told to open the store anew."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            database.read(count)
+        except StoreError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert database.read(count) == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "expected a SQLAlchemy URL"),
+        ("nosuch://x/y", "no driver for nosuch"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:////nowhere/at/all.db", "cannot be opened"),
+    ],
+)
+def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str) -> None:
+    """NIMBLE_JOBS_DB that cannot be used is an error that says what was expected."""
+    monkeypatch.setenv("NIMBLE_JOBS_DB", url)
+    with pytest.raises(StoreError, match=words):
+        open_store(resolve(str(tmp_path / "home")))
+
+
+def test_url_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIMBLE_JOBS_DB names the database; the state folder then has none."""
+    monkeypatch.setenv("NIMBLE_JOBS_DB", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    home = resolve(str(tmp_path / "home"))
+    with open_store(home) as store:
+        job = submit(store)
+    with open_store(home) as store:
+        assert store.jobs.get(job.id) == job
+    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "logs", "workers"]
+
+
+def test_light_imports(tmp_path: Path) -> None:
+    """Opening a current store loads neither Alembic nor torch."""
+    home = resolve(str(tmp_path / "home"))
+    open_store(home).close()
+    code = (
+        "import sys; from pathlib import Path; from nimble_jobs.store import open_store; "
+        f"open_store(Path({str(home)!r})).close(); print([m for m in ('alembic', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
