@@ -1,19 +1,21 @@
 """Bind a program to live tensors: each task becomes a call with its operator resolved and its fixed arguments made.
 
 Buffers of inputs, state and constants are fixed for the life of a binding. Intermediates are what operators return;
-each is dropped after its last use in launch order, so that the allocator can give its bytes to the next.
+each is let go of as soon as the plan proves that no task still uses it, so that the allocator can reuse its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
 from nimble_jobs.errors import EngineError
+from nimble_jobs.graph.release import releases
 from nimble_jobs.schedule import Arg, BufferKind, Plan, Port, Program, Task, View
 
 Env = dict[int, torch.Tensor]  # buffer index -> a tensor over its storage
@@ -25,7 +27,10 @@ class Step:
 
     task: int
     call: Callable[[Env], None]
-    drops: tuple[int, ...]  # buffers that nobody reads after this task
+    drops: tuple[int, ...]  # buffers to let go of before the call
+    stream: int
+    waits: tuple[int, ...]  # tasks on other streams that must have finished
+    marked: bool  # others wait for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +43,16 @@ class Bound:
     outputs: tuple[Port, ...]
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Launch every task in the plan's order on the current stream and return the outputs."""
+        """Launch every task in the plan's order, all on the current stream, and return the outputs."""
         env = dict(self.fixed)
         for step in self.steps:
-            step.call(env)
             for buffer in step.drops:
                 del env[buffer]
+            step.call(env)
+        return self.results(env)
+
+    def results(self, env: Env) -> dict[str, torch.Tensor]:
+        """The outputs, once every task was launched."""
         return {port.name: tensor_at(env[port.view.buffer], port.view) for port in self.outputs}
 
 
@@ -68,6 +77,7 @@ def bind(
     state: Mapping[str, torch.Tensor],
     constants: Mapping[str, torch.Tensor],
     device: torch.device,
+    kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
 ) -> Bound:
     """Bind a program to a module's state on `device`.
 
@@ -86,11 +96,26 @@ def bind(
     for buffer in program.buffers:
         if buffer.kind is BufferKind.INTERMEDIATE and buffer.index not in made:
             fixed[buffer.index] = torch.empty(buffer.nbytes, dtype=torch.uint8, device=device)
-    drops = _last_uses(program, plan, fixed)
+    kept = {p.view.buffer for p in program.outputs}
+    drops = releases(program, plan, made - kept)
+    waits: dict[int, list[int]] = {}
+    for sync in plan.syncs:
+        waits.setdefault(sync.after, []).append(sync.before)
+    marked = {sync.before for sync in plan.syncs}
     return Bound(
         inputs=inputs,
         fixed=fixed,
-        steps=tuple(Step(i, _call(program.tasks[i], fixed, device), drops.get(i, ())) for i in plan.order),
+        steps=tuple(
+            Step(
+                task=i,
+                call=_call(program.tasks[i], fixed, device, kernels),
+                drops=drops.get(i, ()),
+                stream=plan.stream_of[i],
+                waits=tuple(waits.get(i, ())),
+                marked=i in marked,
+            )
+            for i in plan.order
+        ),
         outputs=program.outputs,
     )
 
@@ -114,20 +139,6 @@ def _state_tensor(port: Port, state: Mapping[str, torch.Tensor]) -> torch.Tensor
     return tensor.detach()
 
 
-def _last_uses(program: Program, plan: Plan, fixed: Iterable[int]) -> dict[int, tuple[int, ...]]:
-    """For each task the buffers that can be dropped after it."""
-    keep = {p.view.buffer for p in program.outputs} | set(fixed)
-    last: dict[int, int] = {}
-    for index in plan.order:
-        for view in (*program.tasks[index].reads, *program.tasks[index].writes):
-            last[view.buffer] = index
-    drops: dict[int, list[int]] = {}
-    for buffer, index in last.items():
-        if buffer not in keep:
-            drops.setdefault(index, []).append(buffer)
-    return {index: tuple(buffers) for index, buffers in drops.items()}
-
-
 class _Dynamic:
     """An argument that lies in an intermediate, so that it is another tensor at each run."""
 
@@ -137,8 +148,10 @@ class _Dynamic:
         self.view = view
 
 
-def _call(task: Task, fixed: Mapping[int, torch.Tensor], device: torch.device) -> Callable[[Env], None]:
-    op = operator(task.op)
+def _call(
+    task: Task, fixed: Mapping[int, torch.Tensor], device: torch.device, kernels: Mapping[str, Callable[..., None]]
+) -> Callable[[Env], None]:
+    op: Callable[..., Any] = kernels[task.op] if task.op in kernels else operator(task.op)
 
     def at_bind_time(view: View) -> Any:
         return tensor_at(fixed[view.buffer], view) if view.buffer in fixed else _Dynamic(view)

@@ -5,13 +5,15 @@ An instance owns its inputs, intermediates and outputs; two replays of one insta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
 from nimble_jobs.engine.bind import Bound, bind
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.errors import EngineError, OutOfMemory
 from nimble_jobs.schedule import Plan, Program
 
@@ -39,16 +41,15 @@ def capture(
     state: Mapping[str, torch.Tensor],
     constants: Mapping[str, torch.Tensor],
     device: torch.device,
+    kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
 ) -> Instance:
     """Make a program ready to be replayed on `device`.
 
     Raises EngineError where it cannot be captured, OutOfMemory where it does not fit.
     """
-    if plan.streams > 1:
-        raise EngineError(f"the plan has {plan.streams} streams; this engine replays one")
     try:
-        bound = bind(program, plan, state=state, constants=constants, device=device)
-        return _GraphInstance(bound, device) if device.type == "cuda" else _CallInstance(bound)
+        bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels)
+        return _GraphInstance(bound, device, plan.streams) if device.type == "cuda" else _CallInstance(bound)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e
 
@@ -81,8 +82,9 @@ class _CallInstance:
 class _GraphInstance:
     """One CUDA graph over a memory pool of its own."""
 
-    def __init__(self, bound: Bound, device: torch.device) -> None:
+    def __init__(self, bound: Bound, device: torch.device, count: int) -> None:
         self._device = device
+        pool = streams(device, count) if count > 1 else []
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
         for tensor in bound.inputs.values():
@@ -92,7 +94,8 @@ class _GraphInstance:
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_RUNS):
-                    bound.run()
+                    _launch(bound, pool)
+                    synchronize(device)
             torch.cuda.current_stream(device).wait_stream(stream)
             synchronize(device)
             torch.cuda.empty_cache()
@@ -101,7 +104,7 @@ class _GraphInstance:
             try:
                 # other threads may read ahead and pin memory while this one captures
                 with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                    self.outputs = bound.run()
+                    self.outputs = _launch(bound, pool)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as e:
@@ -122,6 +125,10 @@ class _GraphInstance:
         self._bound = None
         self.inputs = {}
         self.outputs = {}
+
+
+def _launch(bound: Bound, pool: list[torch.cuda.Stream]) -> dict[str, torch.Tensor]:
+    return run_on_streams(bound, pool) if pool else bound.run()
 
 
 def _tensors(instance: Instance) -> list[torch.Tensor]:

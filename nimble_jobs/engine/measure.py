@@ -53,9 +53,9 @@ def _one_round(bound: Bound, device: torch.device) -> list[float]:
             events[0].record()
         for position, step in enumerate(bound.steps):
             start = time.perf_counter()
-            step.call(env)
             for buffer in step.drops:
                 del env[buffer]
+            step.call(env)
             marks.append((time.perf_counter() - start) * 1e6)
             if cuda:
                 events[position + 1].record()

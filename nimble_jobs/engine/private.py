@@ -28,6 +28,7 @@ __all__ = [
     "tested_version",
     "tree_leaves",
     "write_arguments",
+    "write_only_arguments",
 ]
 
 
@@ -59,6 +60,11 @@ def write_arguments(
         return declared
     written, (position, flag) = _UNDECLARED_WRITES[str(op)]
     return written if (args[position] if position < len(args) else kwargs.get(flag)) else ()
+
+
+def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of the `out=` arguments, which are filled and not read."""
+    return tuple(a.name for a in op._schema.arguments if a.is_out)
 
 
 def modes_off() -> AbstractContextManager[Any]:

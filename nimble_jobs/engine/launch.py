@@ -1,0 +1,52 @@
+"""Launch a bound program on several streams: one event a synchronisation source, a fork before and a join after.
+
+Streams come from one pool a process: libraries keep a workspace for every stream that they ever saw.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nimble_jobs.engine.bind import Bound
+
+_POOLS: dict[int, list[torch.cuda.Stream]] = {}  # by device index
+
+
+def streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """The first `count` streams of the process's pool for a device."""
+    pool = _POOLS.setdefault(device.index or 0, [])
+    while len(pool) < count:
+        pool.append(torch.cuda.Stream(device))
+    return pool[:count]
+
+
+def run_on_streams(bound: Bound, pool: list[torch.cuda.Stream]) -> dict[str, torch.Tensor]:
+    """Launch every task on its stream, after a fork from the current stream, which then waits for all of them.
+
+    Works the same under capture, where events become edges of the graph, and outside of it.
+    """
+    base = torch.cuda.current_stream()
+    fork = torch.cuda.Event()
+    fork.record(base)
+    forked: set[int] = set()
+    finished: dict[int, torch.cuda.Event] = {}
+    env = dict(bound.fixed)
+    for step in bound.steps:
+        stream = pool[step.stream]
+        if step.stream not in forked:
+            stream.wait_event(fork)
+            forked.add(step.stream)
+        for task in step.waits:
+            stream.wait_event(finished[task])
+        for buffer in step.drops:
+            del env[buffer]
+        with torch.cuda.stream(stream):
+            step.call(env)
+        if step.marked:
+            finished[step.task] = torch.cuda.Event()
+            finished[step.task].record(stream)
+    for index in sorted(forked):
+        joined = torch.cuda.Event()
+        joined.record(pool[index])
+        base.wait_event(joined)
+    return bound.results(env)

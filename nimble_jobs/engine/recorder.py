@@ -1,0 +1,286 @@
+"""The recorder: a dispatch mode under which every operator, and every kernel of Inductor's, becomes a task.
+
+It sees operators, not modules: views and allocations cost nothing at replay and become strides over buffers;
+everything else becomes a task with what it reads, writes and mutates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from nimble_jobs.engine.encode import encode, view_of
+from nimble_jobs.engine.private import (
+    TorchDispatchMode,
+    modes_off,
+    storage_id,
+    tree_leaves,
+    write_arguments,
+    write_only_arguments,
+)
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+
+_HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
+_MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
+_TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
+_ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
+
+
+class Kernel(Protocol):
+    """A compiled kernel that is no operator: called with the arguments of its task, on the current stream."""
+
+    name: str  # under which the program's tasks name it
+    write_only: set[int]  # positions of tensors that it fills
+    updated: set[int]  # positions of tensors that it reads and writes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A program, and the live bytes of the constants that it names."""
+
+    program: Program
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # by SHA-256
+    kernels: dict[str, Kernel] = field(default_factory=dict)  # by name
+
+
+class Recorder(TorchDispatchMode):
+    """Collects tasks. Keeps every tensor that it has seen, so that no storage's identity is used twice."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.path: list[str] = []  # names of the submodules being called, outermost first
+        self._buffers: list[Buffer] = []
+        self._tasks: list[Task] = []
+        self._index: dict[int, int] = {}  # storage identity -> buffer index
+        self._state: list[Port] = []
+        self._constant_ports: list[Port] = []
+        self._constants: dict[str, torch.Tensor] = {}
+        self._kernels: dict[str, Kernel] = {}
+        self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
+        self._keep: list[torch.Tensor] = []
+
+    def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
+        identity = storage_id(tensor)
+        if identity in self._index:
+            return  # tied to a buffer that has a name already
+        view = view_of(tensor, self._new_buffer(tensor, kind, name))
+        if kind is BufferKind.STATE:
+            self._state.append(Port(name=name, view=view))
+
+    def __torch_dispatch__(
+        self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self._keep += tensors
+        self._refuse_data_dependence(op, tensors)
+        constant = self._is_constant_work(op, tensors)
+        if not constant:
+            args, kwargs = self._move_host_constants(op, args, kwargs)
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        result = op(*args, **kwargs)
+        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self._keep += outputs
+        if constant:
+            return result
+        writes = write_arguments(op, args, kwargs)
+        if op.namespace == "aten" and op._schema.name.removeprefix("aten::") in _ALLOCATIONS:
+            for tensor in outputs:
+                self._ensure(tensor)
+            return result
+        if not writes and self._is_view(tensors, outputs):
+            return result  # of a storage that is known, or of a constant
+        self._add_task(op, args, kwargs, result, tensors, outputs, writes)
+        return result
+
+    def _add_task(
+        self,
+        op: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        writes: tuple[tuple[int, str], ...],
+    ) -> None:
+        mutated = [
+            t
+            for position, name in writes
+            for t in tree_leaves(args[position] if position < len(args) else kwargs.get(name))
+            if isinstance(t, torch.Tensor)
+        ]
+        fresh = [t for t in outputs if storage_id(t) not in self._index and t.device.type == self.device.type]
+        if any(t.device.type != self.device.type for t in outputs):
+            raise CannotRecord(f"{op} at {self._source()} moves data from the device to the host")
+        write_only = write_only_arguments(op)
+        for name in write_only:
+            for tensor in tree_leaves(kwargs.get(name)):
+                if isinstance(tensor, torch.Tensor):
+                    self._ensure(tensor)  # it is filled here: what it held before does not matter
+        filled = {id(t) for name in write_only for t in tree_leaves(kwargs.get(name))}
+        reads = tuple(dict.fromkeys(self._view(t) for t in tensors if id(t) not in filled))
+        encoded = tuple(encode(a, self._view, self.device) for a in args)
+        encoded_kwargs = tuple((n, encode(a, self._view, self.device)) for n, a in kwargs.items())
+        mutates = tuple(dict.fromkeys(self._view(t) for t in mutated))
+        for tensor in fresh:
+            self._ensure(tensor)
+        self._tasks.append(
+            Task(
+                index=len(self._tasks),
+                op=str(op),
+                args=encoded,
+                kwargs=encoded_kwargs,
+                outputs=encode(_tensors_only(result), self._view, self.device),
+                reads=reads,
+                writes=tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh)))),
+                mutates=mutates,
+                random=torch.Tag.nondeterministic_seeded in op.tags,
+                source=self._source(),
+            )
+        )
+
+    def add_kernel(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take note of the launch of a compiled kernel, whose buffers were allocated where no mode sees it."""
+        self._keep += [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        for position in kernel.write_only:
+            self._ensure(args[position])
+        views = {i: self._view(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+        written = kernel.write_only | kernel.updated
+        mutates = tuple(dict.fromkeys(v for i, v in views.items() if i in written))
+        self._kernels.setdefault(kernel.name, kernel)
+        self._tasks.append(
+            Task(
+                index=len(self._tasks),
+                op=kernel.name,
+                args=tuple(encode(a, self._view, self.device) for a in args),
+                kwargs=tuple((n, encode(a, self._view, self.device)) for n, a in kwargs.items()),
+                outputs=None,
+                reads=tuple(dict.fromkeys(v for i, v in views.items() if i not in kernel.write_only)),
+                writes=mutates,
+                mutates=mutates,
+                source=None,
+            )
+        )
+
+    def finish(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Recording:
+        """The program that was recorded. Raises CannotRecord for an output that lies outside the device."""
+        for name, tensor in outputs.items():
+            if tensor.device.type != self.device.type:
+                raise CannotRecord(f"the model's output {name!r} lies on {tensor.device}; expected {self.device}")
+        return Recording(
+            program=Program(
+                inputs=tuple(Port(name=n, view=self._view(t)) for n, t in inputs.items()),
+                outputs=tuple(Port(name=n, view=self._view(t)) for n, t in outputs.items()),
+                tasks=tuple(self._tasks),
+                state=tuple(self._state),
+                constants=tuple(self._constant_ports),
+                buffers=tuple(self._buffers),
+            ),
+            constants=self._constants,
+            kernels=self._kernels,
+        )
+
+    def _is_constant_work(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:
+        """Work on host constants, for a program on another device, has the same result at every replay: do it once."""
+        return (
+            self.device.type != "cpu"
+            and bool(tensors)
+            and all(t.device.type == "cpu" and storage_id(t) not in self._index for t in tensors)
+            and torch.Tag.nondeterministic_seeded not in op.tags
+        )
+
+    @staticmethod
+    def _is_view(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        seen = {storage_id(t) for t in tensors}
+        return all(storage_id(t) in seen for t in outputs)
+
+    def _refuse_data_dependence(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
+        name = str(op)
+        if name in _HOST_READS or torch.Tag.data_dependent_output in op.tags:
+            raise CannotRecord(f"{name} at {self._source()} reads a value of the device on the host")
+        static_index = name == "aten.index.Tensor" and not any(t.dtype in _MASKS for t in tensors[1:])
+        if torch.Tag.dynamic_output_shape in op.tags and not static_index:
+            raise CannotRecord(f"{name} at {self._source()} has an output whose shape depends on the data")
+
+    def _move_host_constants(
+        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
+        if self.device.type == "cpu":
+            return args, kwargs
+
+        def move(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(move(v) for v in value) if type(value) in (list, tuple) else value
+            if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+                return value
+            if storage_id(value) in self._index:
+                if value.dim() == 0:
+                    return value
+                raise CannotRecord(f"{op} at {self._source()} reads a host tensor that changes between replays")
+            if value.dim() == 0:
+                return value
+            if id(value) not in self._on_device:
+                self._keep.append(value)
+                self._on_device[id(value)] = value.to(self.device)
+            return self._on_device[id(value)]
+
+        with modes_off():  # the recorder's own work is not part of the program
+            return tuple(move(a) for a in args), {n: move(a) for n, a in kwargs.items()}
+
+    def _view(self, tensor: torch.Tensor) -> View:
+        """The view of a tensor; one that nobody made inside the program is a constant."""
+        identity = storage_id(tensor)
+        if identity not in self._index:
+            self._add_constant(tensor)
+        return view_of(tensor, self._index[identity])
+
+    def _add_constant(self, tensor: torch.Tensor) -> None:
+        with modes_off():  # the recorder's own work is not part of the program
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
+            digest = hashlib.sha256(whole.cpu().numpy().tobytes()).hexdigest()
+            on_host = tensor.device.type != self.device.type
+            index = self._new_buffer(tensor, BufferKind.CONSTANT, digest, on_host=on_host)
+            self._constant_ports.append(Port(name=digest, view=view_of(whole, index)))
+            self._constants[digest] = whole
+
+    def _ensure(self, tensor: torch.Tensor) -> None:
+        if storage_id(tensor) not in self._index:
+            self._new_buffer(tensor, BufferKind.INTERMEDIATE, None)
+
+    def _new_buffer(self, tensor: torch.Tensor, kind: BufferKind, name: str | None, *, on_host: bool = False) -> int:
+        storage = tensor.untyped_storage()
+        index = len(self._buffers)
+        self._buffers.append(Buffer(index=index, kind=kind, nbytes=storage.nbytes(), name=name, on_host=on_host))
+        self._index[storage_id(tensor)] = index
+        self._keep.append(tensor)
+        return index
+
+    def _source(self) -> str:
+        """The innermost submodule, and the nearest line outside torch's own package."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(_TORCH_FOLDER) and file != __file__ and not file.startswith("<"):
+                break
+            frame = frame.f_back
+        line = f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
+        return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
+
+
+def _tensors_only(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(_tensors_only(v) for v in value)
+    return None

@@ -1,0 +1,80 @@
+"""Compiled kernels as tasks: told to the recorder by their launches, bound by name, replayed over live buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nimble_jobs import graph
+from nimble_jobs.engine.bind import bind
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.recorder import Recorder
+from nimble_jobs.errors import EngineError
+from nimble_jobs.schedule import BufferKind
+
+CPU = torch.device("cpu")
+
+
+class Double:
+    """Fills its second argument with twice the first."""
+
+    name, write_only, updated = "triton.double", {1}, set[int]()
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, count: int) -> None:
+        torch.mul(x, 2, out=out)
+
+
+class Increment:
+    """Adds one to its only argument."""
+
+    name, write_only, updated = "triton.increment", set[int](), {0}
+
+    def __call__(self, x: torch.Tensor, count: int) -> None:
+        x.add_(1)
+
+
+def launched() -> Recording:
+    """x -> double -> increment -> mm(out=) -> output, with buffers that no operator allocates."""
+    recorder = Recorder(CPU)
+    x = torch.randn(4, 4)
+    recorder.add_known(x, BufferKind.INPUT, "x")
+    first, second = torch.empty_strided((4, 4), (4, 1)), torch.empty_strided((4, 4), (4, 1))
+    steps: list[tuple[Any, tuple[Any, ...]]] = [(Double(), (x, first, 16)), (Increment(), (first, 16))]
+    for kernel, args in steps:
+        kernel(*args)
+        recorder.add_kernel(kernel, args, {})
+    with recorder:
+        torch.mm(first, x, out=second)
+    return recorder.finish({"x": x}, {"output": second})
+
+
+def test_kernels_become_tasks_with_their_reads_and_writes() -> None:
+    """A filled buffer is an intermediate, not a constant, and is not read; an updated one is both."""
+    program = launched().program
+    double, increment, product = program.tasks
+    assert [t.op for t in program.tasks] == ["triton.double", "triton.increment", "aten.mm.out"]
+    assert {v.buffer for v in double.reads} == {0}
+    assert double.mutates == double.writes == increment.mutates == increment.reads
+    assert {v.buffer for v in product.reads}.isdisjoint({v.buffer for v in product.mutates})
+    assert not program.constants
+    assert graph.make_plan(program)[1].meg_edges == 2
+
+
+def test_kernels_replay_over_new_buffers() -> None:
+    """Bound to new buffers, the kernels compute the same function of another input."""
+    recording = launched()
+    plan, _ = graph.single_stream(recording.program)
+    bound = bind(recording.program, plan, state={}, constants={}, device=CPU, kernels=recording.kernels)
+    x = torch.randn(4, 4)
+    bound.inputs["x"].copy_(x)
+    assert torch.allclose(bound.run()["output"], (2 * x + 1) @ x)
+
+
+def test_a_missing_kernel_is_an_error() -> None:
+    """A program whose kernels are not there cannot be bound."""
+    recording = launched()
+    plan, _ = graph.single_stream(recording.program)
+    with pytest.raises(EngineError, match=r"triton\.double"):
+        bind(recording.program, plan, state={}, constants={}, device=CPU)
