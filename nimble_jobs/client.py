@@ -15,9 +15,8 @@ from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.store import Store, open_store
+from nimble_jobs.store import Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.store.records import WorkerInfo
 
 Home = Path | str | None  # state folder; None: found as the commands find it
 

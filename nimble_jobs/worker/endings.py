@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from nimble_jobs.errors import NimbleError, StoreError
 from nimble_jobs.job import Job
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store import Jobs
 
 log = logging.getLogger(__name__)
 

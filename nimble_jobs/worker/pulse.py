@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from nimble_jobs.errors import FencedOut, StoreError
 from nimble_jobs.job import Job
-from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store import Jobs
 from nimble_jobs.workloads.context import Stop
 
 log = logging.getLogger(__name__)

@@ -72,7 +72,7 @@ class Residents:
         while self._values:
             self._values.popitem(last=False)[1].close()
         if had_any:
-            self._on_change(())
+            self._on_change(self.keys)
 
     def _evict(self, nbytes: int) -> bool:
         used = self.used_bytes

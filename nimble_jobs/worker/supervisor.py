@@ -14,8 +14,7 @@ from pathlib import Path
 
 from nimble_jobs.errors import NimbleError, StoreError, UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.store import Store, open_store
-from nimble_jobs.store.workers import WorkerLease
+from nimble_jobs.store import Store, WorkerLease, open_store
 from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker import endings, logs
 from nimble_jobs.worker.messages import Done, Ready, Refused
@@ -208,6 +207,7 @@ class Supervisor:
         self._maintain_at = 0.0  # finds the job again should the next line fail
         if running:
             self._lost(running.job, f"the process that ran it died ({how})")
+        self._lease.update(status="starting")
         self._store.schedules.set_residents(self._lease.id, [])
 
     def _lost(self, job: Job, reason: str) -> None:

@@ -1,0 +1,162 @@
+"""SIGKILL at random moments: every accepted job succeeds, once, with the output of an undisturbed run.
+
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, NIMBLE_JOBS_KILL_SEED the random moments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from nimble_jobs import client
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+
+ROUNDS = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "50"))
+SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+WORKERS = 3  # some start anew while another runs jobs
+VARIANTS = [(name, 8 + 4 * i) for i in range(4) for name in ("parquet", "jsonl", "npy")]
+
+MODEL = """
+import torch
+
+def small(width):
+    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 4))
+"""
+SPEC = """
+version: 1
+name: {name}
+kind: score
+model: {{source: "python:model.py:small", args: {{width: {width}}}}}
+input: {{source: x.npy, format: npy, batch_size: 16}}
+output: {{path: out/{name}, format: {format}, fields: [id, top1, logits], shard_size: 32}}
+run: {{retry: {{max_attempts: 100, backoff: constant, initial: 50ms}}}}
+"""
+
+
+class Farm:
+    """Workers that are killed and started again, and the jobs that they are given."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self.folder, self.store = folder, store
+        self.jobs: list[tuple[Job, tuple[str, int]]] = []
+        self.log = (folder / "workers.log").open("a")
+        self.workers = [self._worker() for _ in range(WORKERS)]
+        np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(320, 8)).astype(np.float32))
+        (folder / "model.py").write_text(MODEL)
+
+    def submit(self, variant: tuple[str, int]) -> Job:
+        name = f"job-{len(self.jobs)}"
+        path = self.folder / f"{name}.yaml"
+        path.write_text(SPEC.format(name=name, format=variant[0], width=variant[1]))
+        job = client.submit(path, store=self.store, allow_python=[self.folder])
+        self.jobs.append((job, variant))
+        return job
+
+    def feed(self) -> None:
+        """Keep a few jobs waiting."""
+        waiting = len(self.store.jobs.list(states=[JobState.QUEUED]))
+        for _ in range(max(0, 4 - waiting)):
+            self.submit(VARIANTS[len(self.jobs) % len(VARIANTS)])
+
+    def busy(self) -> int | None:
+        """The number of a worker that runs a job."""
+        holders = {job.worker for job in self.store.jobs.list(states=[JobState.RUNNING])}
+        pids = {info.pid for info in self.store.workers.live() if info.id in holders}
+        return next((number for number, worker in enumerate(self.workers) if worker.pid in pids), None)
+
+    def kill(self, number: int, rng: random.Random) -> str:
+        """SIGKILL a child, a supervisor, or both; a supervisor is replaced."""
+        worker = self.workers[number]
+        children = [c for c in psutil.Process(worker.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+        victim = rng.choice(["child", "supervisor", "both"])
+        if victim != "supervisor":
+            for child in children:
+                child.kill()
+        if victim != "child":
+            worker.kill()
+            worker.wait()
+            _, alive = psutil.wait_procs(children, timeout=10)
+            assert not alive, "the child outlived its supervisor"
+            self.workers[number] = self._worker()
+        return victim
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        self.log.close()
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several processes share few cores
+        return subprocess.Popen(command, stderr=self.log, stdout=self.log, env=environment)
+
+
+@contextmanager
+def farm(folder: Path) -> Iterator[Farm]:
+    with open_store(resolve(str(folder / "home"))) as store:
+        opened = Farm(folder, store)
+        try:
+            yield opened
+        finally:
+            opened.close()
+            print((folder / "workers.log").read_text()[-20_000:])  # seen where the test fails
+
+
+def output_of(path: Path) -> dict[str, str]:
+    """SHA-256 of every file of a published output, after a look at its manifest."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in path.iterdir() if f.name != "manifest.json"}
+    assert {entry["name"]: entry["sha256"] for entry in manifest["files"]} == found
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_kill_rounds(tmp_path: Path) -> None:
+    """Supervisors, children or both are killed at random moments; nothing is lost, doubled or different."""
+    print("seed", SEED)
+    rng = random.Random(SEED)
+    victims: Counter[str] = Counter()
+    with farm(tmp_path) as killed:
+        for _ in range(ROUNDS):
+            number = rng.randrange(WORKERS)
+            time.sleep(rng.uniform(0, 0.5))
+            if rng.random() < 0.75:  # one that runs a job; otherwise any, that starts for instance
+                while (busy := killed.busy()) is None:
+                    killed.feed()
+                number = busy
+                time.sleep(rng.uniform(0, 0.1))
+            victims[killed.kill(number, rng)] += 1
+        client.wait([job.id for job, _ in killed.jobs], store=killed.store, timeout_s=300)
+        undisturbed = {variant: killed.submit(variant) for variant in {variant for _, variant in killed.jobs}}
+        client.wait([job.id for job in undisturbed.values()], store=killed.store, timeout_s=120)
+
+        expected = {variant: output_of(tmp_path / "out" / job.name) for variant, job in undisturbed.items()}
+        outcomes: Counter[str] = Counter()
+        for job, variant in killed.jobs:
+            ended = killed.store.jobs.get(job.id)
+            assert ended.state is JobState.SUCCEEDED, f"{job.name}: {ended.state}: {ended.error}"
+            assert output_of(tmp_path / "out" / job.name) == expected[variant], job.name
+            attempts = [str(attempt.outcome) for attempt in killed.store.jobs.attempts(job.id)]
+            assert attempts == ["lost"] * (len(attempts) - 1) + ["succeeded"]
+            assert ended.records_done == 320
+            outcomes.update(attempts)
+        assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(job.name for job, _ in killed.jobs)
+        assert killed.store.check() == []
+        print(f"{len(killed.jobs)} jobs, kills {dict(victims)}, attempts {dict(outcomes)}")
+        assert outcomes["lost"] >= ROUNDS // 10, "the kills hardly hit a job"

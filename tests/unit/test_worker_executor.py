@@ -1,0 +1,209 @@
+"""One attempt in this process: how it ends in the store, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nimble_jobs import spec as specs
+from nimble_jobs.errors import DeviceFault, FencedOut, OutOfMemory, StoreError, UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker import endings
+from nimble_jobs.worker.executor import Run, Station, execute, run_inline
+from nimble_jobs.worker.residency import Residents
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+
+Claim = Callable[..., Job]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(resolve(str(tmp_path / "home")))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def submit(store: Store, tmp_path: Path) -> Claim:
+    def begin(*, foreground: bool = False) -> Job:
+        spec = {
+            "version": 1,
+            "name": "n",
+            "kind": "score",
+            "model": {"source": "torchvision:resnet18"},
+            "input": {"source": str(tmp_path / "x.npy"), "format": "npy"},
+            "output": {"path": str(tmp_path / "out")},
+        }
+        resolved = specs.dump(specs.restore(spec))
+        return store.jobs.submit(
+            spec=resolved, name="n", kind="score", foreground=foreground, allow_python=["/models"], now=time.time()
+        )
+
+    return begin
+
+
+@pytest.fixture
+def job(store: Store, submit: Claim) -> Job:
+    """A job that this test runs."""
+    submit()
+    claimed = store.jobs.claim("w", device="cpu", now=time.time())
+    assert claimed
+    return claimed
+
+
+def station(store: Store, run: Run) -> Station:
+    return Station(store=store, device="cpu", residents=Residents(100), run=run)
+
+
+def raising(error: BaseException) -> Run:
+    def run(_context: JobContext) -> Outcome:
+        raise error
+
+    return run
+
+
+def test_context(store: Store, job: Job) -> None:
+    """The workload gets the typed spec, the device, and the folders that the user allowed; its events are kept."""
+
+    def run(context: JobContext) -> Outcome:
+        assert (context.spec.name, context.device) == ("n", "cpu")
+        assert context.allowed_python == (Path("/models"),)
+        assert context.stop() is Stop.GO
+        context.event("schedule", "built", {"key": "k"})
+        context.report(done=2, total=2)
+        return Outcome(outputs={"path": "p"})
+
+    assert execute(job, station(store, run))
+    found = store.jobs.get(job.id)
+    assert (found.state, found.records_done, found.outputs) == (JobState.SUCCEEDED, 2, {"path": "p"})
+    (event,) = [e for e in store.jobs.events(job.id) if e.kind == "schedule"]
+    assert (event.message, event.attempt, event.data) == ("built", 1, {"key": "k"})
+    assert "schedule: built" in (store.home / "logs" / f"{job.id}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stop", "state"),
+    [
+        (Stop.DRAIN, JobState.QUEUED),
+        (Stop.CANCEL, JobState.CANCELLED),
+        (Stop.TIMEOUT, JobState.FAILED),
+    ],
+)
+def test_stops(store: Store, job: Job, stop: Stop, state: JobState) -> None:
+    """Each way to stop has its end."""
+    assert execute(job, station(store, lambda _: Outcome(stop=stop)))
+    assert store.jobs.get(job.id).state is state
+
+
+def test_out_of_memory_empties_the_device(store: Store, job: Job) -> None:
+    """After an out-of-memory error everything resident goes, and the job is tried again."""
+
+    class Thing:
+        bytes = 10
+        key = "k"
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    thing = Thing()
+
+    def run(context: JobContext) -> Outcome:
+        context.residents.put("k", thing)
+        raise OutOfMemory
+
+    assert execute(job, station(store, run))
+    assert thing.closed
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_a_device_fault_is_told_to_the_caller(store: Store, job: Job) -> None:
+    """The caller learns that this process must end; the job is tried again."""
+    assert not execute(job, station(store, raising(DeviceFault("device-side assert"))))
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_a_fenced_attempt_changes_nothing(store: Store, job: Job) -> None:
+    """Another attempt owns the job: what this one did is dropped without a failure."""
+
+    def run(context: JobContext) -> Outcome:
+        store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=1.0)
+        context.report(phase="publish")
+        raise AssertionError("not reached")
+
+    assert execute(job, station(store, run))
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+    assert execute(job, station(store, raising(FencedOut())))
+    assert execute(job, station(store, lambda _: Outcome(outputs={"path": "stale"})))
+    assert store.jobs.get(job.id).outputs == {}
+
+
+def test_a_full_disk_is_waited_out(store: Store, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of an attempt is written as soon as the store takes it."""
+    monkeypatch.setattr(endings, "_WAITS_S", (0.0, 0.0))
+    real, tries = store.jobs.finish, []
+
+    def finish(*args: object, **values: object) -> bool:
+        tries.append(1)
+        if len(tries) < 3:
+            raise StoreError("no space left")
+        return real(*args, **values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.jobs, "finish", finish)
+    assert execute(job, station(store, lambda _: Outcome()))
+    assert store.jobs.get(job.id).state is JobState.SUCCEEDED
+
+
+def test_inline(store: Store, submit: Claim) -> None:
+    """`run` claims its own job, runs it here and lets go of its lock."""
+    job = submit(foreground=True)
+    seen = []
+
+    def run(context: JobContext) -> Outcome:
+        seen.extend(info.info["role"] for info in store.workers.live())
+        return Outcome()
+
+    assert run_inline(store, job.id, station=station(store, run)).state is JobState.SUCCEEDED
+    assert seen == ["run"]
+    assert store.workers.live() == []
+    with pytest.raises(UsageError, match=job.id):
+        run_inline(store, job.id, station=station(store, run))
+
+
+def test_inline_failures_are_final(store: Store, submit: Claim) -> None:
+    """Whoever waits at the terminal hears at once, even of errors that a worker would try again."""
+    job = submit(foreground=True)
+    ended = run_inline(store, job.id, station=station(store, raising(OutOfMemory("no room"))))
+    assert (ended.state, ended.error) == (JobState.FAILED, "no room")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_inline_interrupt(store: Store, submit: Claim, number: signal.Signals) -> None:
+    """Ctrl-C cancels the job at its next batch."""
+    job = submit(foreground=True)
+
+    def run(context: JobContext) -> Outcome:
+        os.kill(os.getpid(), number)
+        return Outcome(stop=context.stop())
+
+    assert run_inline(store, job.id, station=station(store, run)).state is JobState.CANCELLED
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+
+
+def test_inline_second_interrupt(store: Store, submit: Claim) -> None:
+    """A second Ctrl-C does not wait for a batch."""
+    job = submit(foreground=True)
+
+    def run(_context: JobContext) -> Outcome:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+    assert run_inline(store, job.id, station=station(store, run)).state is JobState.CANCELLED
