@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from tests.store_samples import NOW, submit
+from tests.store_samples import NOW, folder_in_memory, submit
 
 WORKERS = ("0-a", "1-b", "2-c")
 BAD = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)
@@ -43,7 +42,7 @@ class JobLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = folder_in_memory()
         self.store = open_store(resolve(str(Path(self.folder.name) / "home")))
         self.jobs: dict[str, Known] = {}
         self.now = NOW

@@ -54,7 +54,13 @@ def test_migrations_make_the_tables(tmp_path: Path) -> None:
     database.close()
     engine = create_engine(f"sqlite:///{migrated}")
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        opts = {
+            "compare_type": True,
+            "compare_server_default": True,
+            # Alembic cannot compare an index with a descending column; the statements below can.
+            "include_object": lambda _object, name, *_: name != "ix_jobs_claim",
+        }
+        context = MigrationContext.configure(connection, opts=opts)
         differences = compare_metadata(context, Base.metadata)
     engine.dispose()
     assert differences == []
