@@ -168,6 +168,7 @@ class Schedule:
     program: Program
     plan: Plan
     facts: GraphFacts
+    durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
     candidates: tuple[Candidate, ...]
     tolerance: float  # largest accepted relative norm
     error: float | None  # the relative norm that was found; None where it was not finite
@@ -202,6 +203,7 @@ class Schedule:
                         syncs=tuple(Sync(before=b, after=a) for b, a in raw["plan"]["syncs"]),
                     ),
                     "facts": GraphFacts(**raw["facts"]),
+                    "durations_us": tuple(raw["durations_us"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                 }
             )

@@ -90,6 +90,7 @@ def a_schedule(key: str, *, tasks: int = 3, constant: bytes | None = None, **val
         program=program,
         plan=Plan(order=tuple(range(tasks)), stream_of=(0,) * tasks, syncs=()),
         facts=facts,
+        durations_us=(),
         candidates=(),
         **(known | values),
     )

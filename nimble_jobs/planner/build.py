@@ -67,6 +67,7 @@ def build_schedule(module: nn.Module, request: Request, key: str, device: torch.
         program=program,
         plan=plan,
         facts=facts,
+        durations_us=tuple(durations),
         candidates=_candidates(request, eager_us, replay_us, instance.bytes, error, failure),
         tolerance=tolerance,
         error=error,
