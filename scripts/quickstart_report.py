@@ -49,7 +49,8 @@ def main(train_id: str, score_id: str, photos_id: str) -> int:
     """Print the table; 1 when the model did not learn."""
     jobs = [show(job_id) for job_id in (train_id, score_id, photos_id)]
     scored, photos = jobs[1:]
-    found = pq.read_table(scored["outputs"]["path"], columns=["label", "top1"])
+    files = sorted(Path(scored["outputs"]["path"]).glob("*.parquet"))
+    found = pq.read_table(files, columns=["label", "top1"])
     right = pc.sum(pc.equal(found["label"], found["top1"])).as_py()
     accuracy = right / found.num_rows
 

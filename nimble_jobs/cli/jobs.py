@@ -39,6 +39,7 @@ KEYS = [
     "records_per_s",
     "phase",
     "hit",
+    "runs",
     "device",
     "priority",
     "worker",
@@ -58,7 +59,7 @@ COLUMNS = (
     Column(header="RECORDS", cell=render.progress, justify="right"),
     Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
     Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
-    Column(header="SCHEDULE", cell=lambda row: row["hit"] or "-", from_width=100),
+    Column(header="SCHEDULE", cell=lambda row: "eager" if row["runs"] == "eager" else row["hit"] or "-", from_width=100),
     Column(header="ERROR", cell=lambda row: row["error"] or "", style=lambda row: "red", flexible=True, from_width=110),
 )
 

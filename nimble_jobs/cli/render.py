@@ -83,6 +83,7 @@ def job_row(job: Job, now: float) -> dict[str, Any]:
         "records_per_s": records_per_s(job, now),
         "phase": job.phase,
         "hit": job.schedule.get("hit"),
+        "runs": job.schedule.get("runs"),
         "device": job.device,
         "priority": job.priority,
         "worker": job.worker,

@@ -1,4 +1,4 @@
-"""Bad specs end with exit code 2, one line a problem, and nothing queued; good ones can be looked at without running them."""
+"""Bad specs end with exit code 2, one line a problem, nothing queued; good ones can be looked at without a run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def test_a_dry_run_queues_nothing(cli: Cli, good: Path) -> None:
         (["sumbit"], "nimble-jobs: No such command 'sumbit'. Did you mean 'submit'? (see nimble-jobs --help)"),
         (["submit"], "nimble-jobs: Missing argument 'SPEC' (see nimble-jobs submit --help)"),
         (["ls", "--bogus"], "nimble-jobs: No such option: --bogus (see nimble-jobs ls --help)"),
-        (["ls", "--filter", "state"], "nimble-jobs: --filter: 'state' is not a condition; expected KEY=VALUE, or !=, >, <, >=, <="),
+        (
+            ["ls", "--filter", "state"],
+            "nimble-jobs: --filter: 'state' is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=",
+        ),
         (["ls", "--filter", "stat=x"], "nimble-jobs: --filter: unknown key 'stat'; did you mean state?"),
         (["ls", "--sort", "nme"], "nimble-jobs: --sort: unknown key 'nme'; did you mean name?"),
         (

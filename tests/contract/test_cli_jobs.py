@@ -1,0 +1,260 @@
+"""What the commands about jobs print and how they exit, over jobs in every state."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec import dump, load
+from nimble_jobs.store import Store
+from tests.bad_specs import SCORE, lay_out
+from tests.cli import Cli
+
+ROW = {
+    *("id", "name", "kind", "state", "attempt", "created_at", "started_at", "finished_at"),
+    *("records_done", "records_total", "error"),
+}
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path / "home", capsys)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    lay_out(tmp_path)
+    path = tmp_path / "job.yaml"
+    path.write_text(SCORE)
+    return path
+
+
+def end(store: Store, job: Job, state: JobState) -> None:
+    """Bring a queued job to its end as a worker would."""
+    now = time.time()
+    if state is JobState.CANCELLED:
+        store.jobs.cancel(job.id, now)
+        return
+    claimed = store.jobs.claim("w", device="cpu", now=now)
+    assert claimed is not None
+    assert claimed.id == job.id
+    if state is JobState.SUCCEEDED:
+        store.jobs.progress(job.id, 1, done=360, total=360, bad=0)
+        outputs = {"path": "/out", "files": ["part-00000.parquet"], "records": 360, "bytes": 1}
+        schedule = {
+            "key": "abcd",
+            "hit": "stored",
+            "runs": "schedule",
+            "replay_us": 50.0,
+            "eager_us": 100.0,
+            "device": "a GPU",
+        }
+        timings = {"load_s": 0.1, "build_s": 0.0, "run_s": 0.5, "records_per_s": 720.0}
+        store.jobs.finish(job.id, 1, outputs=outputs, timings=timings, schedule=schedule, now=now + 1)
+    elif state is not JobState.RUNNING:
+        store.jobs.fail(job.id, 1, error="no such file", retry=False, lost=False, now=now + 1)
+
+
+def submit(store: Store, spec: Path, name: str) -> Job:
+    """Queue a job as `submit` does."""
+    loaded = load(spec)
+    return store.jobs.submit(spec=dump(loaded), name=name, kind=loaded.kind, now=time.time())
+
+
+@pytest.fixture
+def jobs(cli: Cli, spec: Path) -> dict[str, str]:
+    """A job in each of five states; their ids by state."""
+    ids = {}
+    store = cli.store()
+    for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.RUNNING, JobState.QUEUED):
+        job = submit(store, spec, f"{state}-job")
+        if state is not JobState.QUEUED:
+            end(store, job, state)
+        ids[state.value] = job.id
+    store.close()
+    return ids
+
+
+def test_submit_prints_the_id_and_says_that_no_worker_runs(cli: Cli, spec: Path) -> None:
+    """stdout holds the id alone; stderr tells how to start a worker; the job is in the store."""
+    answer = cli("submit", spec)
+    assert answer.code == 0
+    assert answer.lines == ["no worker is running; start one with: nimble-jobs worker start --detach"]
+    assert [row["id"] for row in cli("ls", "--json").json] == [answer.out.strip()]
+
+
+def test_submit_takes_overrides_and_options(cli: Cli, spec: Path) -> None:
+    """Overrides change the spec; priority, after, key and delay change the job."""
+    first = cli("submit", spec, "--quiet").out.strip()
+    now = time.time()
+    options = ["--priority", "7", "--after", first, "--key", "nightly", "--delay", "10m"]
+    second = cli("submit", spec, "input.batch_size=8", *options).out.strip()
+    shown = cli("show", second, "--json").json
+    assert (shown["priority"], shown["after"], shown["key"]) == (7, [first], "nightly")
+    assert shown["spec"]["input"]["batch_size"] == 8
+    store = cli.store()
+    assert 590 < store.jobs.get(second).not_before - now < 610
+    store.close()
+
+
+def test_a_key_gives_the_job_that_exists(cli: Cli, spec: Path) -> None:
+    """The same key with the same spec is the same job; with another spec it is an error and queues nothing."""
+    first = cli("submit", spec, "--key", "k").out
+    assert cli("submit", spec, "--key", "k").out == first
+    answer = cli("submit", spec, "input.batch_size=8", "--key", "k")
+    assert (answer.code, answer.out) == (2, "")
+    assert len(cli("ls", "--json").json) == 1
+
+
+def test_ls_rows_hold_what_was_promised(cli: Cli, jobs: dict[str, str]) -> None:
+    """Every row has the keys of the contract, and times in UTC."""
+    rows = cli("ls", "--json").json
+    assert {row["state"] for row in rows} == set(jobs)
+    for row in rows:
+        assert set(row) >= ROW
+        assert ISO.fullmatch(row["created_at"])
+    assert [row["id"] for row in rows] == list(reversed(jobs.values()))
+
+
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [
+        (["--filter", "state=failed"], ["failed"]),
+        (["--filter", "state!=failed", "--filter", "records_done>100"], ["succeeded"]),
+        (["--filter", "elapsed_s<1h", "--filter", "name=*ed-job", "--sort", "name"], ["failed", "succeeded"]),
+        (["--filter", "error=null", "--sort", "-name", "--limit", "2"], ["succeeded", "running"]),
+        (["--filter", "records_per_s>=720"], ["succeeded"]),
+    ],
+)
+def test_ls_selects(cli: Cli, jobs: dict[str, str], options: list[str], states: list[str]) -> None:
+    """Filters, order and limit apply to what --json prints, and -q prints ids only."""
+    assert [row["state"] for row in cli("ls", "--json", *options).json] == states
+    assert cli("ls", "-q", *options).out.split() == [jobs[state] for state in states]
+
+
+def test_ls_in_a_pipe_is_tab_separated(cli: Cli, jobs: dict[str, str]) -> None:
+    """Without a terminal: a header, a line a job, tabs, no colours."""
+    header, *lines = cli("ls").out.splitlines()
+    assert header.split("\t")[:2] == ["ID", "NAME"]
+    assert len(lines) == len(jobs)
+    assert all(line.count("\t") == header.count("\t") for line in lines)
+    assert "\x1b" not in header + "".join(lines)
+
+
+def test_show_holds_what_was_promised(cli: Cli, jobs: dict[str, str]) -> None:
+    """`show --json` adds spec, schedule, timings and outputs to the row, with attempts and events."""
+    shown = cli("show", jobs["succeeded"], "--json").json
+    assert set(shown) >= ROW | {"spec", "schedule", "timings", "outputs", "attempts", "events"}
+    assert (shown["schedule"]["hit"], shown["timings"]["records_per_s"]) == ("stored", 720.0)
+    assert [attempt["outcome"] for attempt in shown["attempts"]] == ["succeeded"]
+    assert shown["events"][0]["kind"] == "submitted"
+
+
+def test_show_names_the_device_of_a_speed(cli: Cli, jobs: dict[str, str]) -> None:
+    """For people, the replay is set against eager, with the device that both ran on."""
+    out = cli("show", "succeeded-job").out
+    assert "schedule.speed: replay 50.0µs, eager 100.0µs, 2.00× as fast on a GPU" in out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["show", "nothing-like-it"], 102),
+        (["logs", "nothing-like-it"], 102),
+        (["wait", "nothing-like-it"], 102),
+        (["cancel", "nothing-like-it"], 102),
+        (["cache", "show", "0123456789"], 102),
+        (["cache", "rm", "0123456789", "--yes"], 102),
+        (["worker", "stop", "9-none"], 102),
+    ],
+)
+def test_what_is_not_found(cli: Cli, args: list[str], code: int) -> None:
+    """An unknown job or schedule gives 102 and one line."""
+    answer = cli(*args)
+    assert (answer.code, answer.out, len(answer.lines)) == (code, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["succeeded"], 0),
+        (["succeeded", "failed"], 100),
+        (["cancelled"], 103),
+        (["cancelled", "failed"], 100),
+        (["queued"], 101),
+        (["running", "succeeded"], 101),
+    ],
+)
+def test_wait_exits_as_its_jobs_ended(cli: Cli, jobs: dict[str, str], states: list[str], code: int) -> None:
+    """0 when all succeeded, 100 when one failed, 103 when one was cancelled, 101 when time ran out."""
+    answer = cli("wait", *(jobs[state] for state in states), "--timeout", "0.1s", "--quiet")
+    assert (answer.code, answer.out) == (code, "")
+    if code == 100:
+        assert "no such file" in answer.err
+
+
+def test_wait_prints_rows_as_json(cli: Cli, jobs: dict[str, str]) -> None:
+    """`wait --json` prints the final rows on stdout even when a job failed."""
+    answer = cli("wait", jobs["succeeded"], jobs["failed"], "--json")
+    assert (answer.code, [row["state"] for row in answer.json]) == (100, ["succeeded", "failed"])
+
+
+def test_cancel(cli: Cli, jobs: dict[str, str]) -> None:
+    """A queued job is cancelled at once, a running one is asked, an ended one stays as it is."""
+    wanted = [jobs[state] for state in ("queued", "running", "succeeded")]
+    assert [row["state"] for row in cli("cancel", *wanted, "--json").json] == ["cancelled", "running", "succeeded"]
+    assert cli("show", jobs["running"], "--json").json["cancel_requested"] is True
+
+
+def test_cancel_now_does_not_ask(cli: Cli, jobs: dict[str, str]) -> None:
+    """`cancel --now` ends a running job without its worker's consent."""
+    assert cli("cancel", jobs["running"], "--now", "--json").json[0]["state"] == "cancelled"
+    assert cli("wait", jobs["running"]).code == 103
+
+
+def test_logs_says_when_there_is_none(cli: Cli, jobs: dict[str, str]) -> None:
+    """A job that has not run has no log; one that has, prints it."""
+    answer = cli("logs", jobs["queued"])
+    assert (answer.code, answer.out, answer.lines) == (
+        0,
+        "",
+        [f"queued-job {jobs['queued']} is queued and has no log yet"],
+    )
+    (cli.home / "logs" / f"{jobs['failed']}.log").write_text("what happened\n")
+    assert cli("logs", jobs["failed"], "--follow").out == "what happened\n"
+
+
+def test_an_unsafe_state_folder_is_refused(cli: Cli) -> None:
+    """A folder that others can write to is not used; the line says what to do."""
+    cli.home.mkdir()
+    cli.home.chmod(0o777)
+    answer = cli("ls")
+    assert (answer.code, answer.out, len(answer.lines)) == (1, "", 1)
+    assert "others can write to it" in answer.err
+
+
+def test_cache_dir_prints_the_state_folder(cli: Cli) -> None:
+    """For scripts that want to know where things are."""
+    assert cli("cache", "dir").out == f"{cli.home}\n"
+
+
+def test_doctor_finds_a_fresh_folder_sound(cli: Cli) -> None:
+    """Exit code 0, and every finding named."""
+    answer = cli("doctor", "--no-device", "--json")
+    assert (answer.code, answer.json["ok"]) == (0, True)
+    assert {"python", "torch", "sqlite", "home", "store", "workers"} <= {f["name"] for f in answer.json["findings"]}
+
+
+def test_doctor_finds_a_smashed_database(cli: Cli) -> None:
+    """Exit code 100 and a finding that says what is wrong."""
+    cli("ls")
+    database = cli.home / "nimble-jobs.db"
+    database.write_bytes(b"\xff" * database.stat().st_size)
+    answer = cli("doctor", "--no-device", "--json")
+    assert answer.code == 100
+    assert any(f["status"] == "problem" for f in answer.json["findings"])
