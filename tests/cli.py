@@ -11,6 +11,7 @@ import pytest
 
 from nimble_jobs.cli.main import main
 from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,5 +47,4 @@ class Cli:
 
     def store(self) -> Store:
         """The store behind it, opened; the caller closes it."""
-        self.home.mkdir(mode=0o700, exist_ok=True)
-        return open_store(self.home)
+        return open_store(resolve(str(self.home)))

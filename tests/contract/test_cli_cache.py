@@ -61,6 +61,7 @@ def schedule(key: str, replay_us: float) -> Schedule:
         replay_us=replay_us,
         peak_bytes=2048,
         build_s=0.5,
+        durations_us=(),
     )
 
 
