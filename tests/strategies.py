@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import strategies as st
 
 from nimble_jobs.graph.dag import Dag
-from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+from nimble_jobs.schedule import Buffer, BufferKind, Plan, Port, Program, Sync, Task, View
 
 ROWS, COLUMNS = 4, 6  # of every buffer of a drawn program
 ITEMSIZE = 4
@@ -21,12 +23,13 @@ def dags(draw: st.DrawFn, *, min_nodes: int = 0, max_nodes: int = 8) -> Dag:
     return Dag.from_edges(n, draw(st.lists(st.sampled_from(pairs), max_size=2 * n + 4)))
 
 
+RECTANGLES = ("whole", "whole", "rows", "columns", "block", "transposed", "expanded", "empty")
+
+
 @st.composite
-def views(draw: st.DrawFn, buffer: int) -> View:
+def views(draw: st.DrawFn, buffer: int, shapes: tuple[str, ...] = (*RECTANGLES, "flat")) -> View:
     """A view of a buffer as models make them: the whole, rows, columns, a flat range, a transposed or expanded one."""
-    match draw(
-        st.sampled_from(["whole", "whole", "rows", "columns", "block", "flat", "transposed", "expanded", "empty"])
-    ):
+    match draw(st.sampled_from(shapes)):
         case "whole":
             return view(buffer)
         case "rows":
@@ -51,38 +54,65 @@ def views(draw: st.DrawFn, buffer: int) -> View:
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, min_tasks: int = 0, max_tasks: int = 10, max_buffers: int = 5) -> Program:
+def programs(
+    draw: st.DrawFn, *, max_tasks: int = 10, max_buffers: int = 5, shapes: tuple[str, ...] = (*RECTANGLES, "flat")
+) -> Program:
     """Tasks that read, write and mutate views of a few buffers, some of them inputs and outputs, some with random
     draws.
     """
-    count = draw(st.integers(1, max_buffers))
+    count = draw(st.integers(0, max_buffers - 1))
     kinds = [BufferKind.INPUT, *draw(st.lists(st.sampled_from(BufferKind), min_size=count, max_size=count))]
-    some = st.integers(0, count).flatmap(views)
-    tasks = []
-    for index in range(draw(st.integers(min_tasks, max_tasks))):
-        tasks.append(
-            task(
-                index,
-                reads=draw(st.lists(some, max_size=3)),
-                writes=draw(st.lists(some, max_size=1)),
-                mutates=draw(st.lists(some, max_size=1)),
-                random=draw(st.sampled_from([False, False, False, True])),
-            )
+    some = st.integers(0, count).flatmap(lambda buffer: views(buffer, shapes))
+    tasks = [
+        task(
+            index,
+            reads=draw(st.lists(some, max_size=2)),
+            writes=draw(st.lists(some, max_size=1)),
+            mutates=draw(st.lists(some, max_size=1)),
+            random=draw(st.sampled_from([False, False, False, True])),
         )
+        for index in range(draw(st.integers(0, max_tasks)))
+    ]
     return program(tasks, kinds, outputs=draw(st.sets(st.integers(0, count), max_size=2)))
 
 
 @st.composite
 def flows(draw: st.DrawFn, *, max_nodes: int = 12) -> Program:
-    """Programs as networks have them: each task writes a tensor of its own, of any size, from those of its
-    predecessors.
-    """
-    dag = draw(dags(min_nodes=1, max_nodes=max_nodes))
-    sizes = draw(st.lists(st.sampled_from([0, 1, 512, 513, 2048, 6000]), min_size=dag.n, max_size=dag.n))
-    tensors = [flat(i, size) for i, size in enumerate(sizes)]
-    tasks = [task(i, reads=[tensors[p] for p in before], writes=[tensors[i]]) for i, before in enumerate(dag.preds)]
-    outputs = draw(st.sets(st.integers(0, dag.n - 1), max_size=2))
-    return program(tasks, [BufferKind.INTERMEDIATE] * dag.n, outputs=outputs, nbytes=sizes)
+    """Programs as networks have them: a task writes a tensor, or one half of one, from those that earlier tasks wrote."""
+    return flow(draw(dags(min_nodes=1, max_nodes=max_nodes)), draw(st.randoms(use_true_random=False)))
+
+
+def flow(dag: Dag, dice: Random) -> Program:
+    """The program of a graph: every fifth task or so writes the second half of its predecessor's tensor."""
+    tensor: list[int] = []  # by task
+    half: list[int | None] = []
+    sizes: list[int] = []
+    for i in range(dag.n):
+        if i and half[i - 1] == 0 and dice.random() < 0.5:
+            tensor.append(tensor[i - 1])
+            half.append(1)
+        else:
+            tensor.append(len(sizes))
+            half.append(0 if dice.random() < 0.4 else None)
+            sizes.append(dice.choice([0, 2, 512, 514, 2048, 6000]))
+    tasks = []
+    for i, before in enumerate(dag.preds):
+        size, part = sizes[tensor[i]], half[i]
+        written = flat(tensor[i], size) if part is None else flat(tensor[i], size // 2, part * (size // 2))
+        reads = [flat(t, sizes[t]) for t in sorted({tensor[p] for p in before} - {tensor[i]})]
+        tasks.append(task(i, reads=reads, writes=[written]))
+    outputs = {dice.randrange(len(sizes)) for _ in range(2)}
+    return program(tasks, [BufferKind.INTERMEDIATE] * len(sizes), outputs=outputs, nbytes=sizes)
+
+
+@st.composite
+def plans(draw: st.DrawFn, dag: Dag) -> Plan:
+    """Any plan of sound shape, right or wrong."""
+    order = tuple(draw(st.permutations(range(dag.n))))
+    stream_of = tuple(draw(st.lists(st.integers(0, 2), min_size=dag.n, max_size=dag.n)))
+    pairs = [(u, v) for i, v in enumerate(order) for u in order[:i] if stream_of[u] != stream_of[v]]
+    syncs = draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+    return Plan(order=order, stream_of=stream_of, syncs=tuple(Sync(before=u, after=v) for u, v in sorted(syncs)))
 
 
 def view(
@@ -92,9 +122,9 @@ def view(
     return View(buffer=buffer, dtype="float32", itemsize=ITEMSIZE, shape=shape, stride=stride, offset=offset)
 
 
-def flat(buffer: int, nbytes: int) -> View:
-    """A view of all bytes of a buffer."""
-    return View(buffer=buffer, dtype="uint8", itemsize=1, shape=(nbytes,), stride=(1,))
+def flat(buffer: int, nbytes: int, offset: int = 0) -> View:
+    """A view of bytes of a buffer."""
+    return View(buffer=buffer, dtype="uint8", itemsize=1, shape=(nbytes,), stride=(1,), offset=offset)
 
 
 def task(
@@ -154,6 +184,14 @@ def elements(of: View) -> set[int]:
     return {start * of.itemsize + byte for start in starts for byte in range(of.itemsize)}
 
 
+def network(n: int, dice: Random, reach: int = 12) -> Dag:
+    """A graph with up to three edges into each node, most of them from a little way back."""
+    pairs = [
+        (i - min(i, dice.choice((1, 2, 3, reach))), i) for i in range(1, n) for _ in range(dice.choice((0, 1, 1, 2, 3)))
+    ]
+    return Dag.from_edges(n, pairs)
+
+
 def closure(dag: Dag) -> set[tuple[int, int]]:
     """Every pair (u, v) with a path from u to v, the plain way."""
     after: list[set[int]] = [set() for _ in range(dag.n)]
@@ -166,3 +204,14 @@ def closure(dag: Dag) -> set[tuple[int, int]]:
 def edges(dag: Dag) -> set[tuple[int, int]]:
     """The edges of a graph."""
     return {(u, v) for v, before in enumerate(dag.preds) for u in before}
+
+
+def happens_before(plan: Plan) -> set[tuple[int, int]]:
+    """The pairs that a plan orders, by definition: earlier on the stream, or waited for, or through a third task."""
+    place = {task: i for i, task in enumerate(plan.order)}
+    direct = {(s.before, s.after) for s in plan.syncs}
+    direct |= {
+        (u, v) for v in plan.order for u in plan.order if plan.stream_of[u] == plan.stream_of[v] and place[u] < place[v]
+    }
+    numbered = Dag.from_edges(len(plan.order), [(place[u], place[v]) for u, v in direct])
+    return {(plan.order[u], plan.order[v]) for u, v in closure(numbered)}

@@ -99,7 +99,7 @@ def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int
         raise PlanError(f"buffer {buffer} has no place in the arena")
     if start < 0 or start % ALIGNMENT_BYTES or start + program.buffers[buffer].nbytes > memory.peak_bytes:
         raise PlanError(
-            f"buffer {buffer} lies at {start}; expected a multiple of {ALIGNMENT_BYTES} with room below {memory.peak_bytes}"
+            f"buffer {buffer} lies at {start}; expected a multiple of {ALIGNMENT_BYTES} room below {memory.peak_bytes}"
         )
     return start, start + program.buffers[buffer].nbytes
 

@@ -1,0 +1,241 @@
+"""The arena: places of intermediates, and when operators' own blocks can be given back."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations, product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nimble_jobs.errors import PlanError
+from nimble_jobs.graph import make_plan, memory, single_stream
+from nimble_jobs.graph.check import check_memory
+from nimble_jobs.graph.clocks import places_on_stream, walk
+from nimble_jobs.graph.dag import Dag
+from nimble_jobs.graph.memory import ALIGNMENT_BYTES, MemoryPlan, aligned, plan_memory
+from nimble_jobs.graph.release import releases
+from nimble_jobs.graph.simulate import interleaving
+from nimble_jobs.schedule import BufferKind, Plan, Program
+from tests.strategies import dags, flat, flow, flows, happens_before, network, plans, program, programs, task
+
+FREE = BufferKind.INTERMEDIATE
+
+
+@given(dags(max_nodes=8).flatmap(plans))
+def test_clocks_are_happens_before(plan: Plan) -> None:
+    """A clock counts, for each stream, the tasks that happen before by definition: always the first ones of the stream."""
+    ordered = happens_before(plan)
+    place = places_on_stream(plan)
+    assert [task for task, _ in walk(plan)] == list(plan.order)
+    for after, clock in walk(plan):
+        for before in plan.order:
+            known = place[before] <= clock[plan.stream_of[before]]
+            assert known == ((before, after) in ordered)
+
+
+def buffers_of(some: Program, index: int) -> set[int]:
+    one = some.tasks[index]
+    return {v.buffer for v in (*one.reads, *one.writes, *one.mutates)}
+
+
+def run(some: Program, plan: Plan, places: MemoryPlan, seed: int) -> None:
+    """Run an interleaving on an arena of marked pages; a task must find its buffers as it or another user left them."""
+    owner: dict[int, int] = {}
+    begun: set[int] = set()
+    for index in interleaving(plan, seed):
+        for buffer in buffers_of(some, index):
+            start = places.offsets[buffer]
+            if start is None:
+                continue
+            pages = range(start, start + some.buffers[buffer].nbytes, ALIGNMENT_BYTES)
+            if buffer in begun:
+                assert all(owner[page] == buffer for page in pages), f"task {index} finds buffer {buffer} overwritten"
+            begun.add(buffer)
+            owner.update(dict.fromkeys(pages, buffer))
+
+
+@settings(deadline=None)
+@given(flows() | programs(), st.none() | st.integers(1, 3), st.booleans())
+def test_live_buffers_never_overlap(some: Program, bound: int | None, packed: bool) -> None:
+    """On any plan no task finds its buffers overwritten, whatever the interleaving; the check agrees."""
+    plan, _ = make_plan(some, max_streams=bound)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "WORTH_PACKING", 2.0 if packed else -1.0)
+        places = plan_memory(some, plan)
+    check_memory(some, plan, places)
+    for seed in range(20):
+        run(some, plan, places, seed)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_larger_programs(seed: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for programs of a hundred tasks, with the joining of free ranges at work."""
+    monkeypatch.setattr(memory, "WORTH_PACKING", 2.0 if packed else -1.0)
+    monkeypatch.setattr("nimble_jobs.graph.arena.RANGES", 3)
+    dice = Random(seed)
+    some = flow(network(100, dice), dice)
+    plan, _ = make_plan(some, max_streams=None if seed % 2 else 3)
+    places = plan_memory(some, plan)
+    check_memory(some, plan, places)
+    for trial in range(20):
+        run(some, plan, places, trial)
+
+
+@given(flows())
+def test_sizes(some: Program) -> None:
+    """The arena lies between the single-stream floor and the sum; only intermediates but outputs have places."""
+    plan, _ = make_plan(some)
+    places = plan_memory(some, plan)
+    assert places.floor_bytes <= places.peak_bytes <= places.total_bytes
+    outputs = {port.view.buffer for port in some.outputs}
+    for buffer, offset in zip(some.buffers, places.offsets, strict=True):
+        assert (offset is None) == (buffer.index in outputs or buffer.kind is not FREE)
+        if offset is not None:
+            assert offset % ALIGNMENT_BYTES == 0
+            assert offset + buffer.nbytes <= places.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_overlaps_are_refused(seed: int) -> None:
+    """With buffers moved anywhere, the check is the definition: those that share bytes are not live at the same time."""
+    dice = Random(seed)
+    some = flow(network(10 + seed, dice), dice)
+    plan, _ = make_plan(some, max_streams=3 if seed % 2 else None)
+    ordered = happens_before(plan)
+    users: dict[int, list[int]] = {b.index: [] for b in some.buffers}
+    for index in range(len(some.tasks)):
+        for buffer in buffers_of(some, index):
+            users[buffer].append(index)
+
+    def sound(offsets: list[int | None]) -> bool:
+        inside = [(at, at + some.buffers[b].nbytes, b) for b, at in enumerate(offsets) if at is not None]
+        return all(
+            all(pair in ordered for pair in product(users[a], users[b]))
+            or all(pair in ordered for pair in product(users[b], users[a]))
+            for (s, e, a), (t, f, b) in combinations([one for one in inside if one[0] < one[1]], 2)
+            if s < f and t < e
+        )
+
+    places = plan_memory(some, plan)
+    verdicts = set()
+    for _ in range(30):
+        offsets = list(places.offsets)
+        buffer = dice.choice([b for b, at in enumerate(offsets) if at is not None])
+        room = places.peak_bytes - aligned(some.buffers[buffer].nbytes)
+        offsets[buffer] = ALIGNMENT_BYTES * dice.randint(0, room // ALIGNMENT_BYTES)
+        changed = dataclasses.replace(places, offsets=tuple(offsets))
+        verdicts.add(sound(offsets))
+        if sound(offsets):
+            check_memory(some, plan, changed)
+        else:
+            with pytest.raises(PlanError, match=r"share bytes of the arena, but task \d+"):
+                check_memory(some, plan, changed)
+    assert False in verdicts
+
+
+def branches() -> Program:
+    """0 feeds 1 -> 2 and 3 -> 4, which feed 5; each task writes a tensor of its own number."""
+    preds = [[], [0], [1], [0], [3], [2, 4]]
+    tensors = [flat(i, 4096) for i in range(6)]
+    tasks = [task(i, reads=[tensors[p] for p in before], writes=[tensors[i]]) for i, before in enumerate(preds)]
+    return program(tasks, [FREE] * 6, outputs={5}, nbytes=[4096] * 6)
+
+
+def test_independent_branches_do_not_share_bytes() -> None:
+    """Bytes that one branch has done with are not given to the other, which may run at any time: program order is no
+    proof.
+    """
+    some = branches()
+    plan, _ = make_plan(some)
+    many = plan_memory(some, plan)
+    assert len({many.offsets[i] for i in (1, 2, 3, 4)}) == 4
+    one = plan_memory(some, single_stream(some)[0])
+    assert one.peak_bytes == one.floor_bytes == 3 * 4096
+    with pytest.raises(PlanError, match="share bytes of the arena"):
+        check_memory(some, plan, one)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_chain_takes_two_buffers(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand equal tensors one after another live in the space of two."""
+    monkeypatch.setattr(memory, "WORTH_PACKING", 2.0 if packed else -1.0)
+    tensors = [flat(i, 1000) for i in range(1_000)]
+    tasks = [task(i, reads=tensors[max(0, i - 1) : i], writes=[tensors[i]]) for i in range(1_000)]
+    some = program(tasks, [FREE] * 1_000, outputs={999}, nbytes=[1000] * 1_000)
+    places = plan_memory(some, make_plan(some)[0])
+    assert (places.peak_bytes, places.floor_bytes, places.total_bytes) == (2048, 2048, 999 * 1024)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_bytes_are_reused_across_streams(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a join, the tensors of all branches before it are free for all branches behind it: the arena does not grow."""
+    monkeypatch.setattr(memory, "WORTH_PACKING", 2.0 if packed else -1.0)
+    cell = ((0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 4), (4, 5))
+    dag = Dag.from_edges(201, [(5 * k + i, 5 * k + j) for k in range(40) for i, j in cell])
+    tensors = [flat(i, 512) for i in range(dag.n)]
+    tasks = [task(i, reads=[tensors[p] for p in before], writes=[tensors[i]]) for i, before in enumerate(dag.preds)]
+    some = program(tasks, [FREE] * dag.n, nbytes=[512] * dag.n)
+    plan, facts = make_plan(some)
+    assert facts.streams == 3
+    assert plan_memory(some, plan).peak_bytes == 4 * 512
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [(None, "no place in the arena"), (100, "lies at 100; expected a multiple of 512"), (1 << 20, "room below")],
+)
+def test_malformed_memory_plans(offset: int | None, message: str) -> None:
+    """A missing, crooked or too high place is refused by name."""
+    some = branches()
+    plan, _ = make_plan(some)
+    places = plan_memory(some, plan)
+    broken = dataclasses.replace(places, offsets=(offset, *places.offsets[1:]))
+    with pytest.raises(PlanError, match=message):
+        check_memory(some, plan, broken)
+
+
+def test_a_buffer_that_nobody_touches_keeps_its_bytes() -> None:
+    """Nothing says when an untouched intermediate is needed, so that nothing else gets its bytes."""
+    some = program([task(0, writes=[flat(0, 600)])], [FREE, FREE], nbytes=[600, 600])
+    plan, _ = make_plan(some)
+    places = plan_memory(some, plan)
+    assert sorted(at for at in places.offsets if at is not None) == [0, 1024]
+    assert places.peak_bytes == places.floor_bytes == 2048
+    with pytest.raises(PlanError, match="no task says when one is needed"):
+        check_memory(some, plan, dataclasses.replace(places, offsets=(0, 0)))
+
+
+def test_more_streams_than_have_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more streams than the clocks track, less is reused and it is still safe."""
+    some = branches()
+    plan, _ = make_plan(some)
+    exact = plan_memory(some, plan)
+    monkeypatch.setattr("nimble_jobs.graph.clocks.TRACKED", 1)
+    monkeypatch.setattr("nimble_jobs.graph.packing.TRACKED", 1)
+    rough = plan_memory(some, plan)
+    check_memory(some, plan, rough)
+    assert exact.peak_bytes <= rough.peak_bytes <= rough.total_bytes
+
+
+@settings(deadline=None)
+@given(flows(), st.none() | st.integers(1, 3))
+def test_releases_follow_every_user(some: Program, bound: int | None) -> None:
+    """A buffer is released at most once, before a task of the stream that first touched it, after every task that
+    touches it.
+    """
+    plan, _ = make_plan(some, max_streams=bound)
+    wanted = {b.index for b in some.buffers} - {port.view.buffer for port in some.outputs}
+    found = releases(some, plan, wanted)
+    given_back = [b for some_buffers in found.values() for b in some_buffers]
+    assert len(given_back) == len(set(given_back))
+    users = {b: {t for t in range(len(some.tasks)) if b in buffers_of(some, t)} for b in wanted}
+    for seed in range(20):
+        done: set[int] = set()
+        for index in interleaving(plan, seed):
+            for buffer in found.get(index, ()):
+                assert users[buffer] <= done
+            done.add(index)
