@@ -25,7 +25,7 @@ from nimble_jobs.store.transitions import (
 )
 
 _MAX_ATTEMPTS = 3  # run.retry's default
-_UNOWNED_S = 60.0  # a foreground job whose process has not said who it is
+_UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
 
 
 class Jobs(JobClaims):

@@ -56,11 +56,17 @@ def open_store(home: Path, url: str | None = None) -> Store:
     `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Raises StoreError, Damaged.
     """
     url = url or os.environ.get("NIMBLE_JOBS_DB") or None
+    try:
+        return _open(home, url)
+    except StoreError:
+        raise
+    except OSError as e:
+        raise StoreError(f"state folder {home}: {e.strerror}; choose another with --home") from e
+
+
+def _open(home: Path, url: str | None) -> Store:
     if url is None:
-        try:
-            home_module.check_database(home)
-        except OSError as e:
-            raise StoreError(f"state folder {home}: {e.strerror}; choose another with --home") from e
+        home_module.check_database(home)
     database = Database(url or f"sqlite:///{home / home_module.DATABASE}")
     try:
         database.migrate()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import CursorResult, Delete, Update, delete, func, select, update
 from sqlalchemy.orm import Session
@@ -17,7 +17,8 @@ BAD = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)  # ends that d
 def changed(session: Session, statement: Update | Delete) -> int:
     """Execute, and say how many rows it touched."""
     result = session.execute(statement, execution_options={"synchronize_session": False})
-    return cast("CursorResult[Any]", result).rowcount
+    assert isinstance(result, CursorResult)
+    return result.rowcount
 
 
 def record_event(

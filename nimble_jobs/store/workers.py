@@ -38,10 +38,13 @@ class WorkerLease:
         return dict(self._info)
 
     def update(self, **info: Any) -> None:
-        """Change what others see of this worker, for instance `status`."""
+        """Change what others see of this worker, for instance `status`. Raises StoreError."""
         self._info |= info
         text = json.dumps(self._info, sort_keys=True, default=str)
-        write_whole(self._info_file, text.encode(), durable=False)  # after a power cut nobody holds the lock
+        try:
+            write_whole(self._info_file, text.encode(), durable=False)  # after a power cut nobody holds the lock
+        except OSError as e:
+            raise StoreError(f"{self._info_file}: {e.strerror}; a worker needs to write here") from e
 
     def release(self) -> None:
         """Let go of the lock. A second call does nothing."""

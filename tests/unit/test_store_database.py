@@ -151,6 +151,19 @@ def test_locked(database: Database) -> None:
     assert database.read(count) == 1
 
 
+def test_lock_from_the_start(database: Database) -> None:
+    """A writer has the lock before its first statement, so that what it reads is still so when it writes."""
+    with closing(sqlite3.connect(database.url.database or "", isolation_level=None, timeout=0)) as other:
+
+        def work(session: Session) -> None:
+            session.connection()
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+
+        database.write(work)
+        other.execute("BEGIN IMMEDIATE")
+
+
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED])
 def test_whole_transaction_again(database: Database, code: int) -> None:
     """When the database is busy in the middle, the whole transaction is done again, and counts once."""

@@ -190,3 +190,15 @@ def test_smashed_pages(tmp_path: Path) -> None:
             seen += 1
         (home / DATABASE).write_bytes(original)
     assert seen >= size // 4096 - 1
+
+
+def test_gone_meanwhile(tmp_path: Path) -> None:
+    """A state folder that vanishes is a sentence for those who use it, also for a worker that tells its status."""
+    home = resolve(str(tmp_path / "home"))
+    with open_store(home) as store, store.workers.hold({}) as lease:
+        home.rename(tmp_path / "elsewhere")
+        for use in (lambda: lease.update(status="busy"), lambda: store.artifacts.put(b"x"), lambda: open_store(home)):
+            with pytest.raises(StoreError, match="home"):
+                use()
+        with pytest.raises(StoreError, match="home"):
+            store.workers.hold({})
