@@ -13,8 +13,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,8 @@ from nimble_jobs.store.home import resolve
 ROUNDS = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "50"))
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
 WORKERS = 3  # some start anew while another runs jobs
-VARIANTS = [(name, 8 + 4 * i) for i in range(4) for name in ("parquet", "jsonl", "npy")]
+VARIANTS = [(name, width) for width in (8, 12) for name in ("parquet", "jsonl", "npy")]  # output format, model width
+BUILT_UNDER_FIRE = 4  # jobs whose schedule is not stored when they start
 
 MODEL = """
 import torch
@@ -59,34 +60,41 @@ class Farm:
         np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(320, 8)).astype(np.float32))
         (folder / "model.py").write_text(MODEL)
 
-    def submit(self, variant: tuple[str, int]) -> Job:
+    def submit(self, variant: tuple[str, int], *, priority: int = 0) -> Job:
         name = f"job-{len(self.jobs)}"
         path = self.folder / f"{name}.yaml"
         path.write_text(SPEC.format(name=name, format=variant[0], width=variant[1]))
-        job = client.submit(path, store=self.store, allow_python=[self.folder])
+        job = client.submit(path, store=self.store, allow_python=[self.folder], priority=priority)
         self.jobs.append((job, variant))
         return job
 
     def feed(self) -> None:
         """Keep a few jobs waiting."""
-        waiting = len(self.store.jobs.list(states=[JobState.QUEUED]))
+        waiting = sum(job.priority == 0 for job in self.store.jobs.list(states=[JobState.QUEUED]))
         for _ in range(max(0, 4 - waiting)):
             self.submit(VARIANTS[len(self.jobs) % len(VARIANTS)])
 
-    def busy(self) -> int | None:
-        """The number of a worker that runs a job."""
+    def run(self, variants: Iterable[tuple[str, int]]) -> dict[tuple[str, int], dict[str, str]]:
+        """The outputs of undisturbed jobs."""
+        jobs = {variant: self.submit(variant) for variant in variants}
+        client.wait([job.id for job in jobs.values()], store=self.store, timeout_s=120)
+        return {variant: output_of(self.folder / "out" / job.name) for variant, job in jobs.items()}
+
+    def busy(self) -> list[int]:
+        """The numbers of the workers that run a job."""
         holders = {job.worker for job in self.store.jobs.list(states=[JobState.RUNNING])}
         pids = {info.pid for info in self.store.workers.live() if info.id in holders}
-        return next((number for number, worker in enumerate(self.workers) if worker.pid in pids), None)
+        return [number for number, worker in enumerate(self.workers) if worker.pid in pids]
 
     def kill(self, number: int, rng: random.Random) -> str:
         """SIGKILL a child, a supervisor, or both; a supervisor is replaced."""
         worker = self.workers[number]
-        children = [c for c in psutil.Process(worker.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+        children = list(self._children(worker.pid))
         victim = rng.choice(["child", "supervisor", "both"])
         if victim != "supervisor":
             for child in children:
-                child.kill()
+                with suppress(psutil.NoSuchProcess):  # it may be ending by itself
+                    child.kill()
         if victim != "child":
             worker.kill()
             worker.wait()
@@ -100,6 +108,13 @@ class Farm:
             worker.kill()
             worker.wait()
         self.log.close()
+
+    def _children(self, pid: int) -> Iterator[psutil.Process]:
+        """The processes that run jobs; multiprocessing's resource tracker is a child too."""
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if "spawn_main" in " ".join(child.cmdline()):
+                    yield child
 
     def _worker(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
@@ -133,20 +148,21 @@ def test_kill_rounds(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     victims: Counter[str] = Counter()
     with farm(tmp_path) as killed:
-        for _ in range(ROUNDS):
+        expected = killed.run(VARIANTS)
+        for round_number in range(ROUNDS):
+            if round_number % (ROUNDS // BUILT_UNDER_FIRE or 1) == 0:
+                killed.submit(("npy", 100 + round_number), priority=-1)  # the others pass it
             number = rng.randrange(WORKERS)
-            time.sleep(rng.uniform(0, 0.5))
+            time.sleep(rng.uniform(0, 0.3))
             if rng.random() < 0.75:  # one that runs a job; otherwise any, that starts for instance
-                while (busy := killed.busy()) is None:
+                while not (busy := killed.busy()):
                     killed.feed()
-                number = busy
-                time.sleep(rng.uniform(0, 0.1))
+                number = rng.choice(busy)
+                time.sleep(rng.uniform(0, rng.choice([0.1, 0.5, 2.0])))
             victims[killed.kill(number, rng)] += 1
         client.wait([job.id for job, _ in killed.jobs], store=killed.store, timeout_s=300)
-        undisturbed = {variant: killed.submit(variant) for variant in {variant for _, variant in killed.jobs}}
-        client.wait([job.id for job in undisturbed.values()], store=killed.store, timeout_s=120)
+        expected |= killed.run({variant for _, variant in killed.jobs} - set(expected))
 
-        expected = {variant: output_of(tmp_path / "out" / job.name) for variant, job in undisturbed.items()}
         outcomes: Counter[str] = Counter()
         for job, variant in killed.jobs:
             ended = killed.store.jobs.get(job.id)
