@@ -7,7 +7,7 @@ each is let go of as soon as the plan proves that no task still uses it, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
 from nimble_jobs.errors import EngineError
+from nimble_jobs.graph.check import check_memory
+from nimble_jobs.graph.memory import plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.schedule import Arg, BufferKind, Plan, Port, Program, Task, View
 
@@ -41,6 +43,7 @@ class Bound:
     fixed: Env
     steps: tuple[Step, ...]
     outputs: tuple[Port, ...]
+    arena_bytes: int  # of the intermediates that no operator allocates
 
     def run(self) -> dict[str, torch.Tensor]:
         """Launch every task in the plan's order, all on the current stream, and return the outputs."""
@@ -58,13 +61,10 @@ class Bound:
 
 def tensor_at(base: torch.Tensor, view: View) -> torch.Tensor:
     """The tensor that a view means, over the storage of `base`."""
-    if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == view.offset:
-        wanted = dtype(view.dtype)
-        if base.dtype == wanted:
-            return base
-    else:
-        wanted = dtype(view.dtype)
+    wanted = dtype(view.dtype)
     if base.dtype == wanted:
+        if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == view.offset:
+            return base
         return base.as_strided(view.shape, view.stride, view.offset)
     empty = torch.empty(0, dtype=wanted, device=base.device)
     return empty.set_(base.untyped_storage(), view.offset, view.shape, view.stride)
@@ -93,9 +93,7 @@ def bind(
         on_host = program.buffers[port.view.buffer].on_host
         fixed[port.view.buffer] = constants[port.name].to("cpu" if on_host else device)
     made = {v.buffer for t in program.tasks for v in t.writes if v not in t.mutates}
-    for buffer in program.buffers:
-        if buffer.kind is BufferKind.INTERMEDIATE and buffer.index not in made:
-            fixed[buffer.index] = torch.empty(buffer.nbytes, dtype=torch.uint8, device=device)
+    starts, arena_bytes = _place_intermediates(program, plan, made, fixed, device)
     kept = {p.view.buffer for p in program.outputs}
     drops = releases(program, plan, made - kept)
     waits: dict[int, list[int]] = {}
@@ -108,7 +106,7 @@ def bind(
         steps=tuple(
             Step(
                 task=i,
-                call=_call(program.tasks[i], fixed, device, kernels),
+                call=_call(program.tasks[i], fixed, starts, device, kernels),
                 drops=drops.get(i, ()),
                 stream=plan.stream_of[i],
                 waits=tuple(waits.get(i, ())),
@@ -117,7 +115,30 @@ def bind(
             for i in plan.order
         ),
         outputs=program.outputs,
+        arena_bytes=arena_bytes,
     )
+
+
+def _place_intermediates(
+    program: Program, plan: Plan, made: set[int], fixed: Env, device: torch.device
+) -> tuple[dict[int, int], int]:
+    """Give every intermediate that no operator allocates its bytes: in one arena, or of its own if it is an output.
+
+    Returns where in the arena each begins, in bytes, and the size of the arena.
+    """
+    here = {b.index for b in program.buffers if b.kind is BufferKind.INTERMEDIATE} - made
+    memory = plan_memory(program, plan, among=here)
+    check_memory(program, plan, memory, among=here)
+    arena = torch.empty(memory.peak_bytes, dtype=torch.uint8, device=device)
+    starts = {i: start for i in here if (start := memory.offsets[i]) is not None}
+    for index in here:
+        own = (
+            torch.empty(program.buffers[index].nbytes, dtype=torch.uint8, device=device)
+            if index not in starts
+            else arena
+        )
+        fixed[index] = own
+    return starts, memory.peak_bytes
 
 
 def _allocate(view: View, nbytes: int, device: torch.device) -> torch.Tensor:
@@ -149,12 +170,19 @@ class _Dynamic:
 
 
 def _call(
-    task: Task, fixed: Mapping[int, torch.Tensor], device: torch.device, kernels: Mapping[str, Callable[..., None]]
+    task: Task,
+    fixed: Env,
+    starts: Mapping[int, int],
+    device: torch.device,
+    kernels: Mapping[str, Callable[..., None]],
 ) -> Callable[[Env], None]:
     op: Callable[..., Any] = kernels[task.op] if task.op in kernels else operator(task.op)
 
     def at_bind_time(view: View) -> Any:
-        return tensor_at(fixed[view.buffer], view) if view.buffer in fixed else _Dynamic(view)
+        if view.buffer not in fixed:
+            return _Dynamic(view)
+        start = starts.get(view.buffer, 0) // view.itemsize  # places are multiples of every item size
+        return tensor_at(fixed[view.buffer], replace(view, offset=start + view.offset))
 
     args = [decode(a, at_bind_time, device) for a in task.args]
     kwargs = {name: decode(a, at_bind_time, device) for name, a in task.kwargs}

@@ -8,7 +8,7 @@ offending pair.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from nimble_jobs.errors import PlanError
 from nimble_jobs.graph.dag import Dag, build_dag
@@ -53,7 +53,7 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
         raise PlanError(f"tasks {u} and {v} are independent, but the plan orders them ({len(missing)} such pairs)")
 
 
-def check_memory(program: Program, plan: Plan, memory: MemoryPlan) -> None:
+def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Collection[int] | None = None) -> None:
     """Prove that no two buffers which share bytes of the arena are ever live at the same time.
 
     Every task that touches the one must happen before every task that touches the other. It is enough to look at the
@@ -61,7 +61,7 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan) -> None:
     stream.
     """
     _check_shape(len(program.tasks), plan)
-    users = arena_users(program)
+    users = arena_users(program, among)
     extents = {buffer: _extent(program, memory, buffer) for buffer in users}
     launch = {task: i for i, task in enumerate(plan.order)}
     owners = _Owners()

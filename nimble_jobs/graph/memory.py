@@ -8,6 +8,7 @@ touches the new one: by streams and synchronisations, never by program order.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from nimble_jobs.graph.arena import Arena
@@ -16,26 +17,25 @@ from nimble_jobs.graph.packing import pack
 from nimble_jobs.schedule import BufferKind, Plan, Program
 
 ALIGNMENT_BYTES = 512
-WORTH_PACKING = (
-    0.98  # of the size of the arena filled in launch order, which reuses bytes sooner: they are likelier in a cache
-)
+# Of the size of the arena filled in launch order, which reuses bytes sooner: they are likelier in a cache.
+WORTH_PACKING = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Where each intermediate lies in the arena of one instance."""
 
-    offsets: tuple[
-        int | None, ...
-    ]  # bytes, by buffer; None for inputs, state, constants and outputs: they lie elsewhere
+    offsets: tuple[int | None, ...]  # bytes, by buffer; None for those that lie elsewhere: inputs, state, outputs, ...
     peak_bytes: int  # size of the arena
     total_bytes: int  # what it would be without any reuse
     floor_bytes: int  # the most that is live at once on one stream in program order: no placement needs less there
 
 
-def plan_memory(program: Program, plan: Plan) -> MemoryPlan:
-    """Place every intermediate that is not an output. Deterministic; close to linear in tasks and synchronisations."""
-    users = arena_users(program)
+def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:
+    """Place every intermediate that is not an output; with `among`, of those buffers only. Deterministic; close to
+    linear in tasks and synchronisations.
+    """
+    users = arena_users(program, among)
     size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}
     used = {buffer: tasks for buffer, tasks in users.items() if tasks}
     offsets, end = _fill(plan, used, size)
@@ -59,11 +59,13 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def arena_users(program: Program) -> dict[int, tuple[int, ...]]:
+def arena_users(program: Program, among: Collection[int] | None = None) -> dict[int, tuple[int, ...]]:
     """The buffers that belong into the arena, each with the tasks that touch it, in program order."""
     kept = {port.view.buffer for port in program.outputs}
     users: dict[int, dict[int, None]] = {
-        b.index: {} for b in program.buffers if b.kind is BufferKind.INTERMEDIATE and b.index not in kept
+        b.index: {}
+        for b in program.buffers
+        if b.kind is BufferKind.INTERMEDIATE and b.index not in kept and (among is None or b.index in among)
     }
     for position, task in enumerate(program.tasks):
         for view in (*task.reads, *task.writes, *task.mutates):
