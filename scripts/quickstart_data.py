@@ -34,9 +34,9 @@ PHOTOS = {
 }
 
 
-def digits() -> None:
+def digits(data: Path = DATA) -> None:
     """Split scikit-learn's 1,797 scans, 8x8 with values from 0 to 16, into 1,437 for training and 360 held out."""
-    train, held_out = DATA / "digits-train.npz", DATA / "digits-held-out.npz"
+    train, held_out = data / "digits-train.npz", data / "digits-held-out.npz"
     if train.exists() and held_out.exists():
         return
     from sklearn.datasets import load_digits  # slow to load, and seldom needed
@@ -52,9 +52,9 @@ def digits() -> None:
         print(f"{path.name}: {len(rows)} scans")
 
 
-def photos() -> None:
+def photos(data: Path = DATA) -> None:
     """Copy the photographs that scikit-learn and scikit-image ship."""
-    folder = DATA / "photos"
+    folder = data / "photos"
     folder.mkdir(exist_ok=True)
     copied = 0
     for package, names in PHOTOS.items():

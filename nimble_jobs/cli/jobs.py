@@ -59,7 +59,9 @@ COLUMNS = (
     Column(header="RECORDS", cell=render.progress, justify="right"),
     Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
     Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
-    Column(header="SCHEDULE", cell=lambda row: "eager" if row["runs"] == "eager" else row["hit"] or "-", from_width=100),
+    Column(
+        header="SCHEDULE", cell=lambda row: "eager" if row["runs"] == "eager" else row["hit"] or "-", from_width=100
+    ),
     Column(header="ERROR", cell=lambda row: row["error"] or "", style=lambda row: "red", flexible=True, from_width=110),
 )
 
@@ -231,9 +233,9 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("records", render.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", render.rate(row["records_per_s"])),
         ("attempt", f"{job.attempt} of {job.max_attempts}"),
-        ("created", str(row["created_at"])),
-        ("started", str(row["started_at"] or "-")),
-        ("finished", str(row["finished_at"] or "-")),
+        ("created", render.clock(job.created_at)),
+        ("started", render.clock(job.started_at)),
+        ("finished", render.clock(job.finished_at)),
         ("took" if job.state.final else "so far", render.duration(row["elapsed_s"])),
         ("device", job.device),
         ("worker", job.worker or "-"),
@@ -248,10 +250,11 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
 
 
 def _schedule(job: Job) -> list[tuple[str, str]]:
-    lines = [("state", render.schedule_state(job))] if render.schedule_state(job) else []
-    if render.speedup(job.schedule):
-        lines.append(("speed", render.speedup(job.schedule)))
-    return lines + render.flat(job.schedule)
+    """The state and the speed in words, then what they do not say already."""
+    state, speed = render.schedule_state(job), render.speedup(job.schedule)
+    told = {"hit", "runs", *(("replay_us", "eager_us", "device") if speed else ())}
+    lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
+    return lines + render.flat({name: value for name, value in job.schedule.items() if name not in told})
 
 
 def _attempt(attempt: Attempt) -> str:

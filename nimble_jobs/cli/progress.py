@@ -121,6 +121,10 @@ def watch(store: Store, ids: Sequence[str], *, timeout_s: float | None, quiet: b
                 if not client.live_workers(store=store):
                     output.note("no worker is running; start one with: nimble-jobs worker start --detach")
             time.sleep(_POLL_S if timeout_s is None else max(0.0, min(_POLL_S, timeout_s - waited)))
+    except KeyboardInterrupt:
+        shown.close()
+        output.note(f"still under way; wait again with: nimble-jobs wait {' '.join(ids)}")
+        raise
     finally:
         shown.close()
 
@@ -162,7 +166,7 @@ def _late(jobs: Sequence[Job], timeout_s: float) -> str:
 
 def _state(job: Job) -> str:
     if job.state is not JobState.RUNNING:
-        return job.state.value
+        return "starting" if job.foreground and not job.state.final else job.state.value
     if job.phase not in (None, "run"):
         return str(job.phase)
     return render.schedule_state(job) or "running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from nimble_jobs.cli import output
@@ -55,6 +56,11 @@ def size(nbytes: float | None) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def clock(at: float | None) -> str:
+    """A time in UTC, to the second."""
+    return str(output.iso(at))[:19].replace("T", " ") + " UTC" if at else "-"
 
 
 def rate(records_per_s: float | None) -> str:
@@ -168,7 +174,7 @@ def speedup(values: dict[str, Any]) -> str:
     if not replay_us or not eager_us:
         return ""
     device = values.get("device_name") or values.get("device")
-    text = f"replay {micros(replay_us)}, eager {micros(eager_us)}, {eager_us / replay_us:.2f}× as fast"
+    text = f"replay {micros(replay_us)}, eager {micros(eager_us)}, {eager_us / replay_us:.2f}×"
     return f"{text} on {device}" if device else text
 
 
@@ -187,7 +193,12 @@ def summary(job: Job) -> str:
     if schedule_state(job):
         parts.append(f"schedule: {schedule_state(job)}")
     path = job.outputs.get("path")
-    return f"{head}: {', '.join(parts)}" + (f"; {path}" if path else "")
+    return f"{head}: {', '.join(parts)}" + (f"; {short_path(path)}" if path else "")
+
+
+def short_path(path: str) -> str:
+    """Relative where it lies in the current folder."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def sections(parts: Sequence[Section]) -> None:

@@ -100,7 +100,7 @@ def test_show_explains_the_key(cli: Cli) -> None:
     assert shown["graph"]["syncs_needed"] == shown["graph"]["meg_edges"] - shown["graph"]["matching"]
     assert [candidate["name"] for candidate in shown["candidates"]] == ["one stream"]
     out = cli("cache", "show", KEY[:8]).out
-    assert "schedule.speed: replay 50.0µs, eager 100.0µs, 2.00× as fast on a GPU" in out
+    assert "schedule.speed: replay 50.0µs, eager 100.0µs, 2.00× on a GPU" in out
 
 
 def test_stats_counts(cli: Cli) -> None:
