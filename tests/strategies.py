@@ -78,7 +78,7 @@ def programs(
 
 @st.composite
 def flows(draw: st.DrawFn, *, max_nodes: int = 12) -> Program:
-    """Programs as networks have them: a task writes a tensor, or one half of one, from those that earlier tasks wrote."""
+    """Programs as networks have them: a task writes a tensor, or half of one, from those that earlier tasks wrote."""
     return flow(draw(dags(min_nodes=1, max_nodes=max_nodes)), draw(st.randoms(use_true_random=False)))
 
 

@@ -41,7 +41,7 @@ def test_every_conflict_is_ordered(some: Program) -> None:
 
 @given(programs(max_tasks=12, max_buffers=2, shapes=RECTANGLES))
 def test_no_dependency_without_a_reason(some: Program) -> None:
-    """Among views that are rectangles of one matrix, a dependency joins tasks that share a byte, or two random draws."""
+    """Among rectangular views, a dependency joins tasks that share a byte, or two random draws."""
     ordered = conflicts(some)
     assert ordered <= closure(build_dag(some))
     for u, v in edges(build_dag(some)):
@@ -76,6 +76,13 @@ def test_columns_of_one_buffer_are_independent() -> None:
         {"writes": [left]}, {"writes": [right]}, {"reads": [view(0)]}, {"reads": [right]}, {"mutates": [left]}
     )
     assert found == {(0, 2), (1, 2), (1, 3), (0, 4), (2, 4)}
+
+
+def test_readers_of_other_columns_hold_no_writer_back() -> None:
+    """A writer of some columns does not wait for the readers of others, even where nothing was written before."""
+    left, right = view(0, (ROWS, 2)), view(0, (ROWS, 4), offset=2)
+    assert graph({"reads": [left]}, {"writes": [right]}) == set()
+    assert graph({"reads": [right]}, {"writes": [left]}) == set()
 
 
 def test_writing_over_supersedes() -> None:
