@@ -13,7 +13,7 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.record import Recording, state_of
-from nimble_jobs.errors import CheckFailed, Damaged, EngineError, JobFailed, NotFound, OutOfMemory
+from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, JobFailed, NotFound, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
@@ -119,7 +119,7 @@ def _give_schedule(loaded: Loaded, parts: dict[str, str], store: Store, report: 
             _load_stored(loaded, found.stored.load(), store)
             store.schedules.touch(loaded.key, Hit.STORED, time.time())
             return Hit.STORED, None
-        except OutOfMemory:
+        except (OutOfMemory, DeviceFault):
             raise
         except CheckFailed as e:
             store.schedules.refuse(loaded.key, str(e), time.time())
@@ -165,7 +165,7 @@ def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
 def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
     try:
         built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device)
-    except OutOfMemory:
+    except (OutOfMemory, DeviceFault):
         raise
     except EngineError as e:
         loaded.fallback = f"no schedule could be built: {e}"
