@@ -46,15 +46,15 @@ def _state_style(row: Row) -> str:
 COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
-    Column(header="INPUT", cell=lambda row: row["input"], from_width=100),
-    Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=90),
-    Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=110),
+    Column(header="INPUT", cell=lambda row: row["input"], from_width=120),
+    Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100),
+    Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=130),
     Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
     Column(header="EAGER", cell=lambda row: render.micros(row["eager_us"]), justify="right"),
-    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
+    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=100),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
     Column(header="STATE", cell=lambda row: _state(row), style=_state_style),
-    Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=110),
+    Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150),
 )
 
 
@@ -104,8 +104,7 @@ def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
     parts += [
         (title.capitalize(), render.flat(facts[title])) for title in ("graph", "check", "memory") if title in facts
     ]
-    for candidate in facts.get("candidates", ()):
-        parts.append((f"Candidate {candidate['name']}", render.flat(candidate)))
+    parts += render.candidates(facts.get("candidates", ()))
     parts.append(("Key", render.flat(entry.parts)))
     render.sections(parts)
 

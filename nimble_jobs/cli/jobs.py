@@ -254,7 +254,10 @@ def _schedule(job: Job) -> list[tuple[str, str]]:
     state, speed = render.schedule_state(job), render.speedup(job.schedule)
     told = {"hit", "runs", *(("replay_us", "eager_us", "device") if speed else ())}
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
-    return lines + render.flat({name: value for name, value in job.schedule.items() if name not in told})
+    rest = {name: value for name, value in job.schedule.items() if name not in told}
+    if rest.get("key"):
+        rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
+    return lines + render.flat(rest)
 
 
 def _attempt(attempt: Attempt) -> str:

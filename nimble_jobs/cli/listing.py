@@ -84,11 +84,13 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
     shown = [column for column in columns if console.width >= column.from_width]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption=caption or None)
     for column in shown:
+        widest = max(len(column.cell(row)) for row in rows)
         table.add_column(
             column.header,
             justify=column.justify,
             no_wrap=True,
             overflow="ellipsis",
+            min_width=8 if column.flexible else max(widest, len(column.header)),
             ratio=1 if column.flexible else None,
         )
     for row in rows:

@@ -178,6 +178,20 @@ def speedup(values: dict[str, Any]) -> str:
     return f"{text} on {device}" if device else text
 
 
+def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
+    """One panel with a line for each way to run the model that was built and measured; none where there were none."""
+    lines = []
+    for candidate in found:
+        parts = [micros(candidate.get("replay_us"))]
+        if candidate.get("peak_bytes") is not None:
+            parts.append(size(candidate["peak_bytes"]))
+        if candidate.get("error") is not None:
+            parts.append(f"error {candidate['error']:.2g}")
+        chosen = "chosen, " if candidate.get("chosen") else ""
+        lines.append((str(candidate["name"]), f"{', '.join(parts)}; {chosen}{candidate['reason']}"))
+    return [("Candidates", lines)] if lines else []
+
+
 def summary(job: Job) -> str:
     """One line on how a job ended."""
     head = f"{job.name} {job.id} {job.state.value}"

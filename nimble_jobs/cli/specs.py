@@ -65,8 +65,4 @@ def _explained(found: dict[str, Any]) -> list[render.Section]:
     for title, name in (("Key", "key_parts"), ("Graph", "graph"), ("Memory", "memory")):
         if found.get(name):
             parts.append((title, render.flat(found[name])))
-    for candidate in found.get("candidates", ()):
-        chosen = " (chosen)" if candidate.get("chosen") else ""
-        rest = {name: value for name, value in candidate.items() if name not in ("name", "chosen")}
-        parts.append((f"Candidate {candidate['name']}{chosen}", render.flat(rest)))
-    return parts
+    return parts + render.candidates(found.get("candidates", ()))
