@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,13 @@ def explain(
     spec: options.SpecFile,
     overrides: options.Overrides = None,
     no_build: Annotated[bool, typer.Option("--no-build", help="Only look the schedule up; build nothing.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it: streams and syncs over time, as .html, .svg or .json.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto and chrome://tracing.")
+    ] = None,
+    dot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the dependencies as Graphviz DOT.")] = None,
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
@@ -46,12 +54,19 @@ def explain(
     Its key and what it was made of, the graph, the memory, and the candidates with what was chosen and why.
     """
     from nimble_jobs.client import allowed_python
+    from nimble_jobs.draw import Drawing
     from nimble_jobs.spec import load
-    from nimble_jobs.workloads.explain import explain as plan
 
+    asked = ((Drawing.timeline, timeline), (Drawing.trace, trace), (Drawing.dot, dot))
+    drawings = [make(path) for make, path in asked if path is not None]
     loaded = load(spec, overrides or ())
+    allowed = allowed_python(allow_python or ())
+    from nimble_jobs.workloads.explain import explain as plan  # loads torch, so after all that can be refused quickly
+
     with options.store(ctx) as store:
-        found = plan(loaded, store=store, build=not no_build, allowed_python=allowed_python(allow_python or ()))
+        found = plan(loaded, store=store, build=not no_build, allowed_python=allowed, drawings=drawings)
+    for drawing in drawings:
+        output.note(f"wrote {drawing.path}")
     if json:
         output.emit_json(found)
     else:

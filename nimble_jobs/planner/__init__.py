@@ -1,6 +1,6 @@
 """From what a job asks for to something that replays: key, lookup, build, residency."""
 
-from nimble_jobs.planner.explain import explain
+from nimble_jobs.planner.explain import explain, explain_schedule
 from nimble_jobs.planner.loaded import Loaded, Resident, Residents
 from nimble_jobs.planner.prepare import Prepared, prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
@@ -12,6 +12,7 @@ __all__ = [
     "Resident",
     "Residents",
     "explain",
+    "explain_schedule",
     "key_parts",
     "prepare",
     "schedule_key",

@@ -17,7 +17,15 @@ from nimble_jobs.store import Store
 
 
 def explain(request: Request, *, device: torch.device, store: Store, build: bool = True) -> dict[str, Any]:
-    """Key, hit, counts, bounds, memory and candidates. On a miss the schedule is built and stored, unless told not to.
+    """Key, hit, counts, bounds, memory and candidates, as `explain_schedule` finds them."""
+    return explain_schedule(request, device=device, store=store, build=build)[0]
+
+
+def explain_schedule(
+    request: Request, *, device: torch.device, store: Store, build: bool = True
+) -> tuple[dict[str, Any], Schedule | None]:
+    """What there is to say, and the schedule itself where there is one. On a miss it is built and stored, unless told
+    not to.
 
     Raises CannotRecord and EngineError where no schedule can be built: that is the explanation.
     """
@@ -26,10 +34,11 @@ def explain(request: Request, *, device: torch.device, store: Store, build: bool
     answer: dict[str, Any] = {"key": key, "key_parts": parts, "hit": "stored", "miss_reason": None, "refused": None}
     found = store.schedules.lookup(key)
     if found.stored is not None:
-        return answer | _of_schedule(found.stored.load())
+        schedule = found.stored.load()
+        return answer | _of_schedule(schedule), schedule
     answer |= {"hit": "miss", "miss_reason": found.reason, "refused": found.refused}
     if not build or found.refused is not None:
-        return answer
+        return answer, None
     start = time.perf_counter()
     module = build_module(request, device)
     loaded_s = time.perf_counter() - start
@@ -38,7 +47,7 @@ def explain(request: Request, *, device: torch.device, store: Store, build: bool
     save_built(built, parts, store)
     loaded.close()
     stages = {"load_s": loaded_s, "build_s": built.schedule.build_s}
-    return answer | _of_schedule(built.schedule) | {"stages": stages, "refused": built.failure}
+    return answer | _of_schedule(built.schedule) | {"stages": stages, "refused": built.failure}, built.schedule
 
 
 def _of_schedule(schedule: Schedule) -> dict[str, Any]:

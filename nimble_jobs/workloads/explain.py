@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs import planner
 from nimble_jobs.data import open_reader
+from nimble_jobs.draw import Drawing
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.score import request_of
 
 
 def explain(
-    spec: JobSpec, *, store: Store, build: bool = True, allowed_python: tuple[Path, ...] = ()
+    spec: JobSpec,
+    *,
+    store: Store,
+    build: bool = True,
+    allowed_python: tuple[Path, ...] = (),
+    drawings: Sequence[Drawing] = (),
 ) -> dict[str, Any]:
     """Key, hit, graph, memory and candidates of the spec's schedule, which is built and stored on a miss if `build`.
 
-    Raises UsageError for a fine-tuning, which has no schedule yet, and whatever `planner.explain` raises.
+    Saves the drawings of it. Raises UsageError for a fine-tuning, which has no schedule yet, NotFound where there is
+    nothing to draw, and whatever `planner.explain_schedule` raises.
     """
     if spec.kind != "score":
         raise UsageError(f"kind: {spec.kind} has no schedule to explain; expected score")
     with open_reader(spec.input) as reader:
         request = request_of(spec, reader, allowed_python)
-    return planner.explain(request, device=devices.resolve(spec.run.device), store=store, build=build)
+    device = devices.resolve(spec.run.device)
+    answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build)
+    if drawings and schedule is None:
+        why = answer["refused"] or answer["miss_reason"] or "it was never built"
+        raise NotFound(f"{drawings[0].path}: no schedule to draw: {why}")
+    for drawing in drawings:
+        assert schedule is not None
+        drawing.save(schedule)
+    return answer
