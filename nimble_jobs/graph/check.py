@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 
 from nimble_jobs.errors import PlanError
 from nimble_jobs.graph.dag import Dag, build_dag
@@ -56,41 +57,48 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
 def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Collection[int] | None = None) -> None:
     """Prove that no two buffers which share bytes of the arena are ever live at the same time.
 
-    Every task that touches the one must happen before every task that touches the other. It is enough to look at the
-    buffers that follow directly after one another on some byte, in launch order, and at the last and first task of each
-    stream.
+    Every task that touches the one must happen before every task that touches the other. It is enough to look at
+    buffers that follow directly after one another on some byte, in launch order, and at the last and first tasks that
+    touch them.
     """
     _check_shape(len(program.tasks), plan)
-    users = arena_users(program, among)
-    extents = {buffer: _extent(program, memory, buffer) for buffer in users}
     launch = {task: i for i, task in enumerate(plan.order)}
+    users = {b: sorted(tasks, key=launch.__getitem__) for b, tasks in arena_users(program, among).items()}
+    lasts, firsts = _ends(plan, users)
     owners = _Owners()
-    culprit: dict[tuple[int, int], tuple[int, int]] = {}
-    edge_tasks: dict[int, tuple[list[int], list[int]]] = {}
-    for buffer in sorted(users, key=lambda b: min((launch[t] for t in users[b]), default=-1)):
-        start, end = extents[buffer]
-        if start == end:
-            continue
-        tasks = sorted(users[buffer], key=launch.__getitem__)
-        firsts = {plan.stream_of[t]: t for t in reversed(tasks)}
-        lasts = {plan.stream_of[t]: t for t in tasks}
-        edge_tasks[buffer] = (list(firsts.values()), list(lasts.values()))
-        for other in owners.replace(start, end, buffer):
-            if not tasks or not users[other]:
+    culprits: dict[tuple[int, int], tuple[int, int]] = {}
+    for buffer in sorted(users, key=lambda b: launch[users[b][0]] if users[b] else -1):
+        for other in owners.replace(*_extent(program, memory, buffer), buffer):
+            if not users[buffer] or not users[other]:
                 raise PlanError(
-                    f"buffers {other} and {buffer} share bytes of the arena, but no task says when one is needed"
+                    f"buffers {other} and {buffer} share bytes, but no task says when one of them is needed"
                 )
-            for u in edge_tasks[other][1]:
-                for v in edge_tasks[buffer][0]:
-                    culprit.setdefault((u, v), (other, buffer))
-    missing = not_before(plan, culprit)
+            for u, v in product(lasts[other], firsts[buffer]):
+                culprits.setdefault((u, v), (other, buffer))
+    missing = not_before(plan, culprits)
     if missing:
         u, v = missing[0]
-        other, buffer = culprit[u, v]
+        other, buffer = culprits[u, v]
         raise PlanError(
             f"buffers {other} and {buffer} share bytes of the arena, but task {u}, which touches the first, does not"
             f" happen before task {v}, which touches the second ({len(missing)} such pairs)"
         )
+
+
+def _ends(plan: Plan, users: dict[int, list[int]]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """By buffer, users that come after all others between them, and users that come before all others."""
+    last_on = {b: {plan.stream_of[t]: t for t in tasks} for b, tasks in users.items()}
+    first_on = {b: {plan.stream_of[t]: t for t in reversed(tasks)} for b, tasks in users.items()}
+    pairs = {(u, users[b][-1]) for b, on in last_on.items() for u in on.values()}
+    pairs |= {(users[b][0], v) for b, on in first_on.items() for v in on.values()}
+    apart = set(not_before(plan, ((u, v) for u, v in pairs if u != v)))
+    lasts = {
+        b: [t for t in on.values() if t == users[b][-1] or (t, users[b][-1]) in apart] for b, on in last_on.items()
+    }
+    firsts = {
+        b: [t for t in on.values() if t == users[b][0] or (users[b][0], t) in apart] for b, on in first_on.items()
+    }
+    return lasts, firsts
 
 
 def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int]:
@@ -113,6 +121,8 @@ class _Owners:
 
     def replace(self, start: int, end: int, buffer: int) -> set[int]:
         """Put `buffer` on these bytes; the buffers that were there."""
+        if start == end:
+            return set()
         first, last = self._cut(start), self._cut(end)
         found = {owner for owner in self.owners[first:last] if owner is not None}
         self.starts[first:last] = [start]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nimble_jobs.graph.arena import Arena
-from nimble_jobs.graph.clocks import Guard, knows, places_on_stream, walk
+from nimble_jobs.graph.clocks import Guard, knows, places_on_stream, tracked, walk
 from nimble_jobs.graph.packing import pack
 from nimble_jobs.schedule import BufferKind, Plan, Program
 
@@ -32,8 +32,9 @@ class MemoryPlan:
 
 
 def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:
-    """Place every intermediate that is not an output; with `among`, of those buffers only. Deterministic; close to
-    linear in tasks and synchronisations.
+    """Place every intermediate that is not an output, or with `among`, those of these buffers. Deterministic.
+
+    Close to linear in tasks and synchronisations, and up to `packing.WORK` quadratic in buffers.
     """
     users = arena_users(program, among)
     size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}
@@ -84,7 +85,7 @@ def _fill(plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int]) -
     for buffer, tasks in users.items():
         opens[min(tasks, key=launch.__getitem__)].append(buffer)
         closes[max(tasks, key=launch.__getitem__)].append(buffer)
-    arena = Arena()
+    arena = Arena(thorough=tracked(plan) == plan.streams)
     offsets: dict[int, int] = {}
     for task, now in walk(plan):
         if task not in opens and task not in closes:
@@ -116,17 +117,18 @@ def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, l
             buffers_of[task].append(buffer)
     place = places_on_stream(plan)
     first: dict[int, tuple[int, list[int]]] = {}  # task and its clock
+    left = {buffer: len(tasks) for buffer, tasks in users.items()}
     shared: dict[int, list[int]] = {}
     for task, now in walk(plan):
         if task not in buffers_of:
             continue
         clock = now.tolist()
         for buffer in buffers_of[task]:
-            if buffer not in first:
-                first[buffer] = (task, clock)
-                continue
-            start, known = first[buffer]
-            if not knows(clock, {plan.stream_of[start]: place[start]}, plan.stream_of[task]):
+            start, known = first.setdefault(buffer, (task, clock))
+            left[buffer] -= 1
+            if not left[buffer]:
+                del first[buffer]
+            if start != task and not knows(clock, {plan.stream_of[start]: place[start]}, plan.stream_of[task]):
                 shared[buffer] = [min(pair) for pair in zip(shared.get(buffer, known), clock, strict=True)]
     return shared
 

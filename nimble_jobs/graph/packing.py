@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nimble_jobs.graph.clocks import TRACKED, places_on_stream, walk
+from nimble_jobs.graph.clocks import places_on_stream, tracked, walk
 from nimble_jobs.schedule import Plan
 
 WORK = 300_000_000  # comparisons of clock entries, and of pairs over all rounds: about a second each
@@ -28,7 +28,7 @@ def pack(
     rounds counts, and `enough` bytes end the search.
     """
     buffers = sorted(users, key=lambda b: (-size[b], b))
-    if not buffers or plan.streams > TRACKED or len(buffers) ** 2 * plan.streams > WORK:
+    if not buffers or tracked(plan) < plan.streams or len(buffers) ** 2 * plan.streams > WORK:
         return None
     sizes = np.array([size[b] for b in buffers], np.int64)
     meet = _meet(*_clocks(plan, users, buffers))

@@ -205,8 +205,20 @@ def test_a_buffer_that_nobody_touches_keeps_its_bytes() -> None:
     places = plan_memory(some, plan)
     assert sorted(at for at in places.offsets if at is not None) == [0, 1024]
     assert places.peak_bytes == places.floor_bytes == 2048
-    with pytest.raises(PlanError, match="no task says when one is needed"):
+    with pytest.raises(PlanError, match="no task says when one of them is needed"):
         check_memory(some, plan, dataclasses.replace(places, offsets=(0, 0)))
+
+
+def test_places_for_some_buffers_only() -> None:
+    """Asked about some buffers, the plan places those and leaves the others out; an output is never among them."""
+    some = branches()
+    plan, _ = make_plan(some)
+    places = plan_memory(some, plan, among={1, 3, 5})
+    assert [b for b, at in enumerate(places.offsets) if at is not None] == [1, 3]
+    assert places.total_bytes == 2 * 4096
+    check_memory(some, plan, places, among={1, 3, 5})
+    with pytest.raises(PlanError, match="buffer 0 has no place"):
+        check_memory(some, plan, places)
 
 
 def test_more_streams_than_have_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +227,7 @@ def test_more_streams_than_have_columns(monkeypatch: pytest.MonkeyPatch) -> None
     plan, _ = make_plan(some)
     exact = plan_memory(some, plan)
     monkeypatch.setattr("nimble_jobs.graph.clocks.TRACKED", 1)
-    monkeypatch.setattr("nimble_jobs.graph.packing.TRACKED", 1)
+    monkeypatch.setattr("nimble_jobs.graph.clocks.FEW", 1)
     rough = plan_memory(some, plan)
     check_memory(some, plan, rough)
     assert exact.peak_bytes <= rough.peak_bytes <= rough.total_bytes
