@@ -7,7 +7,8 @@ from random import Random
 from hypothesis import strategies as st
 
 from nimble_jobs.graph.dag import Dag
-from nimble_jobs.schedule import Buffer, BufferKind, Plan, Port, Program, Sync, Task, View
+from nimble_jobs.graph.plan import make_plan
+from nimble_jobs.schedule import Buffer, BufferKind, Plan, Port, Program, Schedule, Sync, Task, View
 
 ROWS, COLUMNS = 4, 6  # of every buffer of a drawn program
 ITEMSIZE = 4
@@ -113,6 +114,35 @@ def plans(draw: st.DrawFn, dag: Dag) -> Plan:
     pairs = [(u, v) for i, v in enumerate(order) for u in order[:i] if stream_of[u] != stream_of[v]]
     syncs = draw(st.sets(st.sampled_from(pairs))) if pairs else set()
     return Plan(order=order, stream_of=stream_of, syncs=tuple(Sync(before=u, after=v) for u, v in sorted(syncs)))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Planned programs on any number of streams, with measured times or without."""
+    made = draw(st.one_of(programs(), flows()))
+    count = len(made.tasks)
+    times = st.lists(st.sampled_from([0.0, 0.5, 1.25, 7.0, 1e3]) | st.floats(0, 1e4), min_size=count, max_size=count)
+    return schedule(made, draw(st.sampled_from([None, 1, 2, 3])), tuple(draw(st.one_of(st.just([]), times))))
+
+
+def schedule(made: Program, max_streams: int | None = None, durations_us: tuple[float, ...] = ()) -> Schedule:
+    """A schedule of a program as the planner would leave it, with round measurements."""
+    plan, facts = make_plan(made, max_streams=max_streams, durations_us=durations_us or None)
+    return Schedule(
+        key="0123456789abcdef" * 4,
+        program=made,
+        plan=plan,
+        facts=facts,
+        durations_us=durations_us,
+        candidates=(),
+        tolerance=1e-3,
+        error=0.0,
+        device="a device",
+        eager_us=300.0,
+        replay_us=100.0,
+        peak_bytes=4096,
+        build_s=1.0,
+    )
 
 
 def view(

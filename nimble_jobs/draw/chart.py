@@ -12,7 +12,7 @@ from nimble_jobs.schedule import Schedule
 
 LEFT, RIGHT, TOP, ROW, BAR = 108, 20, 30, 34, 22  # pixels
 _TICKS = 10  # about so many
-_LETTER = 6.05  # pixels, of the bars' monospaced font
+LETTER = 6.05  # pixels, of the bars' monospaced font
 _FAMILIES = list(labels.FAMILIES)
 
 
@@ -134,7 +134,7 @@ def _bar_width(pixels: float) -> float:
 
 
 def _fit(name: str, pixels: float) -> str:
-    room = int((pixels - 7) / _LETTER)
+    room = int((pixels - 7) / LETTER)
     if room < 3:
         return ""
     return name if len(name) <= room else f"{name[: room - 1]}…"

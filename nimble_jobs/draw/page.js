@@ -24,7 +24,7 @@
     return sync;
   });
   const middle = +(syncs[0]?.path.getAttribute("d").match(/^M\S+ ([\d.]+)/)?.[1] ?? 0) - (syncs[0]?.before.y ?? 0);
-  const letter = 6.05;
+  const letter = +svg.dataset.letter;
   let from = 0, span = whole, width = 1200, picked = null, asked = false;
 
   const x = (us) => left + (us - from) / span * (width - left - right);
@@ -89,7 +89,12 @@
     ask();
   }
 
-  function zoom(factor, pixel = (left + width - right) / 2) {
+  function middleOfView() {
+    const at = picked ? x(picked.start + picked.length / 2) : 0;
+    return at > left && at < width - right ? at : (left + width - right) / 2;
+  }
+
+  function zoom(factor, pixel = middleOfView()) {
     const share = (pixel - left) / (width - left - right);
     look(from + share * span - share * Math.min(whole, span * factor), span * factor);
   }
@@ -188,6 +193,10 @@
   svg.classList.toggle("quiet", !find("arrows").checked);
   svg.tabIndex = 0;
   svg.setAttribute("role", "application");
+  svg.setAttribute("aria-label", find("name").textContent);
+  svg.removeAttribute("aria-labelledby");
+  svg.setAttribute("aria-describedby", "about");
+  find("name").remove();
   svg.setAttribute("aria-roledescription", "timeline");
   document.querySelector(".tools").hidden = false;
   document.querySelector(".hint").hidden = false;

@@ -93,7 +93,7 @@ def to_html(schedule: Schedule) -> str:
 </div>
 <svg class="chart" id="chart" viewBox="0 0 {_WIDTH} {tall}" width="100%" role="img" aria-labelledby="name about"
   data-left="{chart.LEFT}" data-right="{chart.RIGHT}" data-span="{timing.makespan_us!r}"
-  data-measured="{int(timing.measured)}">
+  data-measured="{int(timing.measured)}" data-letter="{chart.LETTER}">
 <title id="name">Timeline of {len(schedule.program.tasks):,} tasks on {schedule.plan.streams:,} streams</title>
 <desc id="about">Streams are rows, tasks are bars, syncs are arrows. The table below says the same.</desc>
 {chart.elements(schedule, timing, _WIDTH)}

@@ -33,7 +33,8 @@ def to_chrome_trace(schedule: Schedule) -> str:
             flow | {"ph": "f", "bp": "e", "tid": _track(schedule, sync.after), "ts": timing.start_us[sync.after]}
         )
     about = dict(labels.summary(schedule, timing)) | {"remark": labels.remark(timing)}
-    return json.dumps({"displayTimeUnit": "ns", "otherData": about, "traceEvents": events}, allow_nan=False)
+    whole = {"displayTimeUnit": "ns", "otherData": about, "traceEvents": events}
+    return labels.clean(json.dumps(whole, ensure_ascii=False, allow_nan=False))
 
 
 def _metadata(name: str, stream: int, /, **args: Any) -> dict[str, Any]:
