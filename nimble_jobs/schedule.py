@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class BufferKind(StrEnum):
@@ -169,6 +169,8 @@ class Schedule:
     plan: Plan
     facts: GraphFacts
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
+    kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
+    layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
     candidates: tuple[Candidate, ...]
     tolerance: float  # largest accepted relative norm
     error: float | None  # the relative norm that was found; None where it was not finite

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
-from nimble_jobs.engine.bind import Bound
+from nimble_jobs.engine.bind import Bound, Env, Step
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import EngineError
 
 _SAMPLES = 7
+_CPU_ROUNDS = 4  # the first warms up
+_GPU_SAMPLES = 3
+_REPEATS = 20  # of a task in its graph: the launch of the graph, a few microseconds, is shared by so many
 
 
 def time_us(call: Callable[[], object], device: torch.device, *, budget_s: float = 0.5) -> float:
@@ -28,41 +33,71 @@ def time_us(call: Callable[[], object], device: torch.device, *, budget_s: float
     return median(_sample(call, device, calls) for _ in range(samples))
 
 
-def task_times_us(bound: Bound, device: torch.device, *, rounds: int = 3) -> list[float]:
-    """Median time of each task by task index, launched one after another on one stream.
+def task_times_us(bound: Bound, device: torch.device) -> list[float]:
+    """Time of each task alone, by task index.
 
-    On a GPU the time lies between two events, so a task shorter than its launch reads as long as the launch.
+    On a GPU each task is captured many times over in a small graph of its own, so that its launch does not count; on
+    the CPU the median of a few rounds.
     """
-    times: list[list[float]] = [[] for _ in bound.steps]
-    for _ in range(rounds + 1):
-        for position, us in enumerate(_one_round(bound, device)):
-            times[position].append(us)
     by_task = [0.0] * len(bound.steps)
-    for step, found in zip(bound.steps, times, strict=True):
-        by_task[step.task] = median(found[1:])
+    rounds = [_on_gpu(bound, device)] if device.type == "cuda" else [_on_cpu(bound) for _ in range(_CPU_ROUNDS)][1:]
+    for position, step in enumerate(bound.steps):
+        by_task[step.task] = median(times[position] for times in rounds)
     return by_task
 
 
-def _one_round(bound: Bound, device: torch.device) -> list[float]:
+def _on_cpu(bound: Bound) -> list[float]:
+    times = []
     env = dict(bound.fixed)
-    cuda = device.type == "cuda"
-    marks: list[float] = []
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(bound.steps) + 1)] if cuda else []
     with torch.no_grad():
-        if cuda:
-            events[0].record()
-        for position, step in enumerate(bound.steps):
-            start = time.perf_counter()
+        for step in bound.steps:
             for buffer in step.drops:
                 del env[buffer]
+            start = time.perf_counter()
             step.call(env)
-            marks.append((time.perf_counter() - start) * 1e6)
-            if cuda:
-                events[position + 1].record()
-    if not cuda:
-        return marks
-    synchronize(device)
-    return [a.elapsed_time(b) * 1e3 for a, b in itertools.pairwise(events)]
+            times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
+    times = []
+    env = dict(bound.fixed)
+    pool = torch.cuda.graph_pool_handle()
+    graphs: list[torch.cuda.CUDAGraph] = []  # all kept to the end: the pool must not become empty between two captures
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+        for step in bound.steps:
+            for buffer in step.drops:
+                del env[buffer]
+            scratch = dict(env)
+            step.call(env)
+            graphs.append(torch.cuda.CUDAGraph())
+            times.append(_one_task_us(step, scratch, graphs[-1], pool, stream))
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return times
+
+
+def _one_task_us(step: Step, env: Env, graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> float:
+    stream.synchronize()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        for _ in range(_REPEATS):
+            step.call(env)
+    except RuntimeError as e:
+        with contextlib.suppress(RuntimeError):  # the capture is broken already; the error that broke it is raised
+            graph.capture_end()
+        raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
+    graph.capture_end()
+    samples = []
+    for _ in range(_GPU_SAMPLES + 1):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(stream)
+        graph.replay()
+        end.record(stream)
+        end.synchronize()
+        samples.append(float(start.elapsed_time(end)) * 1e3 / _REPEATS)
+    return median(samples[1:])
 
 
 def _sample(call: Callable[[], object], device: torch.device, calls: int) -> float:

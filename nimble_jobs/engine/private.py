@@ -23,6 +23,7 @@ _UNDECLARED_WRITES = {
 __all__ = [
     "TorchDispatchMode",
     "cuda_driver",
+    "draws_random",
     "modes_off",
     "storage_id",
     "tested_version",
@@ -60,6 +61,17 @@ def write_arguments(
         return declared
     written, (position, flag) = _UNDECLARED_WRITES[str(op)]
     return written if (args[position] if position < len(args) else kwargs.get(flag)) else ()
+
+
+def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call of the operator draws from a generator. Attention does only where its dropout is not zero."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given)
+    return True
 
 
 def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import torch
 from nimble_jobs.engine.encode import encode, view_of
 from nimble_jobs.engine.private import (
     TorchDispatchMode,
+    draws_random,
     modes_off,
     storage_id,
     tree_leaves,
@@ -144,7 +145,7 @@ class Recorder(TorchDispatchMode):
                 reads=reads,
                 writes=tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh)))),
                 mutates=mutates,
-                random=torch.Tag.nondeterministic_seeded in op.tags,
+                random=draws_random(op, args, kwargs),
                 source=self._source(),
             )
         )

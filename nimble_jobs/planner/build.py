@@ -1,22 +1,21 @@
-"""Record a module, capture the plan, check it against eager, measure it: a new schedule."""
+"""From a module to a new schedule: search, keep the best, capture it."""
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import bind
 from nimble_jobs.engine.capture import Instance, capture
-from nimble_jobs.engine.record import Recording, record, state_of
-from nimble_jobs.errors import CannotRecord, CheckFailed
+from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request
+from nimble_jobs.planner.search import Found, Search
 from nimble_jobs.schedule import Candidate, Schedule
 
 
@@ -27,72 +26,67 @@ class Built:
     schedule: Schedule
     instance: Instance
     recording: Recording
-    failure: str | None  # why the check against eager failed; None where it passed
+    failure: str | None  # why no candidate passed the check against eager; None where one did
 
 
 def build_schedule(module: nn.Module, request: Request, key: str, device: torch.device) -> Built:
-    """Build the schedule of a module that lies on `device` already.
+    """`build_best` for what a job asks for."""
+    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)
+    options = BuildOptions(
+        streams=request.schedule.streams, fuse=request.schedule.fuse, tolerance=tolerance_of(request)
+    )
+    return build_best(module, {"x": example}, key, options, device)
 
-    Raises CannotRecord where the model does what no schedule can hold, EngineError where it cannot be captured.
+
+def build_best(
+    module: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    key: str,
+    options: BuildOptions,
+    device: torch.device,
+) -> Built:
+    """The fastest schedule found for a module that lies on `device`, captured.
+
+    `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
+    another memory layout, as the schedule says. Raises CannotRecord where the model does what no schedule can hold,
+    EngineError where it cannot be captured, OutOfMemory.
     """
     start = time.perf_counter()
-    state = state_of(module)
-    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)
-    recording = record(module, {"x": example}, state, device, module)
-    program = recording.program
-    if any(t.random for t in program.tasks):
-        source = next(t.source for t in program.tasks if t.random)
-        raise CannotRecord(f"the model draws random numbers at {source}; its replays could not be checked")
-    plan, _ = graph.single_stream(program)
-    graph.check_plan(program, plan)
-    instance = capture(program, plan, state=state, constants=recording.constants, device=device)
-    tolerance = tolerance_of(request)
-    failure: str | None = None
-    error: float | None
-    try:
-        error = check_instance(instance, module, recording, request, device)
-    except CheckFailed as e:
-        failure, error = str(e), e.error
-    inputs = verify.random_inputs(program.inputs, device, seed=0, below=integers_below(module))
-    for name, value in inputs.items():
-        instance.inputs[name].copy_(value)
+    first = next(iter(inputs.values()))
+    batch = first.shape[0] if first.dim() else 1
+    tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
+    below = integers_below(module)
+    example = {name: _random_like(tensor, below, device) for name, tensor in inputs.items()}
     with torch.no_grad():
-        eager_us = measure.time_us(lambda: module(*inputs.values()), device)
-    replay_us = measure.time_us(instance.replay, device)
-    bound = bind(program, plan, state=state, constants=recording.constants, device=device)
-    durations = measure.task_times_us(bound, device)
-    plan, facts = graph.single_stream(program, durations_us=durations)
+        eager_us = measure.time_us(lambda: module(*example.values()), device)
+    search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below)
+    found = search.run()
+    instance = capture(
+        found.recording.program,
+        found.plan,
+        state=state_of(module),
+        constants=found.recording.constants,
+        kernels=found.recording.kernels,
+        device=device,
+    )
     schedule = Schedule(
         key=key,
-        program=program,
-        plan=plan,
-        facts=facts,
-        durations_us=tuple(durations),
-        candidates=_candidates(request, eager_us, replay_us, instance.bytes, error, failure),
+        program=found.recording.program,
+        plan=found.plan,
+        facts=found.facts,
+        durations_us=found.durations_us,
+        kernels=found.source.kernels,
+        layout=found.source.layout,
+        candidates=_candidates(search, found, eager_us, batch),
         tolerance=tolerance,
-        error=error,
+        error=found.error,
         device=devices.describe(device),
         eager_us=eager_us,
-        replay_us=replay_us,
+        replay_us=found.replay_us,
         peak_bytes=instance.bytes,
         build_s=time.perf_counter() - start,
     )
-    return Built(schedule=schedule, instance=instance, recording=recording, failure=failure)
-
-
-def check_instance(
-    instance: Instance, module: nn.Module, recording: Recording, request: Request, device: torch.device
-) -> float:
-    """The relative norm of replays against eager on fresh input. Raises CheckFailed above the tolerance."""
-    return verify.check(
-        instance,
-        module,
-        recording.program.inputs,
-        device,
-        tolerance=tolerance_of(request),
-        seed=secrets.randbits(32),
-        below=integers_below(module),
-    )
+    return Built(schedule=schedule, instance=instance, recording=found.recording, failure=found.failure)
 
 
 def tolerance_of(request: Request) -> float:
@@ -101,34 +95,39 @@ def tolerance_of(request: Request) -> float:
     return asked if asked is not None else verify.TOLERANCE[request.model.dtype]
 
 
+def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
+    """The default of the narrowest floating type among a module's parameters and its input."""
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    kinds = {p.dtype for p in module.parameters()} | {example.dtype}
+    return max(verify.TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
+
+
 def integers_below(module: nn.Module) -> int:
     """A bound on random integers that no embedding of the module can be overrun by."""
     return min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
 
 
-def _candidates(
-    request: Request, eager_us: float, replay_us: float, nbytes: int, error: float | None, failure: str | None
-) -> tuple[Candidate, ...]:
-    def rate(us: float) -> float:
-        return request.batch_size / us * 1e6
+def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return torch.randn_like(tensor, device=device)
+    return torch.randint(0, below, tensor.shape, device=device).to(tensor.dtype)
 
-    return (
-        Candidate(
-            name="eager",
-            replay_us=eager_us,
-            records_per_s=rate(eager_us),
-            peak_bytes=None,
-            error=0.0,
-            chosen=failure is not None,
-            reason="the schedule failed its check" if failure else "the reference that the schedule is checked against",
-        ),
-        Candidate(
-            name="one stream",
-            replay_us=replay_us,
-            records_per_s=rate(replay_us),
-            peak_bytes=nbytes,
-            error=error,
-            chosen=failure is None,
-            reason=failure or "the only schedule that was built",
-        ),
+
+def _candidates(search: Search, found: Found, eager_us: float, batch: int) -> tuple[Candidate, ...]:
+    """Everything that was tried, with eager in front and the winner marked."""
+    eager = Candidate(
+        name="eager",
+        replay_us=eager_us,
+        records_per_s=batch / eager_us * 1e6,
+        peak_bytes=None,
+        error=0.0,
+        chosen=found.failure is not None,
+        reason="the reference; runs because no candidate passed its check" if found.failure else "the reference",
     )
+    tried = [
+        replace(c, chosen=found.failure is None, reason="the fastest that passed its check")
+        if c == found.candidate and found.failure is None
+        else replace(c, reason=c.reason or f"slower than {found.candidate.name}")
+        for c in search.candidates
+    ]
+    return (eager, *tried)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +12,17 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine import verify
+from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, JobFailed, NotFound, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
-from nimble_jobs.planner.build import Built, build_schedule, check_instance
+from nimble_jobs.planner.build import Built, build_schedule, integers_below, tolerance_of
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key
+from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
@@ -142,24 +145,57 @@ def _give_schedule(loaded: Loaded, parts: dict[str, str], store: Store, report: 
 def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
     """Capture a stored schedule and check it against eager."""
     graph.check_plan(schedule.program, schedule.plan)
-    constants = {
-        p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
-        for p in schedule.program.constants
-    }
-    recording = Recording(program=schedule.program, constants=constants)
-    instance = capture(
-        schedule.program,
-        schedule.plan,
-        state=state_of(loaded.module),
-        constants=constants,
-        device=loaded.device,
-    )
+    layouts = Layouts(loaded.module)
     try:
-        check_instance(instance, loaded.module, recording, loaded.request, loaded.device)
-    except CheckFailed:
-        instance.close()
+        layouts.use("channels-last" if schedule.layout == "channels-last" else "given")
+        recording = _recording_of(loaded, schedule, store)
+        instance = capture(
+            schedule.program,
+            schedule.plan,
+            state=state_of(loaded.module),
+            constants=recording.constants,
+            kernels=recording.kernels,
+            device=loaded.device,
+        )
+        try:
+            _check(instance, loaded, schedule)
+        except CheckFailed:
+            instance.close()
+            raise
+    except BaseException:
+        layouts.use("given")
         raise
     loaded.schedule, loaded.instance = schedule, instance
+
+
+def _recording_of(loaded: Loaded, schedule: Schedule, store: Store) -> Recording:
+    """Constants from the store; compiled kernels by compiling again, which must give the program that was stored."""
+    if schedule.kernels == "eager":
+        constants = {
+            p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
+            for p in schedule.program.constants
+        }
+        return Recording(program=schedule.program, constants=constants)
+    request = loaded.request
+    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
+    kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
+    layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
+    recording = record_source(loaded.module, Source(kernels=kernels, layout=layout), {"x": example}, loaded.device)
+    if recording.program != schedule.program:
+        raise EngineError("the compiler made other kernels of the model than those that were measured")
+    return recording
+
+
+def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
+    verify.check(
+        instance,
+        loaded.module,
+        schedule.program.inputs,
+        loaded.device,
+        tolerance=tolerance_of(loaded.request),
+        seed=secrets.randbits(32),
+        below=integers_below(loaded.module),
+    )
 
 
 def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:

@@ -188,3 +188,18 @@ def test_outputs_are_named_by_their_place() -> None:
 def test_embeddings_are_checked_with_integers_in_range() -> None:
     """Integer inputs are drawn below the bound that is given."""
     replayed_like_eager(nn.Embedding(5, 3), torch.zeros(2, 4, dtype=torch.int64), below=5)
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout)
+
+
+def test_attention_without_dropout_is_not_random() -> None:
+    """The operator may draw random numbers, but with no dropout it draws none, and its replays can be checked."""
+    recording = replayed_like_eager(Attention(0.0), torch.randn(1, 2, 4, 8))
+    assert not any(t.random for t in recording.program.tasks)

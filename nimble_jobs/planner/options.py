@@ -1,0 +1,17 @@
+"""What may be tried when a schedule is built, and to what end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Bounds of the search for a schedule."""
+
+    streams: Literal["auto"] | int = "auto"  # auto: as many as measure fastest; N: at most N
+    fuse: Literal["auto", "off", "max"] = "auto"  # off: eager kernels; auto: Inductor's too; max: also max-autotune
+    tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
+    budget_s: float = 900.0  # no further candidate is begun after this time
+    memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out

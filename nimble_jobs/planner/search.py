@@ -1,0 +1,273 @@
+"""Build candidates, check each against eager, measure it on the device, keep the fastest.
+
+Sources (kernels and layout) are tried in turn; of each, one stream first, then several, unless the bounds say that
+streams cannot pay. The first candidate, eager kernels on one stream, is always there, so that the choice never loses
+to it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine import measure, verify
+from nimble_jobs.engine.bind import bind
+from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.source import Layouts, Source, record_source
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+
+_CAPS = (2, 4, 8, 16)
+_PAYS = 0.98  # more streams must measure below this share of fewer
+_WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A candidate that works, and what is needed to capture it again."""
+
+    candidate: Candidate
+    source: Source
+    recording: Recording
+    plan: Plan
+    facts: GraphFacts
+    durations_us: tuple[float, ...]
+    error: float | None
+    failure: str | None = None
+
+    @property
+    def replay_us(self) -> float:
+        assert self.candidate.replay_us is not None
+        return self.candidate.replay_us
+
+
+class Search:
+    """The search for the fastest schedule of one module on one device."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, torch.Tensor],
+        options: BuildOptions,
+        device: torch.device,
+        *,
+        batch: int,
+        tolerance: float,
+        below: int,
+    ) -> None:
+        self._module = module
+        self._inputs = inputs
+        self._options = options
+        self._device = device
+        self._batch = batch
+        self._tolerance = tolerance
+        self._below = below
+        self._layouts = Layouts(module)
+        self._deadline = time.monotonic() + options.budget_s
+        self.candidates: list[Candidate] = []
+        self.best: Found | None = None
+        self.refused: Found | None = None  # the first that failed its check, kept in case that none passes
+
+    def run(self) -> Found:
+        """The best candidate; the module's weights then lie as it needs them.
+
+        Raises CannotRecord or EngineError where not even the first candidate can be built, OutOfMemory.
+        """
+        try:
+            first = Source(kernels="eager", layout="given")
+            self._try(first, must=True)
+            for source in self._further_sources():
+                if time.monotonic() > self._deadline:
+                    self._left_out(source.name, f"not tried: the budget of {self._options.budget_s:.0f} s was used up")
+                else:
+                    self._try(source)
+        except BaseException:
+            self._layouts.use("given")
+            raise
+        found = self.best or self.refused
+        assert found is not None
+        self._layouts.use(found.source.layout)
+        return found
+
+    def _further_sources(self) -> list[Source]:
+        if self._device.type == "cpu":
+            return []
+        images = self._layouts.differ
+        sources = [Source(kernels="eager", layout="channels-last")] if images else []
+        if self._options.fuse != "off":
+            sources.append(Source(kernels="inductor", layout="channels-last" if images else "given"))
+        if self._options.fuse == "max":
+            sources.append(Source(kernels="max-autotune", layout="channels-last" if images else "given"))
+        return sources
+
+    def _try(self, source: Source, *, must: bool = False) -> None:
+        self._layouts.use(source.layout)
+        try:
+            recording = record_source(self._module, source, self._inputs, self._device)
+            single, facts = graph.single_stream(recording.program)
+            durations = self._durations(recording, single)
+        except OutOfMemory:
+            raise
+        except EngineError as e:
+            if must:
+                raise
+            self._left_out(source.name, f"not built: {e}")
+            return
+        single, facts = graph.single_stream(recording.program, durations_us=durations)
+        one = self._measure(source, recording, single, facts, durations, must=must)
+        if one is None or one.failure is not None:
+            return
+        fastest = one.replay_us
+        for plan, known in self._plans_with_streams(source, recording, facts, durations):
+            found = self._measure(source, recording, plan, known, durations, under_us=fastest * _PAYS)
+            fastest = min(fastest, found.replay_us) if found is not None else fastest
+
+    def _plans_with_streams(
+        self, source: Source, recording: Recording, facts: GraphFacts, durations: tuple[float, ...]
+    ) -> list[tuple[Plan, GraphFacts]]:
+        """Plans with more than one stream that are worth a try."""
+        limit = self._options.streams
+        if self._device.type == "cpu" or limit == 1 or facts.width < 2:
+            return []
+        assert facts.critical_path_us is not None
+        assert facts.total_work_us is not None
+        ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
+        if ratio > _WORTH_TRYING:
+            self._left_out(
+                f"{source.name}, several streams",
+                f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay",
+            )
+            return []
+        full = graph.make_plan(
+            recording.program, durations_us=durations, max_streams=None if limit == "auto" else limit
+        )
+        capped = [
+            graph.make_plan(recording.program, durations_us=durations, max_streams=cap)
+            for cap in _CAPS
+            if limit == "auto" and cap < full[0].streams
+        ]
+        return [full, *reversed(capped)]
+
+    def _measure(
+        self,
+        source: Source,
+        recording: Recording,
+        plan: Plan,
+        facts: GraphFacts,
+        durations: tuple[float, ...],
+        *,
+        must: bool = False,
+        under_us: float | None = None,
+    ) -> Found | None:
+        """Capture, check and time one plan; it becomes the best where it is faster than all before."""
+        name = f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
+        try:
+            instance = self._capture(recording, plan)
+        except OutOfMemory:
+            if must:
+                raise
+            self._left_out(name, "not built: not enough memory on the device")
+            return None
+        except EngineError as e:
+            if must:
+                raise
+            self._left_out(name, f"not built: {e}")
+            return None
+        try:
+            error, failure = self._check(instance, recording)
+            replay_us = measure.time_us(instance.replay, self._device)
+            nbytes = instance.bytes
+        finally:
+            instance.close()
+        candidate = Candidate(
+            name=name,
+            replay_us=replay_us,
+            records_per_s=self._batch / replay_us * 1e6,
+            peak_bytes=nbytes,
+            error=error,
+            chosen=False,
+            reason=failure or "",
+        )
+        found = Found(
+            candidate=candidate,
+            source=source,
+            recording=recording,
+            plan=plan,
+            facts=facts,
+            durations_us=durations,
+            error=error,
+            failure=failure,
+        )
+        self.candidates.append(candidate)
+        limit = self._options.memory_bytes
+        if failure is not None:
+            self.refused = self.refused or found
+        elif limit is not None and nbytes > limit and not must:
+            self._explain(candidate, f"needs {nbytes} bytes, more than the {limit} that it may use")
+        elif under_us is not None and replay_us > under_us:
+            self._explain(candidate, f"not faster than fewer streams by {1 - _PAYS:.0%}")
+        elif self.best is None or replay_us < self.best.replay_us:
+            self.best = found
+        return found
+
+    def _capture(self, recording: Recording, plan: Plan) -> Instance:
+        return capture(
+            recording.program,
+            plan,
+            state=state_of(self._module),
+            constants=recording.constants,
+            kernels=recording.kernels,
+            device=self._device,
+        )
+
+    def _check(self, instance: Instance, recording: Recording) -> tuple[float | None, str | None]:
+        try:
+            error = verify.check(
+                instance,
+                self._module,
+                recording.program.inputs,
+                self._device,
+                tolerance=self._tolerance,
+                seed=secrets.randbits(32),
+                below=self._below,
+            )
+        except CheckFailed as e:
+            return e.error, str(e)
+        return error, None
+
+    def _durations(self, recording: Recording, plan: Plan) -> tuple[float, ...]:
+        bound = bind(
+            recording.program,
+            plan,
+            state=state_of(self._module),
+            constants=recording.constants,
+            kernels=recording.kernels,
+            device=self._device,
+        )
+        for name, value in verify.random_inputs(recording.program.inputs, self._device, 0, self._below).items():
+            bound.inputs[name].copy_(value)
+        return tuple(measure.task_times_us(bound, self._device))
+
+    def _left_out(self, name: str, reason: str) -> None:
+        self.candidates.append(
+            Candidate(
+                name=name,
+                replay_us=None,
+                records_per_s=None,
+                peak_bytes=None,
+                error=None,
+                chosen=False,
+                reason=reason,
+            )
+        )
+
+    def _explain(self, candidate: Candidate, reason: str) -> None:
+        self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
