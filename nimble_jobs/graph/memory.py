@@ -34,7 +34,7 @@ class MemoryPlan:
 def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:
     """Place every intermediate that is not an output, or with `among`, those of these buffers. Deterministic.
 
-    Close to linear in tasks and synchronisations, and up to `packing.WORK` quadratic in buffers.
+    Close to linear in tasks and synchronisations; up to `packing.BUFFERS`, quadratic in buffers.
     """
     users = arena_users(program, among)
     size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}

@@ -2,7 +2,7 @@
 
 Source: Y. Pisarchyk, J. Lee, "Efficient Memory Management for Deep Neural Net Inference", MLSys workshop on on-device
 intelligence, 2020 ("greedy by size"), with happens-before in place of lifetimes. Quadratic in the number of buffers,
-hence only up to `WORK`.
+hence only up to `BUFFERS` and `WORK`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from nimble_jobs.graph.clocks import places_on_stream, tracked, walk
 from nimble_jobs.schedule import Plan
 
 WORK = 300_000_000  # comparisons of clock entries, and of pairs over all rounds: about a second each
+BUFFERS = 4096  # whose pairs are held at once
 ROUNDS = 40
 
 Numbers = npt.NDArray[np.int64]
@@ -28,7 +29,8 @@ def pack(
     rounds counts, and `enough` bytes end the search.
     """
     buffers = sorted(users, key=lambda b: (-size[b], b))
-    if not buffers or tracked(plan) < plan.streams or len(buffers) ** 2 * plan.streams > WORK:
+    few = 0 < len(buffers) <= BUFFERS and len(buffers) ** 2 * plan.streams <= WORK
+    if not few or tracked(plan) < plan.streams:
         return None
     sizes = np.array([size[b] for b in buffers], np.int64)
     meet = _meet(*_clocks(plan, users, buffers))
