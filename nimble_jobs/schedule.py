@@ -171,6 +171,7 @@ class Schedule:
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
     kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
+    in_flight: int = 1  # instances that a worker keeps busy at once
     candidates: tuple[Candidate, ...]
     tolerance: float  # largest accepted relative norm
     error: float | None  # the relative norm that was found; None where it was not finite

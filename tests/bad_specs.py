@@ -531,14 +531,9 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
-        name="not built yet: cron and the engine",
+        name="not built yet: cron",
         text=SCORE + 'schedule:\n  streams: 4\n  fuse: max\n  in_flight: 2\ncron:\n  expression: "15 2 * * *"\n',
-        messages=(
-            "{file}:17: schedule.streams: not supported yet; expected auto or 1",
-            "{file}:18: schedule.fuse: not supported yet; expected auto or off",
-            "{file}:19: schedule.in_flight: not supported yet; expected auto or 1",
-            "{file}:20: cron: not supported yet; expected no cron",
-        ),
+        messages=("{file}:20: cron: not supported yet; expected no cron",),
     ),
     BadSpec(
         name="wrong types in what is not built yet",

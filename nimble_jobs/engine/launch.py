@@ -9,12 +9,21 @@ import torch
 
 from nimble_jobs.engine.bind import Bound
 
-_POOLS: dict[int, list[torch.cuda.Stream]] = {}  # by device index
+_POOLS: dict[tuple[str, int], list[torch.cuda.Stream]] = {}  # by use and device index
 
 
 def streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The first `count` streams of the process's pool for a device."""
-    pool = _POOLS.setdefault(device.index or 0, [])
+    """The first `count` streams of the process's pool for the tasks of one replay."""
+    return _pool("tasks", device, count)
+
+
+def flight_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """The first `count` streams of the process's pool for whole replays in flight."""
+    return _pool("replays", device, count)
+
+
+def _pool(use: str, device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    pool = _POOLS.setdefault((use, device.index or 0), [])
     while len(pool) < count:
         pool.append(torch.cuda.Stream(device))
     return pool[:count]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
 from nimble_jobs.engine.bind import Bound, Env, Step
+from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.errors import EngineError
 
 _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first warms up
 _GPU_SAMPLES = 3
+_ROUNDS_AHEAD = 25  # between two waits for the device
 _REPEATS = 20  # of a task in its graph: the launch of the graph, a few microseconds, is shared by so many
 
 
@@ -31,6 +34,29 @@ def time_us(call: Callable[[], object], device: torch.device, *, budget_s: float
     calls = max(1, min(200, int(budget_s / once / (_SAMPLES + 1))))
     samples = max(1, min(_SAMPLES, int(budget_s / once)))
     return median(_sample(call, device, calls) for _ in range(samples))
+
+
+def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = 0.4) -> float:
+    """Replays a second with every instance on a stream of its own, all kept busy."""
+    if device.type != "cuda":
+        return 1e6 / time_us(instances[0].replay, device)
+    lanes = flight_streams(device, len(instances))
+
+    def round_robin() -> None:
+        for instance, stream in zip(instances, lanes, strict=True):
+            with torch.cuda.stream(stream):
+                instance.replay()
+
+    round_robin()
+    synchronize(device)
+    start = time.perf_counter()
+    rounds = 0
+    while time.perf_counter() - start < budget_s:
+        for _ in range(_ROUNDS_AHEAD):
+            round_robin()
+        rounds += _ROUNDS_AHEAD
+        synchronize(device)
+    return rounds * len(instances) / (time.perf_counter() - start)
 
 
 def task_times_us(bound: Bound, device: torch.device) -> list[float]:

@@ -11,11 +11,11 @@ from torch import nn
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.capture import Instance, capture
-from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request
-from nimble_jobs.planner.search import Found, Search
+from nimble_jobs.planner.search import Found, Search, capture_several
 from nimble_jobs.schedule import Candidate, Schedule
 
 
@@ -24,16 +24,30 @@ class Built:
     """A new schedule, its instance, and the constants that must be stored beside it."""
 
     schedule: Schedule
-    instance: Instance
+    instances: tuple[Instance, ...]  # as many as the schedule wants in flight
     recording: Recording
     failure: str | None  # why no candidate passed the check against eager; None where one did
+
+    @property
+    def instance(self) -> Instance:
+        """The first instance."""
+        return self.instances[0]
+
+    def close(self) -> None:
+        """Give the memory of every instance back."""
+        for instance in self.instances:
+            instance.close()
 
 
 def build_schedule(module: nn.Module, request: Request, key: str, device: torch.device) -> Built:
     """`build_best` for what a job asks for."""
     example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)
     options = BuildOptions(
-        streams=request.schedule.streams, fuse=request.schedule.fuse, tolerance=tolerance_of(request)
+        streams=request.schedule.streams,
+        fuse=request.schedule.fuse,
+        purpose="throughput",
+        in_flight=request.schedule.in_flight,
+        tolerance=tolerance_of(request),
     )
     return build_best(module, {"x": example}, key, options, device)
 
@@ -61,14 +75,7 @@ def build_best(
         eager_us = measure.time_us(lambda: module(*example.values()), device)
     search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below)
     found = search.run()
-    instance = capture(
-        found.recording.program,
-        found.plan,
-        state=state_of(module),
-        constants=found.recording.constants,
-        kernels=found.recording.kernels,
-        device=device,
-    )
+    instances = capture_several(found.recording, found.plan, module, device, found.in_flight)
     schedule = Schedule(
         key=key,
         program=found.recording.program,
@@ -77,16 +84,17 @@ def build_best(
         durations_us=found.durations_us,
         kernels=found.source.kernels,
         layout=found.source.layout,
+        in_flight=found.in_flight,
         candidates=_candidates(search, found, eager_us, batch),
         tolerance=tolerance,
         error=found.error,
         device=devices.describe(device),
         eager_us=eager_us,
         replay_us=found.replay_us,
-        peak_bytes=instance.bytes,
+        peak_bytes=sum(i.bytes for i in instances),
         build_s=time.perf_counter() - start,
     )
-    return Built(schedule=schedule, instance=instance, recording=found.recording, failure=found.failure)
+    return Built(schedule=schedule, instances=instances, recording=found.recording, failure=found.failure)
 
 
 def tolerance_of(request: Request) -> float:

@@ -43,7 +43,7 @@ def explain_schedule(
     module = build_module(request, device)
     loaded_s = time.perf_counter() - start
     built = build_schedule(module, request, key, device)
-    loaded = Loaded(key=key, request=request, device=device, module=module, instance=built.instance)
+    loaded = Loaded(key=key, request=request, device=device, module=module, instances=built.instances)
     save_built(built, parts, store)
     loaded.close()
     stages = {"load_s": loaded_s, "build_s": built.schedule.build_s}

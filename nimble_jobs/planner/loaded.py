@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.flight import Flight
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.planner.request import Request
 from nimble_jobs.schedule import Schedule
+
+T = TypeVar("T")
 
 
 class Resident(Protocol):
@@ -47,29 +51,37 @@ class Loaded:
     request: Request
     device: torch.device
     module: nn.Module
-    instance: Instance | None = None
+    instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None
 
+    _flight: Flight | None = None
+
     @property
     def bytes(self) -> int:
-        """Device memory of the module's state and the instance."""
+        """Device memory of the module's state and the instances."""
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(self.module).values()
         }
-        return sum(storages.values()) + (self.instance.bytes if self.instance is not None else 0)
+        return sum(storages.values()) + sum(i.bytes for i in self.instances)
 
-    def __call__(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Outputs by name for a whole batch of shape `request.input_shape`, valid until the next call."""
-        if self.instance is not None:
-            self.instance.inputs["x"].copy_(x)
-            self.instance.replay()
-            return self.instance.outputs
-        with torch.no_grad():
-            return flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
+    def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
+        """Outputs by name of each whole batch of shape `request.input_shape`, with what came beside it, in order.
+
+        Outputs are valid until the next ones are asked for.
+        """
+        if self.instances:
+            self._flight = self._flight or Flight(self.instances, self.device)
+            yield from self._flight.run(batches)
+            return
+        for x, beside in batches:
+            with torch.no_grad():
+                outputs = flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
+            yield outputs, beside
 
     def close(self) -> None:
-        if self.instance is not None:
-            self.instance.close()
-        self.instance = None
+        for instance in self.instances:
+            instance.close()
+        self.instances = ()
+        self._flight = None
         self.module = nn.Identity()

@@ -13,8 +13,8 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import verify
-from nimble_jobs.engine.capture import Instance, capture
-from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, JobFailed, NotFound, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
@@ -22,6 +22,7 @@ from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.build import Built, build_schedule, integers_below, tolerance_of
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key
+from nimble_jobs.planner.search import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
@@ -45,7 +46,7 @@ class Prepared:
         summary: dict[str, Any] = {
             "key": loaded.key,
             "hit": self.hit.value,
-            "runs": "eager" if loaded.instance is None else "schedule",
+            "runs": "schedule" if loaded.instances else "eager",
             "fallback": loaded.fallback,
             "miss_reason": self.miss_reason,
         }
@@ -53,7 +54,10 @@ class Prepared:
             summary |= {
                 "device": schedule.device,
                 "tasks": schedule.facts.tasks,
+                "kernels": schedule.kernels,
+                "layout": schedule.layout,
                 "streams": schedule.plan.streams,
+                "in_flight": schedule.in_flight,
                 "syncs": len(schedule.plan.syncs),
                 "replay_us": schedule.replay_us,
                 "eager_us": schedule.eager_us,
@@ -149,23 +153,18 @@ def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
     try:
         layouts.use("channels-last" if schedule.layout == "channels-last" else "given")
         recording = _recording_of(loaded, schedule, store)
-        instance = capture(
-            schedule.program,
-            schedule.plan,
-            state=state_of(loaded.module),
-            constants=recording.constants,
-            kernels=recording.kernels,
-            device=loaded.device,
-        )
+        instances = capture_several(recording, schedule.plan, loaded.module, loaded.device, schedule.in_flight)
         try:
-            _check(instance, loaded, schedule)
+            for instance in instances:
+                _check(instance, loaded, schedule)
         except CheckFailed:
-            instance.close()
+            for instance in instances:
+                instance.close()
             raise
     except BaseException:
         layouts.use("given")
         raise
-    loaded.schedule, loaded.instance = schedule, instance
+    loaded.schedule, loaded.instances = schedule, instances
 
 
 def _recording_of(loaded: Loaded, schedule: Schedule, store: Store) -> Recording:
@@ -210,9 +209,9 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
     save_built(built, parts, store)
     if built.failure is not None:
         loaded.fallback = f"the schedule is quarantined: {built.failure}"
-        built.instance.close()
+        built.close()
     else:
-        loaded.instance = built.instance
+        loaded.instances = built.instances
 
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:

@@ -30,9 +30,6 @@ class NotYet:
 
 NOT_YET = (
     NotYet(field="cron", accepted=lambda s: s.cron is None, expected="no cron"),
-    NotYet(field="schedule.streams", accepted=lambda s: s.schedule.streams in ("auto", 1), expected="auto or 1"),
-    NotYet(field="schedule.fuse", accepted=lambda s: s.schedule.fuse != "max", expected="auto or off"),
-    NotYet(field="schedule.in_flight", accepted=lambda s: s.schedule.in_flight in ("auto", 1), expected="auto or 1"),
     NotYet(
         field="schedule",
         accepted=lambda s: s.kind == "score" or s.schedule in (ScheduleSpec(), ScheduleSpec(on_miss="eager")),

@@ -121,16 +121,26 @@ def _score(
 ) -> tuple[dict[str, np.ndarray | list[str]], list[BadRecord]]:
     columns = Columns(context.spec.output.fields)
     bad: list[BadRecord] = []
-    for batch in reader.batches(first, last, batch_size=loaded.request.batch_size):
-        if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
-            raise _Stopped
-        bad += batch.bad
-        if len(batch):
-            columns.add(loaded(_padded(batch, loaded.request)), batch.ids, batch.labels)
+
+    def count(batch: Batch) -> None:
         tally.done += batch.stop - batch.start
         tally.bad += len(batch.bad)
-        enforce_threshold(context.spec.run, tally.bad, reader.total, bad)
         context.report(done=tally.done, bad=tally.bad)
+
+    def whole_batches() -> Iterator[tuple[torch.Tensor, Batch]]:
+        for batch in reader.batches(first, last, batch_size=loaded.request.batch_size):
+            if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
+                raise _Stopped
+            bad.extend(batch.bad)
+            enforce_threshold(context.spec.run, tally.bad + len(batch.bad), reader.total, bad)
+            if len(batch):
+                yield _padded(batch, loaded.request), batch
+            else:
+                count(batch)
+
+    for outputs, batch in loaded.run(whole_batches()):
+        columns.add(outputs, batch.ids, batch.labels)
+        count(batch)
     return columns.finish(), bad
 
 

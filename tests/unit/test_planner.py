@@ -1,0 +1,205 @@
+"""From a request to something that runs: built once, stored, resident; and every way in which it can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nimble_jobs import planner
+from nimble_jobs.engine import verify
+from nimble_jobs.errors import CheckFailed, JobFailed
+from nimble_jobs.job import Hit
+from nimble_jobs.planner import Prepared, Request, key_parts, schedule_key
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.residency import Residents
+
+CPU = torch.device("cpu")
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(3, width)
+
+    def forward(self, x):
+        return self.linear(x).relu() * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+def net(width=4):
+    return Net(width)
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x * float(x.sum())
+
+def reads():
+    return Reads()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(CODE)
+    return path
+
+
+def request(code: Path, factory: str = "net", *, batch: int = 2, **schedule: Any) -> Request:
+    return Request(
+        model=ModelSpec(source=f"python:{code}:{factory}"),
+        shape=(3,),
+        dtype="float32",
+        batch_size=batch,
+        schedule=ScheduleSpec(**schedule),
+        allowed_python=(code.parent,),
+    )
+
+
+def prepared(wanted: Request, store: Store, residents: Residents | None = None) -> Prepared:
+    return planner.prepare(wanted, device=CPU, store=store, residents=residents or Residents(2**30))
+
+
+def outputs(made: Prepared, x: torch.Tensor) -> torch.Tensor:
+    ((found, _),) = made.loaded.run([(x, None)])
+    return found["output"]
+
+
+def test_miss_then_resident_then_stored(store: Store, code: Path) -> None:
+    """The first request builds, the next one in this process is resident, one in another process is a stored hit."""
+    residents = Residents(2**30)
+    first = prepared(request(code), store, residents)
+    again = prepared(request(code), store, residents)
+    elsewhere = prepared(request(code), store)
+    assert [p.hit for p in (first, again, elsewhere)] == [Hit.MISS, Hit.RESIDENT, Hit.STORED]
+    assert again.loaded is first.loaded
+    x = torch.randn(2, 3)
+    assert torch.equal(outputs(first, x), outputs(elsewhere, x))
+    assert store.schedules.get(first.loaded.key).hits == 2
+    assert first.summary()["runs"] == elsewhere.summary()["runs"] == "schedule"
+
+
+def test_the_key_is_equal_for_equal_requests_and_differs_with_what_matters(code: Path) -> None:
+    """Batch size, factory arguments, dtype and the model's file change the key; the seed does not."""
+    base = request(code)
+    key = schedule_key(key_parts(base, CPU))
+    assert key == schedule_key(key_parts(request(code), CPU))
+    seeded = Request(**{**base.__dict__, "model": base.model.model_copy(update={"seed": 5})})
+    assert schedule_key(key_parts(seeded, CPU)) == key
+    others = [
+        request(code, batch=3),
+        request(code, "reads"),
+        Request(**{**base.__dict__, "model": base.model.model_copy(update={"args": {"width": 4}})}),
+        Request(**{**base.__dict__, "model": base.model.model_copy(update={"dtype": "bf16"})}),
+        Request(**{**base.__dict__, "embedding": True}),
+    ]
+    keys = {schedule_key(key_parts(r, CPU)) for r in others}
+    assert len(keys | {key}) == len(others) + 1
+    code.write_text(CODE + "\n# edited\n")
+    assert schedule_key(key_parts(request(code), CPU)) != key
+
+
+def test_other_weights_are_served_by_the_same_schedule(store: Store, code: Path) -> None:
+    """Another seed gives other weights, the stored schedule and eager's results."""
+    prepared(request(code), store)
+    base = request(code)
+    seeded = Request(**{**base.__dict__, "model": base.model.model_copy(update={"seed": 5})})
+    made = prepared(seeded, store)
+    x = torch.randn(2, 3)
+    assert made.hit is Hit.STORED
+    with torch.no_grad():
+        assert torch.allclose(outputs(made, x), made.loaded.module(x))
+
+
+def test_a_model_that_cannot_be_recorded_runs_in_eager_and_says_why(store: Store, code: Path) -> None:
+    """The fallback names the operator; nothing is stored."""
+    made = prepared(request(code, "reads"), store)
+    assert made.summary()["runs"] == "eager"
+    assert "_local_scalar_dense" in str(made.loaded.fallback)
+    x = torch.randn(2, 3)
+    assert torch.equal(outputs(made, x), x * float(x.sum()))
+    assert store.schedules.list() == []
+
+
+def test_a_failed_check_quarantines_and_is_not_built_again(
+    store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a mismatch the job runs in eager; so does the next one, without building."""
+
+    def disagree(*_a: Any, **_k: Any) -> float:
+        raise CheckFailed("output 'output' differs from eager", error=0.5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verify, "check", disagree)
+        made = prepared(request(code), store)
+    assert made.loaded.fallback is not None
+    assert "quarantined: output 'output' differs from eager" in made.loaded.fallback
+    assert store.schedules.get(made.loaded.key).state == "quarantined"
+    after = prepared(request(code), store)
+    assert (after.summary()["runs"], after.hit) == ("eager", Hit.MISS)
+    store.schedules.remove([made.loaded.key])
+    assert prepared(request(code), store).summary()["runs"] == "schedule"
+
+
+def test_a_stored_schedule_that_fails_its_check_is_quarantined_too(
+    store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check follows each load, not only each build."""
+    prepared(request(code), store)
+
+    def disagree(*_a: Any, **_k: Any) -> float:
+        raise CheckFailed("differs", error=None)
+
+    monkeypatch.setattr(verify, "check", disagree)
+    made = prepared(request(code), store)
+    assert made.summary()["runs"] == "eager"
+    assert made.miss_reason == "the stored schedule failed its check: differs"
+
+
+def test_a_missing_constant_is_a_miss_with_its_reason(store: Store, code: Path) -> None:
+    """Without the bytes of a constant the schedule is built again, and works."""
+    first = prepared(request(code), store)
+    assert first.loaded.schedule is not None
+    (constant,) = first.loaded.schedule.program.constants
+    for path in (store.home / "artifacts").rglob(f"*{constant.name[-20:]}*"):
+        path.unlink()
+    again = prepared(request(code), store)
+    assert (again.hit, again.summary()["runs"]) == (Hit.MISS, "schedule")
+    assert again.miss_reason is not None
+    assert again.miss_reason.startswith("the stored schedule was not used: ")
+    assert prepared(request(code), store).hit is Hit.STORED
+
+
+@pytest.mark.parametrize("policy", ["eager", "fail"])
+def test_on_miss_is_honoured(store: Store, code: Path, policy: str) -> None:
+    """Without a stored schedule `eager` runs in eager, `fail` fails; with one both use it."""
+    wanted = request(code, on_miss=policy)
+    if policy == "fail":
+        with pytest.raises(JobFailed, match=r"schedule\.on_miss is fail"):
+            prepared(wanted, store)
+    else:
+        assert prepared(wanted, store).summary()["runs"] == "eager"
+    prepared(request(code), store)
+    assert prepared(wanted, store).hit is Hit.STORED
+
+
+def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Path) -> None:
+    """syncs_needed is meg_edges - matching; exactly one candidate is chosen; the second answer is a hit."""
+    answer = planner.explain(request(code), device=CPU, store=store)
+    graph = answer["graph"]
+    assert graph["syncs_needed"] == graph["meg_edges"] - graph["matching"]
+    assert [c["name"] for c in answer["candidates"] if c["chosen"]] == ["eager kernels, 1 stream"]
+    assert (answer["hit"], planner.explain(request(code), device=CPU, store=store)["hit"]) == ("miss", "stored")
+    assert planner.explain(request(code, batch=7), device=CPU, store=store, build=False)["hit"] == "miss"
