@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import cache, doctor, jobs, specs, submit, worker
+from nimble_jobs.cli import bench, cache, doctor, jobs, specs, submit, worker
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note
 from nimble_jobs.errors import NimbleError, SpecError
@@ -29,6 +29,7 @@ jobs.register(app)
 doctor.register(app)
 app.add_typer(worker.app)
 app.add_typer(cache.app)
+app.add_typer(bench.app)
 
 
 def _version(wanted: bool) -> None:

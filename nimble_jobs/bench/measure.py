@@ -1,0 +1,104 @@
+"""Measure one unit: prepare, check, time, weigh. One row a system, as soon as it is known."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+
+import torch
+
+from nimble_jobs.bench import ours, systems
+from nimble_jobs.bench.cell import Cell
+from nimble_jobs.bench.figures import blank, figures
+from nimble_jobs.bench.memory import Meter, tidy
+from nimble_jobs.bench.request import Unit
+from nimble_jobs.bench.results import Row, failed, in_words
+from nimble_jobs.bench.settings import Settings
+from nimble_jobs.engine.device import synchronize
+
+_OWN_ALLOCATOR = ("onnxruntime", "tensorrt")
+_COMPILES = ("compile", "ours")
+
+
+def measure(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
+    """Rows of the unit's systems. Whatever a system raises becomes the error of its rows; nothing is raised."""
+    missing = list(unit.systems)
+    compiles = unit.family.startswith(_COMPILES)
+    try:
+        with _caches(cold=settings.cold_caches and compiles):
+            for row in _rows(cell, unit, settings):
+                if row.in_flight is None:
+                    missing.remove(row.system)
+                yield dataclasses.replace(row, caches=_caches_word(settings) if compiles else None)
+    except Exception as e:  # noqa: BLE001  # a benchmark reports what happens to others' systems, whatever it is
+        traceback.print_exc()
+        yield from failed(unit, missing, in_words(e))
+    finally:
+        torch._dynamo.reset()
+        with contextlib.suppress(RuntimeError):  # after a fault of the device; `faulted` tells
+            tidy(cell.device)
+
+
+def faulted(device: torch.device) -> bool:
+    """Whether the device's context can be used no more."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
+    if unit.family == "ours":
+        yield from ours.rows(cell, unit, settings)
+        return
+    meter = Meter(cell.device)
+    cell.ready(unit.layout)
+    meter.start()
+    ready = systems.prepare(unit.family, cell, unit.layout)
+    spent_s = 0.0
+    while True:
+        begin = time.perf_counter()
+        found = next(ready, None)
+        synchronize(cell.device)
+        spent_s += time.perf_counter() - begin
+        if found is None:
+            return
+        name, runner = found
+        try:
+            yield dataclasses.replace(
+                blank(unit, name),
+                prepare_s=spent_s,
+                build_peak_bytes=meter.built(),
+                **figures(
+                    cell,
+                    runner,
+                    unit.layout,
+                    settings.sample_s,
+                    meter,
+                    idle=settings.idle,
+                    own_allocator=name in _OWN_ALLOCATOR,
+                ),
+            )
+        finally:
+            runner.close()
+
+
+def _caches_word(settings: Settings) -> str:
+    return "cold" if settings.cold_caches else "shared"
+
+
+@contextlib.contextmanager
+def _caches(*, cold: bool) -> Iterator[None]:
+    """With `cold`, compilers find nothing of what earlier systems or runs left on disk."""
+    if not cold:
+        yield
+        return
+    from torch._inductor.utils import fresh_cache
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder):
+        yield

@@ -1,0 +1,122 @@
+"""Our own rows: the planner's search gives all candidates; the chosen one is timed here, as everything else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
+
+import torch
+
+from nimble_jobs.bench import in_flight
+from nimble_jobs.bench.cell import Cell
+from nimble_jobs.bench.figures import blank, figures
+from nimble_jobs.bench.memory import Meter
+from nimble_jobs.bench.request import CONTIGUOUS, OURS, OURS_MANY, OURS_ONE, Unit
+from nimble_jobs.bench.results import Row, failed, in_words
+from nimble_jobs.bench.runners import StaticRunner
+from nimble_jobs.bench.settings import Settings
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import EngineError
+from nimble_jobs.planner.build import build_best
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.schedule import Candidate, Schedule
+
+_STREAMS = re.compile(r"\b(\d+|one) streams?\b")
+
+
+def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
+    """The best single stream, the best on many, the chosen one, and that one so many times in flight.
+
+    The first two are the planner's measurements of candidates that it has let go of; so is `built_replay_us` of the
+    chosen one, with which they compare.
+    """
+    module = cell.own_module()  # the search lays its weights out as the winner needs them
+    inputs = cell.inputs(CONTIGUOUS)[0]
+    cell.ready(CONTIGUOUS)
+    meter = Meter(cell.device)
+    meter.start()
+    begin = time.perf_counter()
+    built = build_best(
+        module,
+        inputs,
+        "benchmark",
+        BuildOptions(
+            fuse=cast(Literal["auto", "off", "max"], settings.fuse),
+            tolerance=cell.tolerance,
+            budget_s=settings.search_s,
+        ),
+        cell.device,
+    )
+    synchronize(cell.device)
+    prepare_s = time.perf_counter() - begin
+    try:
+        build_peak_bytes = meter.built()
+        candidates = built.schedule.candidates
+        for system, many in ((OURS_ONE, False), (OURS_MANY, True)):
+            yield _of_candidates(unit, system, candidates, cell.tolerance, many=many)
+        if built.failure is not None:
+            yield from failed(unit, [OURS], built.failure)
+            return
+        instance = built.instance
+        runner = StaticRunner(instance.replay, instance.inputs, lambda: instance.outputs)
+        yield dataclasses.replace(
+            blank(unit, OURS),
+            prepare_s=prepare_s,
+            build_peak_bytes=build_peak_bytes,
+            facts=_facts(built.schedule),
+            candidates=[dataclasses.asdict(c) for c in candidates],
+            note=next((c.name for c in candidates if c.chosen), None),
+            **figures(cell, runner, CONTIGUOUS, settings.sample_s, meter, idle=settings.idle),
+        )
+        built.close()  # in-flight instances come and go, and with them workspaces that it may have captured
+        for number in settings.in_flight:
+            try:
+                yield in_flight.row(cell, unit, built, module, number, settings.sample_s)
+            except (EngineError, torch.OutOfMemoryError) as e:
+                yield dataclasses.replace(failed(unit, [OURS], in_words(e))[0], in_flight=number)
+    finally:
+        built.close()
+
+
+def _of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tolerance: float, *, many: bool) -> Row:
+    """The fastest right candidate on one stream, or on more; without figures where there was none to measure."""
+    fitting = [
+        (c.replay_us, c)
+        for c in candidates
+        if c.replay_us and c.error is not None and c.error <= tolerance and _on_many(c.name) is many
+    ]
+    if not fitting:
+        reasons = [c.reason for c in candidates if _on_many(c.name) is many or "several streams" in c.name]
+        return dataclasses.replace(blank(unit, system), note="; ".join(reasons) or "no such candidate")
+    replay_us, best = min(fitting, key=lambda pair: pair[0])
+    return dataclasses.replace(
+        blank(unit, system),
+        replay_us=replay_us,
+        records_per_s=unit.batch / replay_us * 1e6,
+        peak_bytes=best.peak_bytes,
+        relative_norm=best.error,
+        note=best.name,
+    )
+
+
+def _on_many(name: str) -> bool | None:
+    """Whether a candidate's name speaks of more than one stream; None where it speaks of none."""
+    found = _STREAMS.search(name)
+    return found[1] not in ("1", "one") if found else None
+
+
+def _facts(schedule: Schedule) -> dict[str, Any]:
+    """What the graph is like, and how far its replay is from the bounds."""
+    facts = dataclasses.asdict(schedule.facts)
+    path, work = schedule.facts.critical_path_us, schedule.facts.total_work_us
+    return facts | {
+        "built_replay_us": schedule.replay_us,
+        "eager_us": schedule.eager_us,
+        "over_critical_path": schedule.replay_us / path if path else None,
+        "over_total_work": schedule.replay_us / work if work else None,
+        "planned_bytes": schedule.peak_bytes,
+        "build_s": schedule.build_s,
+    }

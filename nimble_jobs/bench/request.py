@@ -1,0 +1,152 @@
+"""What is to be measured: models, systems, batches and dtypes, as a list of units that fail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nimble_jobs.errors import UsageError
+from nimble_jobs.models.zoo import ZOO
+
+DTYPES = ("fp32", "fp16", "bf16")
+CONTIGUOUS, CHANNELS_LAST, OWN_LAYOUT = "contiguous", "channels-last", "own choice"
+LAYOUTS = {
+    "contiguous": (CONTIGUOUS,),
+    "channels-last": (CHANNELS_LAST,),
+    "both": (CONTIGUOUS, CHANNELS_LAST),
+}
+OURS, OURS_ONE, OURS_MANY = "ours", "ours-1-stream", "ours-streams"
+
+# What is prepared at one go, and the systems that come out of it.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "eager": ("eager",),
+    "torchscript": ("torchscript",),
+    "cuda-graph": ("cuda-graph",),
+    "compile-default": ("compile-default", "compile-default+graph"),
+    "compile-reduce-overhead": ("compile-reduce-overhead",),
+    "compile-max-autotune": ("compile-max-autotune",),
+    "compile-max-autotune+graph": ("compile-max-autotune+graph",),
+    "onnxruntime": ("onnxruntime",),
+    "tensorrt": ("tensorrt",),
+    "ours": (OURS_ONE, OURS_MANY, OURS),
+}
+SYSTEMS = tuple(system for systems in FAMILIES.values() for system in systems)
+WITHOUT_GPU = ("eager", "ours")  # families that a machine without a GPU runs unasked
+_CHOOSE_THEMSELVES = ("onnxruntime", "tensorrt", "ours")  # these find their own memory format
+_GROUPS = {
+    "all": tuple(FAMILIES),
+    "compile": tuple(f for f in FAMILIES if f.startswith("compile")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What is prepared and measured together: if it fails or takes too long, only its own rows say so."""
+
+    model: str
+    dtype: str
+    batch: int
+    layout: str
+    family: str
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return FAMILIES[self.family]
+
+    def __str__(self) -> str:
+        layout = f", {self.layout}" if self.layout == CHANNELS_LAST else ""
+        return f"{self.model} {self.dtype} batch {self.batch} {self.family}{layout}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One run of the benchmark."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...] = (1,)
+    dtypes: tuple[str, ...] | None = None  # None: fp16 and fp32 on a GPU, fp32 without one
+    families: tuple[str, ...] | None = None  # None: all on a GPU, WITHOUT_GPU without one
+    layouts: tuple[str, ...] = (CONTIGUOUS, CHANNELS_LAST)
+    device: str = "auto"
+    in_flight: tuple[int, ...] = ()  # numbers of instances to replay at once
+    tolerance: float | None = None  # relative norm against eager; None: by dtype
+    limit_s: float = 600.0  # for one unit
+    stop_after_s: float | None = None  # for all; what is left then is for a later run
+    cold_caches: bool = True  # compilers start with empty caches
+    sample_s: float = 1.0  # spent on one median
+    idle: bool = False  # profile each system too, which takes a process for each
+    fuse: str = "max"  # what our own search may compile: auto | off | max
+
+    def units(self, *, cuda: bool) -> list[Unit]:
+        """Everything to measure, model after model."""
+        dtypes = self.dtypes or (("fp16", "fp32") if cuda else ("fp32",))
+        families = self.families or (tuple(FAMILIES) if cuda else WITHOUT_GPU)
+        return [
+            Unit(model=model, dtype=dtype, batch=batch, layout=layout, family=family)
+            for model in self.models
+            for dtype in dtypes
+            for batch in self.batches
+            for family in families
+            for layout in self._layouts_of(model, family)
+        ]
+
+    def _layouts_of(self, model: str, family: str) -> tuple[str, ...]:
+        if family in _CHOOSE_THEMSELVES:
+            return (OWN_LAYOUT,)
+        images = model not in ZOO or len(ZOO[model].input_shape) == 3
+        return self.layouts if images else (CONTIGUOUS,)
+
+
+def models_of(text: str) -> tuple[str, ...]:
+    """`all`, or names of the zoo and `torchvision:NAME[@SIDE]`, separated by commas. Raises UsageError."""
+    if text == "all":
+        return tuple(ZOO)
+    names = _split(text, "--models")
+    for name in names:
+        if name not in ZOO and not name.startswith("torchvision:"):
+            raise UsageError(f"--models: unknown model {name!r}; expected torchvision:NAME, or of {', '.join(ZOO)}")
+    return names
+
+
+def families_of(text: str) -> tuple[str, ...]:
+    """`all`, `compile`, `ours`, or systems by name, as families. Raises UsageError."""
+    found: list[str] = []
+    for name in _split(text, "--systems"):
+        members = _GROUPS.get(name) or tuple(f for f, systems in FAMILIES.items() if name == f or name in systems)
+        if not members:
+            raise UsageError(f"--systems: unknown system {name!r}; expected all, compile, or of {', '.join(SYSTEMS)}")
+        found += members
+    return tuple(dict.fromkeys(found))
+
+
+def dtypes_of(text: str) -> tuple[str, ...]:
+    """Dtypes by name. Raises UsageError."""
+    names = _split(text, "--dtype")
+    for name in names:
+        if name not in DTYPES:
+            raise UsageError(f"--dtype: unknown dtype {name!r}; expected {', '.join(DTYPES)}")
+    return names
+
+
+def layouts_of(text: str) -> tuple[str, ...]:
+    """Memory formats. Raises UsageError."""
+    if text not in LAYOUTS:
+        raise UsageError(f"--layout: unknown layout {text!r}; expected {', '.join(LAYOUTS)}")
+    return LAYOUTS[text]
+
+
+def numbers_of(text: str, option: str) -> tuple[int, ...]:
+    """Whole numbers from 1. Raises UsageError naming the option."""
+    numbers = []
+    for word in _split(text, option):
+        if not word.isdecimal() or int(word) < 1:
+            raise UsageError(f"{option}: {word!r} is not a whole number from 1")
+        numbers.append(int(word))
+    return tuple(numbers)
+
+
+def _split(text: str, option: str) -> tuple[str, ...]:
+    words: Sequence[str] = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{option}: nothing was named")
+    return tuple(dict.fromkeys(words))

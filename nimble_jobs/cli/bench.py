@@ -1,0 +1,210 @@
+"""The paper's tables on this machine: bench inference."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.errors import NotFinishedInTime, UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs import bench
+    from nimble_jobs.bench import Request, Results
+
+app = typer.Typer(name="bench", help="The paper's evaluation, on this machine.", no_args_is_help=True)
+
+
+@app.command()
+def inference(
+    ctx: typer.Context,
+    models: Annotated[
+        str, typer.Option("--models", metavar="NAMES", help="Of the zoo, or torchvision:NAME[@SIDE]; commas between.")
+    ] = "all",
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="NAMES",
+            help="fp32 (with TF32, for all systems), fp16, bf16; default: fp16,fp32, without a GPU fp32.",
+            show_default=False,
+        ),
+    ] = None,
+    systems: Annotated[
+        str | None,
+        typer.Option(
+            "--systems",
+            metavar="NAMES",
+            help="eager, torchscript, cuda-graph, compile (all modes, or compile-default and so on), onnxruntime, "
+            "tensorrt, ours; default: all, without a GPU eager,ours.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
+    ] = "both",
+    in_flight: Annotated[
+        str | None,
+        typer.Option(
+            "--in-flight", metavar="K,...", help="Also records/s with K replays of ours at once.", show_default=False
+        ),
+    ] = None,
+    fuse: Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")] = "max",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance", min=0.0, help="Relative norm from eager that is a wrong output.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = "auto",
+    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")] = "10m",
+    stop_after: Annotated[
+        str | None,
+        typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
+    ] = None,
+    sample: Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")] = "1s",
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU: a process for each system.")
+    ] = False,
+    shared_caches: Annotated[
+        bool,
+        typer.Option(
+            "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare eager, TorchScript, CUDA graphs, torch.compile, ONNX Runtime, TensorRT and ours.
+
+    One process a model. Every output is compared with eager; a wrong one is an error, not a time. Times are in
+    microseconds; ratios say how many times as fast ours is.
+    """
+    from nimble_jobs import bench
+    from nimble_jobs.bench import plot as plots
+    from nimble_jobs.bench import request as asked
+
+    if fuse not in ("auto", "off", "max"):
+        raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
+    wanted = bench.Request(
+        models=asked.models_of(models),
+        batches=asked.numbers_of(batch, "--batch"),
+        dtypes=asked.dtypes_of(dtype) if dtype else None,
+        families=asked.families_of(systems) if systems else None,
+        layouts=asked.layouts_of(layout),
+        device=device,
+        in_flight=asked.numbers_of(in_flight, "--in-flight") if in_flight else (),
+        tolerance=tolerance,
+        limit_s=options.duration(limit, "--limit") or 600.0,
+        stop_after_s=options.duration(stop_after, "--stop-after"),
+        cold_caches=not shared_caches,
+        sample_s=options.duration(sample, "--sample") or 1.0,
+        idle=idle,
+        fuse=fuse,
+    )
+    if plot is not None:
+        plots.require_matplotlib()
+    results = _earlier(json, resume=resume)
+    finished = _run(wanted, results, json, log or _log(ctx, json), quiet=quiet)
+    _present(results, plot)
+    if not finished:
+        raise NotFinishedInTime(f"not finished after {stop_after}; --resume measures the rest")
+
+
+@app.command()
+def show(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="What --json wrote; a later file's rows replace an earlier's.")
+    ],
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows into one file.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the tables of results that are there, and put files of one device together."""
+    from nimble_jobs.bench import Results
+
+    if json is not None and json.exists():
+        raise UsageError(f"--json: {json} is there already; name another file")
+    together = Results()
+    for file in files:
+        found = Results.load(file)
+        together.adopt(found.environment)
+        together.add(found.rows)
+    if json is not None:
+        together.save(json)
+    _present(together, plot)
+
+
+def _present(results: Results, plot: Path | None) -> None:
+    from nimble_jobs import bench
+    from nimble_jobs.bench.plot import draw
+    from nimble_jobs.cli import bench_tables
+
+    comparisons = bench.compare(results.rows)
+    bench_tables.show(results, comparisons)
+    if plot is not None:
+        draw(comparisons, results.environment, plot)
+        output.note(f"chart in {plot}")
+
+
+def _earlier(json: Path | None, *, resume: bool) -> Results:
+    """What an earlier run left. Raises UsageError where it would be lost, or is not there."""
+    from nimble_jobs.bench import Results
+
+    if resume:
+        if json is None:
+            raise UsageError("--resume: there is nothing to go on with; name the file with --json FILE")
+        return Results.load(json) if json.exists() else Results()
+    if json is not None and json.exists():
+        raise UsageError(f"--json: {json} is there already; go on with it by --resume, or name another file")
+    return Results()
+
+
+def _log(ctx: typer.Context, json: Path | None) -> Path:
+    """Beside the results, else in the state folder."""
+    if json is not None:
+        return json.with_name(f"{json.name}.log")
+    folder = options.home(ctx) / "logs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+
+def _run(request: Request, results: Results, json: Path | None, log: Path, *, quiet: bool) -> bool:
+    """Whether everything was measured. Results are kept after every unit."""
+    from nimble_jobs import bench
+
+    def told(text: str) -> None:
+        if not quiet:
+            output.note(text)
+
+    def kept(found: bench.Results) -> None:
+        if json is not None:
+            found.save(json)
+
+    for file in filter(None, (json, log)):
+        if not file.absolute().parent.is_dir():
+            raise UsageError(f"{file}: there is no folder {file.parent}")
+    told(f"compilers' output goes to {log}")
+    try:
+        return bench.run(request, results, log=log, told=told, kept=kept)
+    finally:
+        kept(results)
