@@ -27,7 +27,10 @@ __all__ = [
     "modes_off",
     "storage_id",
     "tested_version",
+    "tree_children",
+    "tree_flatten",
     "tree_leaves",
+    "tree_unflatten",
     "write_arguments",
     "write_only_arguments",
 ]
@@ -48,6 +51,22 @@ def storage_id(tensor: torch.Tensor) -> int:
 def tree_leaves(value: Any) -> list[Any]:
     """Leaves of nested lists, tuples, dicts and registered classes, in order."""
     return _pytree.tree_leaves(value)
+
+
+def tree_flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nested value, and a hashable description of the nesting."""
+    return _pytree.tree_flatten(value)
+
+
+def tree_unflatten(leaves: list[Any], nesting: Any) -> Any:
+    """Inverse of `tree_flatten`."""
+    return _pytree.tree_unflatten(leaves, nesting)
+
+
+def tree_children(value: Any) -> list[Any] | None:
+    """What a container holds, one level down, in `tree_flatten`'s order; None for a leaf."""
+    children, nesting = _pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
+    return None if nesting.is_leaf() else children
 
 
 def write_arguments(

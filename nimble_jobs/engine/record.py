@@ -14,6 +14,7 @@ from torch import nn
 
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.recorder import Recorder, Recording
+from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import BufferKind
 
@@ -47,8 +48,9 @@ def record(
     """
     recorder = _recorder(inputs, state, device)
     with torch.no_grad(), _module_names(module, recorder), recorder:
-        result = call(*inputs.values())
-    return recorder.finish(inputs, flatten_outputs(result))
+        outputs = flatten_outputs(call(*inputs.values()))
+        outputs = recorder.own(outputs)
+    return recorder.finish(inputs, outputs)
 
 
 def record_compiled(
@@ -66,8 +68,10 @@ def record_compiled(
             call(*inputs.values())
         recorder = _recorder(inputs, state, device)
         with kernels_to(recorder):
-            result = call(*inputs.values())
-    return recorder.finish(inputs, flatten_outputs(result))
+            outputs = flatten_outputs(call(*inputs.values()))
+        with recorder:
+            outputs = recorder.own(outputs)
+    return recorder.finish(inputs, outputs)
 
 
 def _recorder(inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], device: torch.device) -> Recorder:
@@ -85,21 +89,11 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
     Raises CannotRecord where there is none.
     """
     named: dict[str, torch.Tensor] = {}
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, torch.Tensor):
-            named[path or "output"] = value
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                walk(item, f"{path}.{key}" if path else str(key))
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            for key in value._fields:
-                walk(getattr(value, key), f"{path}.{key}" if path else key)
-        elif isinstance(value, list | tuple):
-            for position, item in enumerate(value):
-                walk(item, f"{path}.{position}" if path else f"output.{position}")
-
-    walk(result, "")
+    for name, leaf in named_leaves(result, "" if has_own_names(result) else "output"):
+        if isinstance(leaf, torch.Tensor):
+            if name in named:
+                raise CannotRecord(f"the model returned two tensors under the name {name!r}")
+            named[name] = leaf
     if not named:
         raise CannotRecord(f"the model returned {type(result).__name__}; expected a tensor, or tensors in a container")
     return named

@@ -173,6 +173,11 @@ class Recorder(TorchDispatchMode):
             )
         )
 
+    def own(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs, with a copy, made by a task, of each that lies in an input, in the state or in a constant."""
+        made = {b.index for b in self._buffers if b.kind is BufferKind.INTERMEDIATE}
+        return {n: t if self._index.get(storage_id(t)) in made else t.clone() for n, t in outputs.items()}
+
     def finish(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Recording:
         """The program that was recorded. Raises CannotRecord for an output that lies outside the device."""
         for name, tensor in outputs.items():

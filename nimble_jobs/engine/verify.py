@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,16 +19,31 @@ from nimble_jobs.schedule import Port
 # Largest accepted relative norm against eager, by the model's dtype: kernels may add in another order, no more.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
 ROUNDS = 2
+_NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
-def random_inputs(ports: tuple[Port, ...], device: torch.device, seed: int, below: int = 2) -> dict[str, torch.Tensor]:
-    """Fresh input for each port: normal for floating types, integers in [0, below) for the rest."""
+def random_inputs(
+    ports: tuple[Port, ...],
+    device: torch.device,
+    seed: int,
+    below: int = 2,
+    integers: Mapping[str, torch.Tensor] = _NONE,
+) -> dict[str, torch.Tensor]:
+    """Fresh input for each port: normal for floating types, integers in [0, below) for the rest.
+
+    Ports named in `integers` get those values in another order, which no index can be overrun by; lists of one
+    dimension, which may be sorted offsets, as they are.
+    """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     made = {}
     for port in ports:
         kind = dtype(port.view.dtype)
         if kind.is_floating_point or kind.is_complex:
             value = torch.randn(port.view.shape, generator=generator).to(kind)
+        elif port.name in integers:
+            value = integers[port.name].cpu()
+            if value.dim() > 1:
+                value = value.flatten()[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         else:
             value = torch.randint(0, below, port.view.shape, generator=generator).to(kind)
         made[port.name] = value.to(device)
@@ -69,6 +85,7 @@ def check(
     tolerance: float,
     seed: int,
     below: int = 2,
+    integers: Mapping[str, torch.Tensor] = _NONE,
 ) -> float:
     """Compare replays with eager calls on fresh input; the largest relative norm found.
 
@@ -76,9 +93,10 @@ def check(
     """
     worst = 0.0
     for turn in range(ROUNDS):
-        inputs = random_inputs(ports, device, seed + turn, below)
-        with torch.no_grad():
-            expected = {n: t.clone() for n, t in flatten_outputs(eager(*inputs.values())).items()}
+        inputs = random_inputs(ports, device, seed + turn, below, integers)
+        with torch.no_grad():  # the model may write into what it is given
+            result = eager(*(t.clone() for t in inputs.values()))
+            expected = {n: t.clone() for n, t in flatten_outputs(result).items()}
         found = run_once(instance, inputs)
         synchronize(device)
         if found.keys() != expected.keys():

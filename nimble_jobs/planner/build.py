@@ -58,22 +58,26 @@ def build_best(
     key: str,
     options: BuildOptions,
     device: torch.device,
+    *,
+    keep_integers: bool = False,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
 
     `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
-    another memory layout, as the schedule says. Raises CannotRecord where the model does what no schedule can hold,
-    EngineError where it cannot be captured, OutOfMemory.
+    another memory layout, as the schedule says. With `keep_integers` checks use the integers of `inputs`, in another
+    order, instead of random ones. Raises CannotRecord where the model does what no schedule can hold, EngineError
+    where it cannot be captured, OutOfMemory.
     """
     start = time.perf_counter()
     first = next(iter(inputs.values()))
     batch = first.shape[0] if first.dim() else 1
     tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
     below = integers_below(module)
-    example = {name: _random_like(tensor, below, device) for name, tensor in inputs.items()}
+    integers = {n: t for n, t in inputs.items() if keep_integers and not (t.is_floating_point() or t.is_complex())}
+    example = {name: integers.get(name, _random_like(tensor, below, device)) for name, tensor in inputs.items()}
     with torch.no_grad():
         eager_us = measure.time_us(lambda: module(*example.values()), device)
-    search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below)
+    search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below, integers=integers)
     found = search.run()
     instances = capture_several(found.recording, found.plan, module, device, found.in_flight)
     schedule = Schedule(
@@ -116,7 +120,7 @@ def integers_below(module: nn.Module) -> int:
 
 
 def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torch.Tensor:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         return torch.randn_like(tensor, device=device)
     return torch.randint(0, below, tensor.shape, device=device).to(tensor.dtype)
 

@@ -14,6 +14,7 @@ class BuildOptions:
     fuse: Literal["auto", "off", "max"] = "auto"  # off: eager kernels; auto: Inductor's too; max: also max-autotune
     purpose: Literal["latency", "throughput"] = "latency"  # the shortest replay, or the most records a second
     in_flight: Literal["auto"] | int = "auto"  # replays in flight at once, where the purpose is throughput
+    layout: Literal["auto", "given"] = "auto"  # given: the weights stay where they lie
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     budget_s: float = 900.0  # no further candidate is begun after this time
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -65,6 +66,7 @@ class Search:
         batch: int,
         tolerance: float,
         below: int,
+        integers: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self._module = module
         self._inputs = inputs
@@ -73,6 +75,7 @@ class Search:
         self._batch = batch
         self._tolerance = tolerance
         self._below = below
+        self._integers = integers
         self._layouts = Layouts(module)
         self._deadline = time.monotonic() + options.budget_s
         self.candidates: list[Candidate] = []
@@ -151,7 +154,7 @@ class Search:
     def _further_sources(self) -> list[Source]:
         if self._device.type == "cpu":
             return []
-        images = self._layouts.differ
+        images = self._layouts.differ and self._options.layout == "auto"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
         if self._options.fuse != "off":
             sources.append(Source(kernels="inductor", layout="channels-last" if images else "given"))
@@ -281,6 +284,7 @@ class Search:
                 tolerance=self._tolerance,
                 seed=secrets.randbits(32),
                 below=self._below,
+                integers=self._integers,
             )
         except CheckFailed as e:
             return e.error, str(e)
@@ -295,7 +299,8 @@ class Search:
             kernels=recording.kernels,
             device=self._device,
         )
-        for name, value in verify.random_inputs(recording.program.inputs, self._device, 0, self._below).items():
+        fresh = verify.random_inputs(recording.program.inputs, self._device, 0, self._below, self._integers)
+        for name, value in fresh.items():
             bound.inputs[name].copy_(value)
         return tuple(measure.task_times_us(bound, self._device))
 
