@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,18 @@ def test_owned_by_another(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_read_only(tmp_path: Path) -> None:
+def test_read_only() -> None:
     """A folder, or a database, that we may not write is refused with a sentence, in another user's process."""
-    home = resolve(str(tmp_path / "home"))
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folder is closed to other users, time and again
+        _check_read_only(Path(folder))
+
+
+def _check_read_only(folder: Path) -> None:
+    folder.chmod(0o711)
+    home = resolve(str(folder / "home"))
     open_store(home).close()
     for path in [home, *home.rglob("*")]:
         os.chown(path, NOBODY, NOBODY)
-    for parent in [tmp_path, *tmp_path.parents[:-1]]:
-        if parent.stat().st_uid == 0 and parent != Path("/tmp"):
-            parent.chmod(mode(parent) | 0o011)
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     found = []
