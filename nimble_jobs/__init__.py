@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nimble_jobs.client import submit, wait
+    from nimble_jobs.nimble import Nimble
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "submit", "wait"]
+__all__ = ["Nimble", "__version__", "submit", "wait"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the client on its first use: importing the package alone must stay cheap."""
+    """Load the client, or torch, on its first use: importing the package alone must stay cheap."""
     if name in ("submit", "wait"):
         from nimble_jobs import client
 
         return getattr(client, name)
+    if name == "Nimble":
+        from nimble_jobs.nimble import Nimble
+
+        return Nimble
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""One prepared signature without gradients: copy in, replay, copy out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.nimble.flat import Structure, flat
+from nimble_jobs.nimble.signature import Signature
+from nimble_jobs.nimble.traces import Places, eval_mode, no_traces
+from nimble_jobs.planner.build import build_best
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.planner.source import Source, record_source
+from nimble_jobs.schedule import Program, Schedule
+
+
+@dataclass(kw_only=True)
+class Inference:
+    """A schedule and its instances, which take turns."""
+
+    signature: Signature
+    schedule: Schedule
+    structure: Structure
+    instances: tuple[Instance, ...]
+    places: Places
+    written: tuple[str, ...]  # inputs that the model writes into
+    device: torch.device
+    training = False
+    fallback = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns = itertools.cycle(self.instances)
+        self._done = {id(i): torch.cuda.Event() for i in self.instances if self.device.type == "cuda"}
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return self.instances[0].inputs
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        return self.instances[0].outputs
+
+    def replay(self) -> None:
+        self.instances[0].replay()
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """The model's outputs for these inputs, as tensors of their own."""
+        with self._lock, torch.no_grad():
+            instance = next(self._turns)
+            done = self._done.get(id(instance))
+            if done is not None:  # the last call of this instance may have been made on another stream
+                torch.cuda.current_stream(self.device).wait_event(done)
+            for static, given in zip(instance.inputs.values(), tensors, strict=True):
+                static.copy_(given)
+            instance.replay()
+            outputs = instance.outputs
+            own = [outputs[name].clone() for name in self.structure.names]
+            for slot, given in zip(self.signature.tensors, tensors, strict=True):
+                if slot.name in self.written:
+                    given.copy_(instance.inputs[slot.name])
+            if done is not None:
+                done.record(torch.cuda.current_stream(self.device))
+        self.places.check()  # a GPU is at work meanwhile
+        return self.structure.build(own)
+
+    def close(self) -> None:
+        for instance in self.instances:
+            instance.close()
+
+
+@dataclass(kw_only=True)
+class Eager:
+    """A signature for which there is no schedule: the model itself is called."""
+
+    signature: Signature
+    module: nn.Module
+    fallback: str
+    schedule: None = None
+    training: bool = False
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        args, kwargs = self.signature.arguments(tuple(tensors))
+        if self.training:
+            return self.module(*args, **kwargs)
+        with eval_mode(self.module), torch.no_grad():
+            return self.module(*args, **kwargs)
+
+    def close(self) -> None:
+        self.module = nn.Identity()
+
+
+def prepare(
+    module: nn.Module, signature: Signature, tensors: list[torch.Tensor], options: BuildOptions, device: torch.device
+) -> Inference:
+    """Search, check and capture the fastest schedule of a call in evaluation mode.
+
+    Raises CannotRecord, CheckFailed where no candidate agrees with eager, EngineError, OutOfMemory; the module is then
+    as it was.
+    """
+    names = [slot.name for slot in signature.tensors]
+    with no_traces(module, device), eval_mode(module), torch.inference_mode(False):
+        call = flat(module, signature)
+        example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
+        with torch.no_grad():
+            structure = Structure.of(call(*(t.clone() for t in example.values())))
+        program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
+        key = schedule_key(parts_of(program, options, device))
+        built = build_best(call, example, key, options, device, keep_integers=True)
+        if built.failure is not None:
+            built.close()
+            raise CheckFailed(built.failure)
+    return Inference(
+        signature=signature,
+        schedule=built.schedule,
+        structure=structure,
+        instances=built.instances,
+        places=Places.of(call, {port.name for port in built.schedule.program.state}),
+        written=_written_inputs(built.schedule.program),
+        device=device,
+    )
+
+
+def parts_of(program: Program, options: BuildOptions, device: torch.device) -> dict[str, str]:
+    """Everything that the schedule of a recorded model depends on: what was recorded names the model exactly."""
+    bare = replace(program, tasks=tuple(replace(t, source=None) for t in program.tasks))
+    return {
+        **devices.facts(device),
+        "program": sha256(repr(bare).encode()).hexdigest(),
+        "mode": options.purpose,
+        "input": ", ".join(f"{p.name}:{p.view.dtype}{list(p.view.shape)}" for p in program.inputs),
+        "schedule.streams": str(options.streams),
+        "schedule.fuse": options.fuse,
+        "schedule.in_flight": str(options.in_flight),
+        "schedule.layout": options.layout,
+    }
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _written_inputs(program: Program) -> tuple[str, ...]:
+    names = {port.view.buffer: port.name for port in program.inputs}
+    return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})

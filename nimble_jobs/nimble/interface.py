@@ -1,0 +1,216 @@
+"""`Nimble`: a module whose calls replay a schedule."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.record import state_of
+from nimble_jobs.errors import EngineError, OutOfMemory, UsageError
+from nimble_jobs.nimble import inference
+from nimble_jobs.nimble.inference import Eager
+from nimble_jobs.nimble.signature import Signature, mismatch, read, split
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.schedule import Schedule
+
+
+class Prepared(Protocol):
+    """One signature that can be called."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def schedule(self) -> Schedule | None: ...
+    @property
+    def fallback(self) -> str | None: ...
+    @property
+    def training(self) -> bool: ...
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]: ...
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]: ...
+    def run(self, tensors: list[torch.Tensor]) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Nimble:
+    """A `torch.nn.Module` on the device it should run on, called through schedules.
+
+    Weights that change in place (an optimizer's step, `load_state_dict`) are seen by the next call. A schedule may lay
+    the weights of convolutions out in another memory format, inside of the same parameters; `release` undoes that.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"module: found {type(module).__name__}; expected a torch.nn.Module")
+        self.module = module
+        self._prepared: dict[tuple[Signature, bool], Prepared] = {}
+        self._positional: dict[tuple[Any, ...], Prepared] = {}  # calls of tensors by position, found without a walk
+        self._current: Prepared | None = None
+        self._strides = [(p, p.stride()) for p in module.parameters()]
+
+    def prepare(
+        self,
+        example: Any,
+        *,
+        training: bool = False,
+        streams: Literal["auto"] | int = "auto",
+        fuse: Literal["auto", "off", "max"] = "auto",
+        in_flight: int = 1,
+        store: Any = None,
+        fallback: bool = False,
+    ) -> None:
+        """Build a schedule for calls like `example`: a tensor, a tuple of arguments, a dict of keyword arguments, or a
+        pair of both. Other signatures that were prepared stay.
+
+        Arguments that are no tensors become part of the schedule. Without `training` the module is prepared in
+        evaluation mode, whatever mode it is in. Up to `in_flight` calls, made on different CUDA streams, run at once.
+
+        Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
+        CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
+        `fallback`, calls of this signature run in eager instead, and `fallback` says why.
+        """
+        _check_options(streams, fuse, in_flight)
+        if training:
+            raise UsageError("training: not supported yet")
+        if store is not None:
+            raise UsageError("store: not supported yet")
+        signature, tensors = read(*split(example))
+        device = _device_of(self.module, signature)
+        if torch.is_autocast_enabled(device.type):
+            raise UsageError("prepare was called under torch.autocast; expected autocast inside the module's forward")
+        options = BuildOptions(
+            streams=streams,
+            fuse=fuse,
+            purpose="latency" if in_flight == 1 else "throughput",
+            in_flight=in_flight,
+            layout="given" if self._prepared else "auto",  # schedules that exist read the weights where they lie
+        )
+        prepared: Prepared
+        try:
+            prepared = inference.prepare(self.module, signature, tensors, options, device)
+        except OutOfMemory:
+            raise
+        except EngineError as e:
+            if not fallback:
+                raise
+            prepared = Eager(signature=signature, module=self.module, fallback=str(e))
+        self._keep(prepared)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's outputs, in its own structure; the tensors are the caller's to keep.
+
+        Raises UsageError, naming the argument, where a call fits no prepared signature.
+        """
+        prepared, tensors = self._find(args, kwargs)
+        if not prepared.training and torch.is_grad_enabled():
+            for slot, tensor in zip(prepared.signature.tensors, tensors, strict=True):
+                if tensor.requires_grad:
+                    raise UsageError(f"{slot.name}: requires grad; expected a tensor without, or training=True")
+        self._current = prepared
+        return prepared.run(tensors)
+
+    def replay(self) -> None:
+        """Replay over `inputs` and `outputs` as they are: no copies, no checks."""
+        prepared = self._latest()
+        replay = getattr(prepared, "replay", None)
+        if replay is None:
+            raise UsageError(f"there is nothing to replay: {prepared.fallback}")
+        replay()
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Static inputs by name (`args.0`, `kwargs.mask`) of the signature prepared or called last."""
+        return self._latest().inputs
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """Static outputs by name, overwritten by the next replay; look them up again after each on a CPU."""
+        return self._latest().outputs
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the signature prepared or called last; None where it runs in eager."""
+        return self._latest().schedule
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the signature prepared or called last runs in eager; None where it does not."""
+        return self._latest().fallback
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        """What was prepared."""
+        return tuple(signature for signature, _ in self._prepared)
+
+    def release(self) -> None:
+        """Give the memory of all schedules back, and lay the weights out as they were."""
+        for prepared in self._prepared.values():
+            prepared.close()
+        self._prepared.clear()
+        self._positional.clear()
+        self._current = None
+        for parameter, stride in self._strides:
+            if parameter.stride() != stride and parameter.shape:
+                parameter.data = torch.empty_strided(
+                    parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
+                ).copy_(parameter.data)
+
+    def __enter__(self) -> Nimble:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _keep(self, prepared: Prepared) -> None:
+        signature = prepared.signature
+        before = self._prepared.pop((signature, prepared.training), None)
+        if before is not None:
+            before.close()
+        self._prepared[signature, prepared.training] = prepared
+        if signature.plain:
+            self._positional[tuple((s.shape, s.dtype, s.device) for s in signature.tensors)] = prepared
+        self._current = prepared
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
+        if not kwargs:
+            key = tuple([(t.shape, t.dtype, t.device) if type(t) is torch.Tensor else None for t in args])
+            quick = self._positional.get(key)
+            if quick is not None:
+                return quick, list(args)
+        self._latest()
+        signature, tensors = read(args, kwargs)
+        prepared = self._prepared.get((signature, False))
+        if prepared is None:
+            raise mismatch(signature, [s for s, _ in self._prepared])
+        return prepared, tensors
+
+    def _latest(self) -> Prepared:
+        if self._current is None:
+            raise UsageError("nothing is prepared; call prepare first")
+        return self._current
+
+
+def _check_options(streams: object, fuse: object, in_flight: object) -> None:
+    if streams != "auto" and not (type(streams) is int and streams >= 1):
+        raise UsageError(f"streams: found {streams!r}; expected 'auto' or a number of at least 1")
+    if fuse not in ("auto", "off", "max"):
+        raise UsageError(f"fuse: found {fuse!r}; expected 'auto', 'off' or 'max'")
+    if not (type(in_flight) is int and in_flight >= 1):
+        raise UsageError(f"in_flight: found {in_flight!r}; expected a number of at least 1")
+
+
+def _device_of(module: nn.Module, signature: Signature) -> torch.device:
+    """The one device of a module and its tensor arguments. Raises UsageError where there are several, or none."""
+    if not signature.tensors:
+        raise UsageError("example: holds no tensor; expected one or more")
+    own = {t.device: name for name, t in reversed(state_of(module).items())}
+    if len(own) > 1:
+        raise UsageError(f"the module lies on {' and '.join(sorted(map(str, own)))}; expected one device")
+    device = next(iter(own), signature.tensors[0].device)
+    for slot in signature.tensors:
+        if slot.device != device:
+            raise UsageError(f"{slot.name}: found on {slot.device}; expected on {device}, as the module")
+    return device

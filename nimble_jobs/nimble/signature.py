@@ -1,0 +1,138 @@
+"""What a call is given: named tensors, and constants that a schedule was prepared with."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.private import tree_flatten, tree_unflatten
+from nimble_jobs.engine.tree import named_leaves
+from nimble_jobs.errors import UsageError
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout)
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSlot:
+    """A tensor argument."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantSlot:
+    """An argument that is no tensor: part of the schedule."""
+
+    name: str
+    kind: type
+    value: Any
+
+    def __str__(self) -> str:
+        return f"the constant {self.value!r}"
+
+
+Slot = TensorSlot | ConstantSlot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Names, shapes, dtypes and devices of a call's tensors, its constants, and how they are nested."""
+
+    slots: tuple[Slot, ...]
+    nesting: Any
+
+    @property
+    def tensors(self) -> tuple[TensorSlot, ...]:
+        return tuple(s for s in self.slots if isinstance(s, TensorSlot))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the call is nothing but tensors by position."""
+        return all(isinstance(s, TensorSlot) and s.name == f"args.{i}" for i, s in enumerate(self.slots))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{s.name}: {s}" for s in self.slots)
+
+    def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Args, Kwargs]:
+        """Positional and keyword arguments with these tensors in their places."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(s, TensorSlot) else s.value for s in self.slots]
+        args, kwargs = tree_unflatten(leaves, self.nesting)
+        return tuple(args), dict(kwargs)
+
+
+def split(example: Any) -> tuple[Args, Kwargs]:
+    """The arguments that an example stands for: a tensor, a tuple or list of positional arguments, a dict of keyword
+    arguments, or a pair of both.
+
+    Raises UsageError for anything else.
+    """
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
+    if isinstance(example, tuple) and len(example) == 2 and isinstance(example[0], tuple | list):
+        args, kwargs = example
+        if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
+            return tuple(args), dict(kwargs)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    if isinstance(example, Mapping) and all(isinstance(name, str) for name in example):
+        return (), dict(example)
+    raise UsageError(
+        f"example: found {type(example).__name__}; expected a tensor, a tuple of arguments, a dict of keyword "
+        "arguments, or a pair of both"
+    )
+
+
+def read(args: Args, kwargs: Kwargs) -> tuple[Signature, list[torch.Tensor]]:
+    """The signature of a call, and its tensors in the signature's order.
+
+    Raises UsageError for an argument that is neither a dense tensor nor a plain constant.
+    """
+    whole = (args, dict(sorted(kwargs.items())))
+    leaves, nesting = tree_flatten(whole)
+    names = [name for name, _ in named_leaves({"args": whole[0], "kwargs": whole[1]})]
+    slots = tuple(_slot(name, leaf) for name, leaf in zip(names, leaves, strict=True))
+    return Signature(slots=slots, nesting=nesting), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def mismatch(found: Signature, prepared: list[Signature]) -> UsageError:
+    """The error for a call that fits none of the prepared signatures, in terms of the nearest one."""
+    problems = min((_differences(found, expected) for expected in prepared), key=len)
+    others = f" ({len(prepared)} signatures are prepared; this is the nearest)" if len(prepared) > 1 else ""
+    return UsageError("; ".join(problems) + others)
+
+
+def _slot(name: str, leaf: Any) -> Slot:
+    if isinstance(leaf, torch.Tensor):
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided:
+            raise UsageError(f"{name}: found a {type(leaf).__name__} of layout {leaf.layout}; expected a dense tensor")
+        return TensorSlot(name=name, shape=tuple(leaf.shape), dtype=leaf.dtype, device=leaf.device)
+    if not isinstance(leaf, PLAIN):
+        raise UsageError(f"{name}: found {type(leaf).__name__}; expected a tensor or a plain constant")
+    return ConstantSlot(name=name, kind=type(leaf), value=leaf)
+
+
+def _differences(found: Signature, expected: Signature) -> list[str]:
+    here = {s.name: s for s in found.slots}
+    there = {s.name: s for s in expected.slots}
+    problems = [
+        f"{name}: found {here[name]}; expected {there[name]}"
+        for name in there
+        if name in here and here[name] != there[name]
+    ]
+    problems += [f"{name}: not given; expected {there[name]}" for name in there if name not in here]
+    problems += [f"{name}: found {here[name]}; expected no such argument" for name in here if name not in there]
+    return problems or [f"the arguments are nested as {found.nesting}; expected {expected.nesting}"]

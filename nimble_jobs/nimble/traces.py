@@ -1,0 +1,96 @@
+"""Preparing runs the model many times; afterwards the process is as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.record import state_of
+from nimble_jobs.errors import EngineError
+
+
+@contextlib.contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """While inside, every submodule is in evaluation mode; then each is in its own mode again."""
+    modes = [(m, m.training) for m in module.modules()]
+    for m, _ in modes:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+@contextlib.contextmanager
+def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Whatever runs inside, buffers, tensor attributes, random states and compilers are then as before.
+
+    The memory layout of the weights is restored where an error leaves the block, and left as chosen otherwise. What a
+    model keeps outside of itself cannot be restored.
+    """
+    attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
+    weights = [(p, p.data) for p in module.parameters()]
+    kept = {id(p) for p, _ in weights}
+    buffers = [(t, t.detach().clone()) for t in state_of(module).values() if id(t) not in kept]
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        except BaseException:
+            for parameter, data in weights:
+                if parameter.data_ptr() != data.data_ptr():
+                    parameter.data = data
+            raise
+        finally:
+            for m, before, own in attributes:
+                _restore(vars(m), before)
+                _restore(m._buffers, own)
+            with torch.no_grad():
+                for tensor, value in buffers:
+                    tensor.copy_(value)
+            if device.type == "cuda" and "torch._dynamo" in sys.modules:
+                torch._dynamo.reset()  # compilers keep what they compiled, and with it the module
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tensors lay that a captured schedule reads."""
+
+    tensors: tuple[tuple[str, dict[str, Any], str, torch.Tensor, int], ...]  # name, holder, key, tensor, address
+
+    @classmethod
+    def of(cls, module: nn.Module, names: set[str]) -> Places:
+        """Of a module's parameters, buffers and attributes with these dotted names."""
+        found: dict[str, tuple[str, dict[str, Any], str, torch.Tensor, int]] = {}
+        for prefix, child in module.named_modules():
+            holders: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, vars(child))
+            for holder in holders:
+                for key, tensor in holder.items():
+                    name = f"{prefix}.{key}" if prefix else key
+                    if name in names and isinstance(tensor, torch.Tensor):
+                        found[name] = (name, holder, key, tensor, tensor.data_ptr())
+        return cls(tuple(found.values()))
+
+    def check(self) -> None:
+        """Raises EngineError, naming the tensor, where one was replaced or moved: replays would read the old one."""
+        for name, holder, key, tensor, address in self.tensors:
+            if holder.get(key) is not tensor or tensor.data_ptr() != address:
+                raise EngineError(
+                    f"the module's tensor {name!r} was moved or replaced after it was prepared; "
+                    "change weights in place, or prepare again"
+                )
+
+
+def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in now.keys() - before.keys():
+        del now[name]
+    for name, value in before.items():
+        if now.get(name) is not value:
+            now[name] = value
