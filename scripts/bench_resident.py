@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Compare a job that finds its graph resident in a worker with a fresh process that scores the same file in eager.
+
+    python scripts/bench_resident.py [--jobs 200] [--json FILE]
+
+Small scoring jobs over four torchvision models go to one worker. Checked: all succeed, each model is built once, all
+other jobs are resident hits. Exits with 1 when a check fails or a resident job is less than 20 times faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nimble_jobs import client
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+
+MODELS = ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5")
+RECORDS = 32
+TIMES_LESS = 20.0
+SPEC = """\
+version: 1
+name: {model}-{number}
+kind: score
+model: {{source: "torchvision:{model}"}}
+input: {{source: records.npz, format: npz, fields: {{x: x}}, batch_size: {records}}}
+output: {{path: out/{model}-{number}, format: npy, fields: [id, top1, probability]}}
+"""
+EAGER = """\
+import sys
+import numpy as np
+import torch
+import torchvision
+
+source, model, device, out = sys.argv[1:]
+torch.manual_seed(0)
+module = torchvision.models.get_model(model).eval().to(device)
+with np.load(source) as file, torch.no_grad():
+    probability, top1 = module(torch.from_numpy(file["x"]).to(device)).softmax(1).max(1)
+np.save(out + ".probability.npy", probability.cpu().numpy())
+np.save(out + ".top1.npy", top1.cpu().numpy())
+"""
+
+
+def main() -> int:
+    """Measure, check, print, write; 0 when every check holds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--jobs", type=int, default=200, help="how many jobs in all (%(default)s)")
+    parser.add_argument("--fresh", type=int, default=5, help="fresh processes for each model (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # for both sides: threads that spin disturb other processes
+    with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as temporary:
+        folder = Path(temporary)
+        # A fresh process must find torch compiled to bytecode, also where its folder has none.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+        x = np.random.default_rng(0).standard_normal((RECORDS, 3, 32, 32), dtype=np.float32)
+        np.savez(folder / "records.npz", x=x)
+        fresh = {model: fresh_s(folder, model, options.device, options.fresh) for model in MODELS}
+        done, cache, wall_s = score(folder, options.jobs, options.device)
+        checks = check(folder, done, cache)
+    rows = compare(done, fresh)
+    checks[f"every model at least {TIMES_LESS:g} times faster"] = all(r["times_less"] >= TIMES_LESS for r in rows)
+    report(rows, checks, len(done), wall_s)
+    if options.json:
+        figures = {
+            "environment": environment(options.device),
+            "options": {"jobs": options.jobs, "fresh": options.fresh, "records": RECORDS, "device": options.device},
+            "jobs": {"hits": Counter(j.schedule["hit"] for j in done), "wall_s": round(wall_s, 3)},
+            "checks": checks,
+            "results": rows,
+        }
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0 if all(checks.values()) else 1
+
+
+def fresh_s(folder: Path, model: str, device: str, runs: int) -> list[float]:
+    """Wall times of fresh processes. One more goes first: those that count find files in memory, and bytecode."""
+    times = []
+    for _ in range(runs + 1):
+        command = [sys.executable, "-c", EAGER, str(folder / "records.npz"), model, device, str(folder / model)]
+        start = time.perf_counter()
+        subprocess.run(command, check=True)
+        times.append(time.perf_counter() - start)
+    print(f"fresh processes, {model}: {', '.join(f'{t:.2f}' for t in times[1:])} s", flush=True)
+    return times[1:]
+
+
+def score(folder: Path, count: int, device: str) -> tuple[list[Job], list[dict[str, Any]], float]:
+    """Give `count` jobs, the models taking turns, to one worker. Returns their records, what `cache ls --json` says
+    while the worker lives, and the seconds from the first start to the last end.
+    """
+    with open_store(resolve(str(folder / "home"))) as store:
+        jobs = []
+        for number in range(count):
+            model = MODELS[number % len(MODELS)]
+            path = folder / f"{model}-{number}.yaml"
+            path.write_text(SPEC.format(model=model, number=number, records=RECORDS))
+            jobs.append(client.submit(path, store=store))
+        print(f"{count} jobs submitted", flush=True)
+        client.start_worker(store=store, device=device)
+        try:
+            done = client.wait([job.id for job in jobs], store=store, timeout_s=1800, poll_s=1.0)
+            command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(store.home), "cache", "ls", "--json"]
+            cache = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        finally:
+            client.stop_workers(store=store)
+    return done, cache, max(j.finished_at or 0 for j in done) - min(j.started_at or 0 for j in done)
+
+
+def check(folder: Path, done: list[Job], cache: list[dict[str, Any]]) -> dict[str, bool]:
+    """What must be true of the jobs, apart from their speed."""
+    hits = Counter(job.schedule.get("hit") for job in done)
+    by_model = Counter(job.name.rpartition("-")[0] for job in done if job.schedule.get("hit") == "miss")
+    return {
+        "all succeeded": all(job.state is JobState.SUCCEEDED for job in done),
+        "each model was built once": by_model == Counter(MODELS),
+        "all others are resident hits": hits == {"miss": len(MODELS), "resident": len(done) - len(MODELS)},
+        "the cache lists each model, resident": len(cache) == len(MODELS) and all(row["resident"] for row in cache),
+        "outputs are those of the fresh processes": all(same(folder, job) for job in done),
+    }
+
+
+def same(folder: Path, job: Job) -> bool:
+    """Whether a job's probabilities are those that the fresh process of its model wrote."""
+    ours = np.load(folder / "out" / job.name / "part-00000.probability.npy")
+    theirs = np.load(folder / f"{job.name.rpartition('-')[0]}.probability.npy")
+    return bool(np.allclose(ours, theirs, rtol=1e-3, atol=1e-7))
+
+
+def compare(done: list[Job], fresh: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Medians of a model's resident hits and of its fresh processes.
+
+    A job counts from its claim to its recorded end, and also from the end of the job before it to its own.
+    """
+    ordered = sorted(done, key=lambda job: job.finished_at or 0)
+    between = {b.id: (b.finished_at or 0) - (a.finished_at or 0) for a, b in itertools.pairwise(ordered)}
+    rows = []
+    for model, times in fresh.items():
+        own = [j for j in done if j.name.rpartition("-")[0] == model and j.schedule.get("hit") == "resident"]
+        resident_s = statistics.median((j.finished_at or 0) - (j.started_at or 0) for j in own)
+        fresh_s = statistics.median(times)
+        rows.append(
+            {
+                "model": model,
+                "resident_jobs": len(own),
+                "resident_s": round(resident_s, 4),
+                "between_ends_s": round(statistics.median(between[j.id] for j in own), 4),
+                "run_s": round(statistics.median(j.timings["run_s"] for j in own), 4),
+                "fresh_eager_s": round(fresh_s, 3),
+                "times_less": round(fresh_s / statistics.median(between[j.id] for j in own), 1),
+            }
+        )
+    return rows
+
+
+def report(rows: list[dict[str, Any]], checks: dict[str, bool], count: int, wall_s: float) -> None:
+    """The table and the checks, for people."""
+    print(f"{'model':20} {'jobs':>4} {'resident':>10} {'between ends':>12} {'fresh eager':>12} {'times less':>10}")
+    for r in rows:
+        resident_ms, between_ms, fresh_ms = (
+            r[name] * 1e3 for name in ("resident_s", "between_ends_s", "fresh_eager_s")
+        )
+        times = f"{resident_ms:7.1f} ms {between_ms:9.1f} ms {fresh_ms:9.0f} ms {r['times_less']:10.1f}"
+        print(f"{r['model']:20} {r['resident_jobs']:4} {times}")
+    print(f"{count} jobs in {wall_s:.1f} s, builds included")
+    for name, holds in checks.items():
+        print(f"{'ok' if holds else 'FAILED':6} {name}")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Where the figures come from."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    names = {line.partition(":")[2].strip() for line in cpu_info() if line.startswith("model name")}
+    versions = {name: importlib.metadata.version(name) for name in ("nimble-jobs", "torch", "torchvision", "numpy")}
+    return {
+        "device": device,
+        "cpu": f"{os.cpu_count()}-core {platform.machine()} CPU, {', '.join(sorted(names)) or 'unnamed'}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": commit or None,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],
+    }
+
+
+def cpu_info() -> Iterable[str]:
+    """The kernel's description of the CPUs, where there is one."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else ()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
