@@ -24,11 +24,14 @@ PREFIX = "triton."
 _RECORDED = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
 
-def compile_module(module: nn.Module, *, max_autotune: bool = False, own_reuse: bool = False) -> Callable[..., Any]:
+def compile_module(
+    module: nn.Module, *, max_autotune: bool = False, own_reuse: bool = False, compiled_before: bool = False
+) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
-    With `own_reuse` Inductor reuses buffers as it sees fit: good for one stream, not to be recorded. Raises
-    CannotRecord, at the first call, where the module cannot be compiled whole.
+    With `own_reuse` Inductor reuses buffers as it sees fit: good for one stream, not to be recorded. With
+    `compiled_before` its kernels are expected in its cache, and no compile processes are started. Raises CannotRecord,
+    at the first call, where the module cannot be compiled whole.
     """
     options: dict[str, Any] = {} if own_reuse else dict(_RECORDED)
     if max_autotune:
@@ -36,8 +39,10 @@ def compile_module(module: nn.Module, *, max_autotune: bool = False, own_reuse: 
     torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
 
+    threads = {"compile_threads": 1} if compiled_before else {}
+
     def call(*inputs: torch.Tensor) -> Any:
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), _quiet(), torch._inductor.config.patch(threads):
             warnings.simplefilter("ignore")  # Inductor's advice to its own users
             try:
                 return compiled(*inputs)
@@ -45,6 +50,13 @@ def compile_module(module: nn.Module, *, max_autotune: bool = False, own_reuse: 
                 raise CannotRecord(f"Inductor cannot compile the model: {str(e).splitlines()[0]}") from e
 
     return call
+
+
+def stop_compilers() -> None:
+    """End Inductor's pool of compile processes, which would go on taking time from the host."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -114,7 +115,9 @@ def _one_task_us(step: Step, env: Env, graph: torch.cuda.CUDAGraph, pool: Any, s
         with contextlib.suppress(RuntimeError):  # the capture is broken already; the error that broke it is raised
             graph.capture_end()
         raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
-    graph.capture_end()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a task over no elements launches nothing
+        graph.capture_end()
     samples = []
     for _ in range(_GPU_SAMPLES + 1):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

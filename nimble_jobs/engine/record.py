@@ -18,7 +18,15 @@ from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import BufferKind
 
-__all__ = ["Recording", "flatten_outputs", "record", "record_compiled", "state_of"]
+__all__ = [
+    "Recording",
+    "flatten_outputs",
+    "module_names",
+    "record",
+    "record_compiled",
+    "recorder_for",
+    "state_of",
+]
 
 _WARM_UP_CALLS = 2  # the first compiles, the second runs what was compiled
 
@@ -46,8 +54,8 @@ def record(
     `module`, where given, lets tasks name the submodule that launched them. Raises CannotRecord, with the operator and
     its source line, for host reads, shapes that depend on data, and copies between host and device.
     """
-    recorder = _recorder(inputs, state, device)
-    with torch.no_grad(), _module_names(module, recorder), recorder:
+    recorder = recorder_for(inputs, state, device)
+    with torch.no_grad(), module_names(module, recorder), recorder:
         outputs = flatten_outputs(call(*inputs.values()))
         outputs = recorder.own(outputs)
     return recorder.finish(inputs, outputs)
@@ -66,7 +74,7 @@ def record_compiled(
     with torch.no_grad():
         for _ in range(_WARM_UP_CALLS):
             call(*inputs.values())
-        recorder = _recorder(inputs, state, device)
+        recorder = recorder_for(inputs, state, device)
         with kernels_to(recorder):
             outputs = flatten_outputs(call(*inputs.values()))
         with recorder:
@@ -74,7 +82,10 @@ def record_compiled(
     return recorder.finish(inputs, outputs)
 
 
-def _recorder(inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], device: torch.device) -> Recorder:
+def recorder_for(
+    inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], device: torch.device
+) -> Recorder:
+    """A recorder that knows these tensors by name."""
     recorder = Recorder(device)
     for name, tensor in inputs.items():
         recorder.add_known(tensor, BufferKind.INPUT, name)
@@ -100,7 +111,7 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]:
+def module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]:
     """While inside, `recorder.path` names the submodules being called."""
     handles = []
     for name, child in module.named_modules() if module is not None else ():

@@ -173,9 +173,16 @@ class Recorder(TorchDispatchMode):
             )
         )
 
-    def own(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The outputs, with a copy, made by a task, of each that lies in an input, in the state or in a constant."""
-        made = {b.index for b in self._buffers if b.kind is BufferKind.INTERMEDIATE}
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many tasks and buffers were recorded so far."""
+        return len(self._tasks), len(self._buffers)
+
+    def own(self, outputs: Mapping[str, torch.Tensor], *, since: int = 0) -> dict[str, torch.Tensor]:
+        """The outputs, with a copy, made by a task, of each that lies in an input, in the state, in a constant, or in
+        a buffer older than the `since`th.
+        """
+        made = {b.index for b in self._buffers[since:] if b.kind is BufferKind.INTERMEDIATE}
         return {n: t if self._index.get(storage_id(t)) in made else t.clone() for n, t in outputs.items()}
 
     def finish(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Recording:

@@ -12,6 +12,7 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request
@@ -79,6 +80,9 @@ def build_best(
         eager_us = measure.time_us(lambda: module(*example.values()), device)
     search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below, integers=integers)
     found = search.run()
+    if device.type == "cuda":
+        stop_compilers()
+        torch.cuda.empty_cache()  # what the other candidates left behind
     instances = capture_several(found.recording, found.plan, module, device, found.in_flight)
     schedule = Schedule(
         key=key,

@@ -179,7 +179,9 @@ def _recording_of(loaded: Loaded, schedule: Schedule, store: Store) -> Recording
     example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
     kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
     layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
-    recording = record_source(loaded.module, Source(kernels=kernels, layout=layout), {"x": example}, loaded.device)
+    recording = record_source(
+        loaded.module, Source(kernels=kernels, layout=layout), {"x": example}, loaded.device, compiled_before=True
+    )
     if recording.program != schedule.program:
         raise EngineError("the compiler made other kernels of the model than those that were measured")
     return recording

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -24,10 +24,10 @@ from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Layouts, Source, record_source
-from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
 
 _CAPS = (2, 4, 8, 16)
-_PAYS = 0.98  # more streams must measure below this share of fewer
+PAYS = 0.98  # more streams must measure below this share of fewer
 _IN_FLIGHT = (1, 2, 4, 8)
 _FLIGHT_PAYS = 0.03  # each doubling of the replays in flight must bring at least this share
 _WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
@@ -180,35 +180,12 @@ class Search:
         if one is None or one.failure is not None:
             return
         fastest = one.replay_us
-        for plan, known in self._plans_with_streams(source, recording, facts, durations):
-            found = self._measure(source, recording, plan, known, durations, under_us=fastest * _PAYS)
+        plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
+        if why_not is not None:
+            self._left_out(f"{source.name}, several streams", why_not)
+        for plan, known in plans:
+            found = self._measure(source, recording, plan, known, durations, under_us=fastest * PAYS)
             fastest = min(fastest, found.replay_us) if found is not None else fastest
-
-    def _plans_with_streams(
-        self, source: Source, recording: Recording, facts: GraphFacts, durations: tuple[float, ...]
-    ) -> list[tuple[Plan, GraphFacts]]:
-        """Plans with more than one stream that are worth a try."""
-        limit = self._options.streams
-        if self._device.type == "cpu" or limit == 1 or facts.width < 2:
-            return []
-        assert facts.critical_path_us is not None
-        assert facts.total_work_us is not None
-        ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
-        if ratio > _WORTH_TRYING:
-            self._left_out(
-                f"{source.name}, several streams",
-                f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay",
-            )
-            return []
-        full = graph.make_plan(
-            recording.program, durations_us=durations, max_streams=None if limit == "auto" else limit
-        )
-        capped = [
-            graph.make_plan(recording.program, durations_us=durations, max_streams=cap)
-            for cap in _CAPS
-            if limit == "auto" and cap < full[0].streams
-        ]
-        return [full, *reversed(capped)]
 
     def _measure(
         self,
@@ -269,7 +246,7 @@ class Search:
         elif limit is not None and nbytes > limit and not must:
             self._explain(candidate, f"needs {nbytes} bytes, more than the {limit} that it may use")
         elif under_us is not None and replay_us > under_us:
-            self._explain(candidate, f"not faster than fewer streams by {1 - _PAYS:.0%}")
+            self._explain(candidate, f"not faster than fewer streams by {1 - PAYS:.0%}")
         elif self.best is None or replay_us < self.best.replay_us:
             self.best = found
         return found
@@ -319,6 +296,27 @@ class Search:
 
     def _explain(self, candidate: Candidate, reason: str) -> None:
         self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
+
+
+def plans_with_streams(
+    program: Program, facts: GraphFacts, durations: Sequence[float], options: BuildOptions, device: torch.device
+) -> tuple[list[tuple[Plan, GraphFacts]], str | None]:
+    """Plans with more than one stream that are worth a try, or the measured reason why none is."""
+    limit = options.streams
+    if device.type == "cpu" or limit == 1 or facts.width < 2:
+        return [], None
+    assert facts.critical_path_us is not None
+    assert facts.total_work_us is not None
+    ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
+    if ratio > _WORTH_TRYING:
+        return [], f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay"
+    full = graph.make_plan(program, durations_us=durations, max_streams=None if limit == "auto" else limit)
+    capped = [
+        graph.make_plan(program, durations_us=durations, max_streams=cap)
+        for cap in _CAPS
+        if limit == "auto" and cap < full[0].streams
+    ]
+    return [full, *reversed(capped)], None
 
 
 def capture_several(

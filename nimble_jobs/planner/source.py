@@ -52,7 +52,12 @@ class Layouts:
 
 
 def record_source(
-    module: nn.Module, source: Source, inputs: Mapping[str, torch.Tensor], device: torch.device
+    module: nn.Module,
+    source: Source,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    compiled_before: bool = False,
 ) -> Recording:
     """Record a module whose weights lie in the source's layout. Inputs are laid out alike.
 
@@ -65,7 +70,9 @@ def record_source(
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice from compilers to their own users
-            call = compile_module(module, max_autotune=source.kernels == "max-autotune")
+            call = compile_module(
+                module, max_autotune=source.kernels == "max-autotune", compiled_before=compiled_before
+            )
             recording = record_compiled(call, example, state, device)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)

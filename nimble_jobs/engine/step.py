@@ -1,0 +1,235 @@
+"""Record forward and backward of a model as two programs that share memory.
+
+Both are recorded in one go. What the backward reads of the forward (activations, inputs, masks) is an output of the
+forward's program and state of the backward's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.inductor import kernels_to
+from nimble_jobs.engine.record import flatten_outputs, module_names, recorder_for
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.schedule import Arg, Buffer, BufferKind, Port, Program, Task, View
+
+GENERATOR = "@generator"  # stands for the random state, so that draws keep their order
+_SAVED, _INPUT, _GRADIENT = "@saved.", "@input.", "grad."
+_WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A recorded training step without its loss and its optimizer."""
+
+    forward: Recording  # outputs: the model's, and what is saved
+    backward: Recording  # inputs: gradients of outputs; outputs: gradients of leaves
+    outputs: tuple[str, ...]  # of the model
+    differentiable: tuple[str, ...]  # those of them that gradients flow into
+    leaves: tuple[str, ...]  # those that get a gradient
+
+    @property
+    def saved(self) -> dict[str, str]:
+        """Names in the backward's state -> names among the forward's outputs or, for inputs, inputs."""
+        return {
+            p.name: p.name.removeprefix(_INPUT)
+            for p in self.backward.program.state
+            if p.name.startswith((_SAVED, _INPUT))
+        }
+
+
+def gradient_name(name: str) -> str:
+    """How the gradient of a leaf or of an output is called."""
+    return _GRADIENT + name
+
+
+def differentiate(
+    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Gradients of the leaves, by leaf name, given those of some outputs by output name; unused leaves are left out."""
+    with torch.autograd.set_multithreading_enabled(False):  # modes and patches are of this thread
+        found = torch.autograd.grad(
+            [outputs[name] for name in gradients],
+            list(leaves.values()),
+            grad_outputs=list(gradients.values()),
+            allow_unused=True,
+        )
+    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def record_step(
+    call: Callable[..., Any],
+    inputs: Mapping[str, torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    module: nn.Module | None = None,
+    compiled: bool = False,
+) -> Step:
+    """Record one call and its backward, as to `leaves`: parameters, and inputs that require grad.
+
+    Raises CannotRecord as `record` does, and where no output depends on a leaf.
+    """
+    recorder = recorder_for(inputs, state, device)
+    watched = kernels_to(recorder) if compiled else recorder
+    with torch.enable_grad():
+        if compiled:
+            for _ in range(_WARM_UP_STEPS):
+                warm = flatten_outputs(call(*inputs.values()))
+                differentiate(warm, leaves, _ones_like(warm))
+                del warm
+        with module_names(None if compiled else module, recorder), watched:
+            outputs = flatten_outputs(call(*inputs.values()))
+        with recorder:
+            outputs = recorder.own(outputs)
+        tasks, buffers = recorder.counts
+        gradients = {n: g.clone() for n, g in _ones_like(outputs).items()}
+        if not gradients or not leaves:
+            raise CannotRecord("no output of the model depends on a tensor that requires grad")
+        for name, gradient in gradients.items():
+            recorder.add_known(gradient, BufferKind.INPUT, gradient_name(name))
+        recorder.path = ["backward"]
+        with kernels_to(recorder) if compiled else recorder:
+            found = differentiate(outputs, leaves, gradients)
+        with recorder:
+            found = recorder.own(found, since=buffers)
+    whole = recorder.finish(
+        {**inputs, **{gradient_name(n): g for n, g in gradients.items()}},
+        {**outputs, **{gradient_name(n): g for n, g in found.items()}},
+    )
+    forward, backward = _split(whole.program, tasks, len(inputs), len(outputs))
+    return Step(
+        forward=Recording(program=forward, constants=whole.constants, kernels=whole.kernels),
+        backward=Recording(program=backward, constants=whole.constants, kernels=whole.kernels),
+        outputs=tuple(outputs),
+        differentiable=tuple(gradients),
+        leaves=tuple(found),
+    )
+
+
+def _ones_like(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: torch.ones_like(t) for n, t in outputs.items() if t.requires_grad}
+
+
+def _split(whole: Program, tasks: int, inputs: int, outputs: int) -> tuple[Program, Program]:
+    """The program of the first `tasks` tasks with the first inputs and outputs, and that of all the rest."""
+    before, after = whole.tasks[:tasks], whole.tasks[tasks:]
+    late = next((t for t in after if t.random), None)
+    if late is not None:
+        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
+    made = {
+        v.buffer: v
+        for t in reversed(before)
+        for v in reversed(t.writes)
+        if whole.buffers[v.buffer].kind is BufferKind.INTERMEDIATE
+    }
+    first_inputs = {p.view.buffer: p for p in whole.inputs[:inputs]}
+    needed = sorted({v.buffer for t in after for v in _views(t)} & (made.keys() | first_inputs.keys()))
+    saved = [
+        Port(name=_INPUT + first_inputs[b].name, view=first_inputs[b].view)
+        if b in first_inputs
+        else Port(name=f"{_SAVED}{i}", view=made[b])
+        for i, b in enumerate(needed)
+    ]
+    forward = _part(
+        _with_generator(whole),
+        lambda program: program.tasks[:tasks],
+        whole.inputs[:inputs],
+        (),
+        (*whole.outputs[:outputs], *(p for p in saved if p.name.startswith(_SAVED))),
+    )
+    backward = _part(
+        whole, lambda program: program.tasks[tasks:], whole.inputs[inputs:], saved, whole.outputs[outputs:]
+    )
+    return forward, backward
+
+
+def _with_generator(program: Program) -> Program:
+    """Draws from the generator made to look like writes to one more tensor."""
+    if not any(t.random for t in program.tasks):
+        return program
+    buffer = Buffer(index=len(program.buffers), kind=BufferKind.STATE, nbytes=1, name=GENERATOR)
+    view = View(buffer=buffer.index, dtype="uint8", itemsize=1, shape=(1,), stride=(1,))
+    tasks = tuple(
+        replace(t, reads=(*t.reads, view), writes=(*t.writes, view), mutates=(*t.mutates, view)) if t.random else t
+        for t in program.tasks
+    )
+    return replace(
+        program,
+        buffers=(*program.buffers, buffer),
+        tasks=tasks,
+        state=(*program.state, Port(name=GENERATOR, view=view)),
+    )
+
+
+def _part(
+    whole: Program,
+    choose: Callable[[Program], tuple[Task, ...]],
+    inputs: Iterable[Port],
+    more_state: Iterable[Port],
+    outputs: Iterable[Port],
+) -> Program:
+    """Some tasks of a program, with the buffers that they touch numbered anew."""
+    tasks, inputs, more_state, outputs = choose(whole), tuple(inputs), tuple(more_state), tuple(outputs)
+    touched = {v.buffer for t in tasks for v in _views(t)} | {p.view.buffer for p in (*inputs, *more_state, *outputs)}
+    number = {old: new for new, old in enumerate(sorted(touched))}
+    names = {p.view.buffer: p.name for p in more_state}
+
+    def port(p: Port) -> Port:
+        return Port(name=p.name, view=replace(p.view, buffer=number[p.view.buffer]))
+
+    def moved(arg: Arg) -> Arg:
+        if isinstance(arg, View):
+            return replace(arg, buffer=number[arg.buffer])
+        return tuple(moved(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    def views(given: tuple[View, ...]) -> tuple[View, ...]:
+        return tuple(replace(v, buffer=number[v.buffer]) for v in given)
+
+    return Program(
+        buffers=tuple(
+            replace(whole.buffers[old], index=new, kind=BufferKind.STATE, name=names[old])
+            if old in names
+            else replace(whole.buffers[old], index=new)
+            for old, new in number.items()
+        ),
+        tasks=tuple(
+            replace(
+                t,
+                index=i,
+                args=tuple(moved(a) for a in t.args),
+                kwargs=tuple((n, moved(a)) for n, a in t.kwargs),
+                outputs=moved(t.outputs),
+                reads=views(t.reads),
+                writes=views(t.writes),
+                mutates=views(t.mutates),
+            )
+            for i, t in enumerate(tasks)
+        ),
+        inputs=tuple(port(p) for p in inputs),
+        state=tuple(port(p) for p in (*(p for p in whole.state if p.view.buffer in touched), *more_state)),
+        constants=tuple(port(p) for p in whole.constants if p.view.buffer in touched),
+        outputs=tuple(port(p) for p in outputs),
+    )
+
+
+def _views(task: Task) -> list[View]:
+    found = [*task.reads, *task.writes, *task.mutates]
+
+    def walk(arg: Arg) -> None:
+        if isinstance(arg, View):
+            found.append(arg)
+        elif isinstance(arg, tuple):
+            for a in arg:
+                walk(a)
+
+    for arg in (*task.args, *(a for _, a in task.kwargs), task.outputs):
+        walk(arg)
+    return found
