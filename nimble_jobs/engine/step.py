@@ -63,6 +63,25 @@ def differentiate(
     return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
 
 
+def reached(output: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Names of the leaves that an output depends on."""
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    found, seen = set(), set()
+    waiting: list[Any] = [output.grad_fn] if output.grad_fn is not None else []
+    if id(output) in names:
+        found.add(names[id(output)])
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            found.add(name)
+        waiting += [following for following, _ in node.next_functions]
+    return frozenset(found)
+
+
 def record_step(
     call: Callable[..., Any],
     inputs: Mapping[str, torch.Tensor],

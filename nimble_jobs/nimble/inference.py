@@ -128,7 +128,7 @@ def prepare(
         structure=structure,
         instances=built.instances,
         places=Places.of(call, {port.name for port in built.schedule.program.state}),
-        written=_written_inputs(built.schedule.program),
+        written=written_inputs(built.schedule.program),
         device=device,
     )
 
@@ -152,6 +152,7 @@ def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _written_inputs(program: Program) -> tuple[str, ...]:
+def written_inputs(program: Program) -> tuple[str, ...]:
+    """Names of the inputs that a program writes into."""
     names = {port.view.buffer: port.name for port in program.inputs}
     return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})

@@ -10,6 +10,7 @@ from torch import nn
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.errors import EngineError, OutOfMemory, UsageError
 from nimble_jobs.nimble import inference
+from nimble_jobs.nimble import training as train
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.signature import Signature, mismatch, read, split
 from nimble_jobs.planner.options import BuildOptions
@@ -66,15 +67,17 @@ class Nimble:
         pair of both. Other signatures that were prepared stay.
 
         Arguments that are no tensors become part of the schedule. Without `training` the module is prepared in
-        evaluation mode, whatever mode it is in. Up to `in_flight` calls, made on different CUDA streams, run at once.
+        evaluation mode, whatever mode it is in. With it, calls take part in autograd as the module's own would, with
+        gradients for its parameters and for inputs that require grad in `example`; each backward must come before the
+        next call. Up to `in_flight` calls, made on different CUDA streams, run at once.
 
         Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
         """
         _check_options(streams, fuse, in_flight)
-        if training:
-            raise UsageError("training: not supported yet")
+        if training and in_flight != 1:
+            raise UsageError(f"in_flight: found {in_flight}; expected 1 with training=True")
         if store is not None:
             raise UsageError("store: not supported yet")
         signature, tensors = read(*split(example))
@@ -90,13 +93,14 @@ class Nimble:
         )
         prepared: Prepared
         try:
-            prepared = inference.prepare(self.module, signature, tensors, options, device)
+            build = train.prepare if training else inference.prepare
+            prepared = build(self.module, signature, tensors, options, device)
         except OutOfMemory:
             raise
         except EngineError as e:
             if not fallback:
                 raise
-            prepared = Eager(signature=signature, module=self.module, fallback=str(e))
+            prepared = Eager(signature=signature, module=self.module, fallback=str(e), training=training)
         self._keep(prepared)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +109,8 @@ class Nimble:
         Raises UsageError, naming the argument, where a call fits no prepared signature.
         """
         prepared, tensors = self._find(args, kwargs)
+        if prepared.schedule is not None and torch.is_autocast_enabled(prepared.signature.tensors[0].device.type):
+            raise UsageError("called under torch.autocast, which a schedule knows nothing of")
         if not prepared.training and torch.is_grad_enabled():
             for slot, tensor in zip(prepared.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad:
@@ -136,6 +142,12 @@ class Nimble:
         return self._latest().schedule
 
     @property
+    def backward_schedule(self) -> Schedule | None:
+        """The schedule of the backward pass, where the signature prepared or called last has one."""
+        found: Schedule | None = getattr(self._latest(), "backward_schedule", None)
+        return found
+
+    @property
     def fallback(self) -> str | None:
         """Why the signature prepared or called last runs in eager; None where it does not."""
         return self._latest().fallback
@@ -143,7 +155,7 @@ class Nimble:
     @property
     def signatures(self) -> tuple[Signature, ...]:
         """What was prepared."""
-        return tuple(signature for signature, _ in self._prepared)
+        return tuple(dict.fromkeys(signature for signature, _ in self._prepared))
 
     def release(self) -> None:
         """Give the memory of all schedules back, and lay the weights out as they were."""
@@ -171,20 +183,23 @@ class Nimble:
             before.close()
         self._prepared[signature, prepared.training] = prepared
         if signature.plain:
-            self._positional[tuple((s.shape, s.dtype, s.device) for s in signature.tensors)] = prepared
+            key = tuple((s.shape, s.dtype, s.device) for s in signature.tensors)
+            self._positional[prepared.training, key] = prepared
         self._current = prepared
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         if not kwargs:
             key = tuple([(t.shape, t.dtype, t.device) if type(t) is torch.Tensor else None for t in args])
-            quick = self._positional.get(key)
+            quick = self._positional.get((self.module.training, key)) or self._positional.get((False, key))
             if quick is not None:
                 return quick, list(args)
         self._latest()
         signature, tensors = read(args, kwargs)
-        prepared = self._prepared.get((signature, False))
+        prepared = self._prepared.get((signature, self.module.training)) or self._prepared.get((signature, False))
+        if prepared is None and (signature, True) in self._prepared:
+            raise UsageError("the module is in evaluation mode; this signature was prepared with training=True only")
         if prepared is None:
-            raise mismatch(signature, [s for s, _ in self._prepared])
+            raise mismatch(signature, list(dict.fromkeys(s for s, _ in self._prepared)))
         return prepared, tensors
 
     def _latest(self) -> Prepared:

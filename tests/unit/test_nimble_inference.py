@@ -325,8 +325,11 @@ def test_gradients_are_not_lost_silently() -> None:
         nimble(torch.randn(2, 3))
 
 
-def test_autocast_around_prepare_is_refused() -> None:
-    """Ambient autocast would become part of the schedule unseen."""
+def test_autocast_around_prepare_or_calls_is_refused() -> None:
+    """Ambient autocast would become part of the schedule unseen, or be ignored by it."""
+    nimble = prepared(Net(), torch.randn(2, 3))
+    with torch.autocast("cpu"), pytest.raises(UsageError, match=r"^called under torch\.autocast"):
+        nimble(torch.randn(2, 3))
     with torch.autocast("cpu"), pytest.raises(UsageError, match=r"under torch.autocast"):
         prepared(Net(), torch.randn(2, 3))
 

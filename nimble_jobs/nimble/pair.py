@@ -1,0 +1,202 @@
+"""Forward and backward of one recorded step, captured over the same saved tensors, and checked against eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine import verify
+from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_name
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.schedule import Plan, Program
+
+# Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
+# move by more than the outputs do.
+GRADIENT_SLACK = 10.0
+_NOISE = 1e-3  # gradients below this share of the largest, by root mean square, are rounding errors of zero
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is trained: a call of tensors, with what it is differentiated by."""
+
+    call: Callable[..., Any]
+    inputs: dict[str, torch.Tensor]  # an example
+    parameters: dict[str, torch.Tensor]
+    input_leaves: tuple[str, ...]  # inputs that require grad
+    state: dict[str, torch.Tensor]
+    device: torch.device
+
+    def with_grad(self, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """Copies of inputs, those that require grad as leaves."""
+        return {n: t.detach().clone().requires_grad_(n in self.input_leaves) for n, t in inputs.items()}
+
+    def leaves(self, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """All that gets a gradient, by name."""
+        return {**{n: inputs[n] for n in self.input_leaves}, **self.parameters}
+
+    def step(self, inputs: Tensors, gradients: Tensors | None = None) -> tuple[Tensors, Tensors]:
+        """Outputs and gradients in eager, given the gradients of some outputs; ones by default."""
+        given = self.with_grad(inputs)
+        leaves = self.leaves(given)
+        with torch.enable_grad():
+            outputs = flatten_outputs(self.call(*given.values()))
+        wanted = gradients or {n: torch.ones_like(t) for n, t in outputs.items() if t.requires_grad}
+        return outputs, differentiate(outputs, leaves, wanted)
+
+
+class Forward:
+    """A captured forward pass, and the tensors that it saves for the backward, always in the same places."""
+
+    def __init__(self, step: Step, plan: Plan, subject: Subject) -> None:
+        device = subject.device
+        generator = torch.zeros(1, dtype=torch.uint8, device=device)
+        self.instance = _capture(step.forward, plan, {**subject.state, GENERATOR: generator}, device)
+        self._twins: dict[str, torch.Tensor] = {}
+        self.saved: dict[str, torch.Tensor] = {}
+        for name, source in step.saved.items():
+            if source in self.instance.inputs:
+                self.saved[name] = self.instance.inputs[source]
+            elif device.type == "cpu":  # there each replay makes its outputs anew
+                self.saved[name] = self._twins[source] = _twin(self.instance.outputs[source])
+            else:
+                self.saved[name] = self.instance.outputs[source]
+        self.replay()  # a backward may index by what is saved: it must never see bytes that nobody wrote
+
+    def replay(self) -> None:
+        self.instance.replay()
+        for source, twin in self._twins.items():
+            _bytes(twin).copy_(_bytes(self.instance.outputs[source]))
+
+
+class Pair:
+    """Both passes. The backward belongs to the latest forward."""
+
+    def __init__(self, step: Step, forward: Plan, backward: Plan, subject: Subject) -> None:
+        self.step = step
+        self.forward = Forward(step, forward, subject)
+        try:
+            self.backward = capture_backward(step, backward, self.forward, subject)
+        except BaseException:
+            self.forward.instance.close()
+            raise
+
+    def close(self) -> None:
+        self.backward.close()
+        self.forward.instance.close()
+
+
+def capture_backward(step: Step, plan: Plan, forward: Forward, subject: Subject) -> Instance:
+    """The backward pass over what `forward` saves."""
+    return _capture(step.backward, plan, {**subject.state, **forward.saved}, subject.device)
+
+
+def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: int, integers: Tensors) -> float:
+    """Compare outputs, gradients and running statistics with eager on fresh input; the largest relative norm found.
+
+    Random masks are compared too: both sides draw from the same seed. Raises CheckFailed, naming the tensor.
+    """
+    step, device = pair.step, subject.device
+    changing = {n: subject.state[n] for n in written_state(step)}
+    worst = 0.0
+    for turn in range(verify.ROUNDS):
+        inputs = verify.random_inputs(step.forward.program.inputs, device, seed + turn, below, integers)
+        made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1)
+        before = _copies(changing)
+        torch.manual_seed(seed + turn)
+        expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
+        expected = {n: t.detach().clone() for n, t in expected.items()} | _copies(changing)
+        _put(changing, before)
+        torch.manual_seed(seed + turn)
+        verify.poison(pair.forward.instance)
+        verify.poison(pair.backward)
+        _put(pair.forward.instance.inputs, inputs)
+        _put(pair.backward.inputs, made)
+        pair.forward.replay()
+        pair.backward.replay()
+        synchronize(device)
+        found = {**pair.forward.instance.outputs, **changing}
+        for name, tensor in expected.items():
+            worst = max(worst, _compare(name, found[name], tensor, tolerance, 0.0))
+        floor = _NOISE * max((_rms(g) for g in expected_gradients.values()), default=0.0)
+        if set(expected_gradients) != set(step.leaves):
+            raise CheckFailed(f"gradients of {sorted(set(expected_gradients) ^ set(step.leaves))} come and go")
+        for name, tensor in expected_gradients.items():
+            named = gradient_name(name)
+            slack = tolerance * GRADIENT_SLACK
+            worst = max(worst, _compare(named, pair.backward.outputs[named], tensor, slack, floor))
+    return worst
+
+
+def written_state(step: Step) -> list[str]:
+    """Names of the module's tensors that a step writes, such as running statistics."""
+    names: dict[str, None] = {}
+    for program in (step.forward.program, step.backward.program):
+        names |= dict.fromkeys(names_written(program))
+    return [name for name in names if not name.startswith("@")]
+
+
+def names_written(program: Program) -> list[str]:
+    """Names of the state that a program writes into."""
+    by_buffer = {p.view.buffer: p.name for p in program.state}
+    return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
+
+
+def _compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:
+    """The relative norm of the difference; for gradients around zero, relative to the floor instead."""
+    error = verify.relative_norm(found, expected)
+    if math.isfinite(error) and _rms(expected) < floor:
+        error *= _rms(expected) / floor
+    elif not math.isfinite(error) and floor and not bool(expected.any()) and bool(torch.isfinite(found).all()):
+        error = _rms(found) / floor
+    if not error <= tolerance:
+        raise CheckFailed(
+            f"{name!r} differs from eager by a relative norm of {error:.3g}; the tolerance is {tolerance:.3g}",
+            error=error if math.isfinite(error) else None,
+        )
+    return error
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().norm()) / math.sqrt(max(1, tensor.numel()))
+
+
+def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -> Instance:
+    return capture(
+        recording.program,
+        plan,
+        state=state,
+        constants=recording.constants,
+        kernels=recording.kernels,
+        device=device,
+    )
+
+
+def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {n: t.detach().clone() for n, t in tensors.items()}
+
+
+def _put(tensors: Tensors, values: Tensors) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same place in a storage of its own."""
+    storage = _bytes(tensor).clone().untyped_storage()
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

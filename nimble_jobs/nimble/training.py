@@ -1,0 +1,298 @@
+"""One prepared signature with gradients: the forward replays when it is called, the backward when gradients arrive."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.record import flatten_outputs, state_of
+from nimble_jobs.engine.step import gradient_name, reached
+from nimble_jobs.errors import CannotRecord, EngineError, UsageError
+from nimble_jobs.nimble.flat import Structure, flat
+from nimble_jobs.nimble.inference import parts_of, written_inputs
+from nimble_jobs.nimble.pair import Pair, Subject, names_written
+from nimble_jobs.nimble.signature import Signature
+from nimble_jobs.nimble.step_search import FoundStep, Half, StepSearch, explained
+from nimble_jobs.nimble.traces import Places, no_traces
+from nimble_jobs.planner.build import integers_below, tolerance_for
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.schedule import Candidate, Program, Schedule
+
+
+@dataclass(kw_only=True)
+class Training:
+    """Schedules of both passes over shared memory: a backward belongs to the forward just before it."""
+
+    signature: Signature
+    schedule: Schedule
+    backward_schedule: Schedule
+    structure: Structure
+    pair: Pair
+    places: Places
+    parameters: dict[str, torch.Tensor]  # those that get gradients
+    frozen: dict[str, torch.Tensor]  # and those that do not
+    input_leaves: tuple[str, ...]
+    reached: dict[str, frozenset[str]]  # gradients that depend on an output's, by the name of the output's gradient
+    written: tuple[str, ...]  # inputs that the model writes into
+    device: torch.device
+    training = True
+    fallback = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._spent = 0  # the call whose saved tensors the backward has written into
+        self._consumes = bool(names_written(self.pair.step.backward.program))
+        self._token = torch.empty(0)
+        self._leaves = [gradient_name(s.name) for s in self.signature.tensors] + [
+            gradient_name(n) for n in self.parameters
+        ]
+        self._done = torch.cuda.Event() if self.device.type == "cuda" else None
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return {**self.pair.forward.instance.inputs, **self.pair.backward.inputs}
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        forward = self.pair.forward.instance.outputs
+        return {**{n: forward[n] for n in self.structure.names}, **self.pair.backward.outputs}
+
+    def replay(self) -> None:
+        self._calls += 1
+        self.pair.forward.replay()
+        self.pair.backward.replay()
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """The model's outputs for these inputs, part of autograd's graph."""
+        if torch.is_grad_enabled():
+            for slot, tensor in zip(self.signature.tensors, tensors, strict=True):
+                if tensor.requires_grad and slot.name not in self.input_leaves:
+                    raise UsageError(f"{slot.name}: requires grad; the example that was prepared did not")
+            for name, parameter in self.frozen.items():
+                if parameter.requires_grad:
+                    raise UsageError(f"the parameter {name!r} requires grad; it did not when it was prepared")
+        outputs = _Replay.apply(self, *tensors, *self.parameters.values())  # type: ignore[no-untyped-call]
+        return self.structure.build(list(outputs))
+
+    def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[int, list[torch.Tensor]]:
+        """Number of this call, and outputs of its own."""
+        instance = self.pair.forward.instance
+        with self._lock:
+            self._begin()
+            for static, given in zip(instance.inputs.values(), tensors, strict=True):
+                static.copy_(given)
+            self.pair.forward.replay()
+            self._calls += 1
+            own = [instance.outputs[name].clone() for name in self.structure.names]
+            for slot, given in zip(self.signature.tensors, tensors, strict=True):
+                if slot.name in self.written:
+                    given.copy_(instance.inputs[slot.name])
+            self._end()
+            call = self._calls
+        self.places.check()
+        return call, own
+
+    def backward(self, call: int, gradients: dict[str, torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of their own, of inputs and parameters; None for what the outputs do not depend on."""
+        instance = self.pair.backward
+        with self._lock:
+            if call != self._calls:
+                raise EngineError(
+                    "the module was called again before this backward, and what the earlier call saved is gone; "
+                    "call backward before the next forward"
+                )
+            if self._consumes and self._spent == call:
+                raise EngineError("a second backward of one call cannot be replayed: the first changed what was saved")
+            self._spent = call
+            self._begin()
+            for name, static in instance.inputs.items():
+                given = gradients[name]
+                if given is None:
+                    static.zero_()
+                else:
+                    static.copy_(given)
+            instance.replay()
+            found = {n: t for n, t in instance.outputs.items() if n in self._leaves}
+            fresh = {n: torch.empty_like(t) for n, t in found.items()}
+            torch._foreach_copy_(list(fresh.values()), list(found.values()))
+            self._end()
+        given_for = {leaf for name, leaves in self.reached.items() if gradients[name] is not None for leaf in leaves}
+        return [fresh.get(name) if name in given_for else None for name in self._leaves]
+
+    def versions(self) -> int:
+        """Grows whenever a parameter is changed in place."""
+        return sum(p._version for p in (*self.parameters.values(), *self.frozen.values()))
+
+    def close(self) -> None:
+        self._calls += 1
+        self.pair.close()
+
+    def _begin(self) -> None:
+        if self._done is not None:  # what came before may have been launched on another stream
+            torch.cuda.current_stream(self.device).wait_event(self._done)
+
+    def _end(self) -> None:
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self.device))
+
+
+class _Replay(torch.autograd.Function):
+    """Both passes as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, training: Training, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = tensors[: len(training.signature.tensors)]
+        ctx.training = training
+        ctx.versions = training.versions()
+        ctx.call, outputs = training.forward(inputs)
+        ctx.save_for_backward(training._token)  # lets autograd notice a second backward, as it does in eager
+        ctx.set_materialize_grads(False)
+        flowing = training.pair.step.differentiable
+        names = training.structure.names
+        ctx.mark_non_differentiable(*(t for n, t in zip(names, outputs, strict=True) if n not in flowing))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        ctx.saved_tensors  # noqa: B018  # raises where they were freed
+        training: Training = ctx.training
+        if training.versions() != ctx.versions:
+            raise EngineError("a parameter was changed in place between forward and backward")
+        names = (gradient_name(n) for n in training.structure.names)
+        return None, *training.backward(ctx.call, dict(zip(names, gradients, strict=True)))
+
+
+def prepare(
+    module: nn.Module, signature: Signature, tensors: list[torch.Tensor], options: BuildOptions, device: torch.device
+) -> Training:
+    """Search, check and capture the fastest schedules of a call in training mode and of its backward.
+
+    Raises as `inference.prepare` does, and UsageError for a module in evaluation mode.
+    """
+    if not module.training:
+        raise UsageError("training: the module is in evaluation mode; call its train() before prepare")
+    start = time.perf_counter()
+    names = [slot.name for slot in signature.tensors]
+    with no_traces(module, device), torch.inference_mode(False), torch.enable_grad():
+        call = flat(module, signature)
+        subject = Subject(
+            call=call,
+            inputs={n: t.detach().clone() for n, t in zip(names, tensors, strict=True)},
+            parameters={n: p for n, p in module.named_parameters() if p.requires_grad},
+            input_leaves=tuple(n for n, t in zip(names, tensors, strict=True) if t.requires_grad),
+            state=state_of(call),
+            device=device,
+        )
+        given = subject.with_grad(subject.inputs)
+        result = call(*given.values())
+        structure = Structure.of(result)
+        reaches = {
+            gradient_name(name): frozenset(gradient_name(leaf) for leaf in reached(tensor, subject.leaves(given)))
+            for name, tensor in flatten_outputs(result).items()
+        }
+        del result
+        search = StepSearch(
+            call,
+            subject,
+            options,
+            tolerance=options.tolerance or tolerance_for(module, tensors[0]),
+            below=integers_below(module),
+        )
+        found = search.run()
+        _refuse_writes(found, call, subject)
+        forward_us = measure.time_us(lambda: call(*given.values()), device)
+        step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
+        pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
+        try:
+            search.check(pair)
+        except BaseException:
+            pair.close()
+            raise
+    eager = Candidate(
+        name="eager",
+        replay_us=step_us,
+        records_per_s=None,
+        peak_bytes=None,
+        error=0.0,
+        chosen=False,
+        reason="the reference",
+    )
+    common = _Common(
+        found=found,
+        candidates=explained(search.candidates, found.candidate, eager),
+        tolerance=search.tolerance,
+        options=options,
+        device=device,
+        build_s=time.perf_counter() - start,
+    )
+    step = found.step
+    return Training(
+        signature=signature,
+        schedule=common.schedule(step.forward.program, found.forward, forward_us, pair.forward.instance.bytes),
+        backward_schedule=common.schedule(
+            step.backward.program, found.backward, max(0.0, step_us - forward_us), pair.backward.bytes
+        ),
+        structure=structure,
+        pair=pair,
+        places=Places.of(call, {p.name for p in (*step.forward.program.state, *step.backward.program.state)}),
+        parameters=subject.parameters,
+        frozen={n: p for n, p in module.named_parameters() if not p.requires_grad},
+        input_leaves=subject.input_leaves,
+        reached=reaches,
+        written=written_inputs(step.forward.program),
+        device=device,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    """What the schedules of both passes share."""
+
+    found: FoundStep
+    candidates: tuple[Candidate, ...]
+    tolerance: float
+    options: BuildOptions
+    device: torch.device
+    build_s: float
+
+    def schedule(self, program: Program, half: Half, eager_us: float, nbytes: int) -> Schedule:
+        parts = parts_of(program, self.options, self.device) | {"mode": "training"}
+        return Schedule(
+            key=schedule_key(parts),
+            program=program,
+            plan=half.plan,
+            facts=half.facts,
+            durations_us=half.durations_us,
+            kernels=self.found.kernels,
+            candidates=self.candidates,
+            tolerance=self.tolerance,
+            error=self.found.error,
+            device=devices.describe(self.device),
+            eager_us=eager_us,
+            replay_us=half.replay_us,
+            peak_bytes=nbytes,
+            build_s=self.build_s,
+        )
+
+
+def _refuse_writes(found: FoundStep, call: nn.Module, subject: Subject) -> None:
+    """A step may write buffers; parameters and differentiated inputs it may not."""
+    parameters = {name for name, _ in call.named_parameters()}
+    for program in (found.step.forward.program, found.step.backward.program):
+        for name in names_written(program):
+            if name in parameters:
+                raise CannotRecord(f"the model writes into its parameter {name!r}")
+    for name in written_inputs(found.step.forward.program):
+        if name in subject.input_leaves:
+            raise CannotRecord(f"the model writes into its input {name!r}, which requires grad")
