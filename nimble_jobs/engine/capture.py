@@ -15,6 +15,7 @@ from nimble_jobs.engine.bind import Bound, bind
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.graph.memory import live_bytes
 from nimble_jobs.schedule import Plan, Program
 
 _WARM_UP_RUNS = 3  # lets libraries choose algorithms and make workspaces before the capture
@@ -49,7 +50,11 @@ def capture(
     """
     try:
         bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels)
-        return _GraphInstance(bound, device, plan.streams) if device.type == "cuda" else _CallInstance(bound)
+        return (
+            _GraphInstance(bound, device, plan.streams)
+            if device.type == "cuda"
+            else _CallInstance(bound, live_bytes(program))
+        )
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e
 
@@ -57,7 +62,7 @@ def capture(
 class _CallInstance:
     """Replays by calling the recorded operators one after another, without any module's code."""
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, live: int) -> None:
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
         for tensor in bound.inputs.values():
@@ -65,7 +70,7 @@ class _CallInstance:
         with torch.no_grad():
             self.outputs = bound.run()
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(self)}
-        self.bytes = sum(held.values())
+        self.bytes = sum(held.values()) + live
 
     def replay(self) -> None:
         if self._bound is None:

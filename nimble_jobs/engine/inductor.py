@@ -101,9 +101,12 @@ class _Kernel:
 
     def __init__(self, autotuner: Any) -> None:
         self._autotuner = autotuner
-        self.name = f"{PREFIX}{autotuner.fn.__name__}"
-        names: list[str] = list(autotuner.fn.arg_names)
-        mutated = set(autotuner.mutated_arg_names)
+        try:
+            self.name = f"{PREFIX}{autotuner.fn.__name__}"
+            names: list[str] = list(autotuner.fn.arg_names)
+            mutated = set(autotuner.mutated_arg_names)
+        except AttributeError as e:
+            raise EngineError(f"this torch describes Inductor's kernels otherwise ({e}); they are not used") from e
         self.write_only = {i for i, n in enumerate(names) if n.startswith("out_ptr")}
         self.updated = {i for i, n in enumerate(names) if n.startswith("in_out_ptr") or n in mutated} - self.write_only
 

@@ -55,6 +55,12 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
     )
 
 
+def live_bytes(program: Program) -> int:
+    """The most bytes of intermediates that are in use at once, tasks one after another in program order."""
+    users = {buffer: tasks for buffer, tasks in arena_users(program).items() if tasks}
+    return _floor(users, {b: program.buffers[b].nbytes for b in users}, len(program.tasks))
+
+
 def aligned(nbytes: int) -> int:
     """The next multiple of the alignment."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

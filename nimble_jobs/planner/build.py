@@ -84,6 +84,11 @@ def build_best(
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
     instances = capture_several(found.recording, found.plan, module, device, found.in_flight)
+    error, failure = found.error, found.failure
+    for instance in instances if failure is None else ():
+        error, failure = search.check(instance, found.recording)
+        if failure is not None:
+            break
     schedule = Schedule(
         key=key,
         program=found.recording.program,
@@ -93,16 +98,16 @@ def build_best(
         kernels=found.source.kernels,
         layout=found.source.layout,
         in_flight=found.in_flight,
-        candidates=_candidates(search, found, eager_us, batch),
+        candidates=_candidates(search, found, failure, eager_us, batch),
         tolerance=tolerance,
-        error=found.error,
+        error=error,
         device=devices.describe(device),
         eager_us=eager_us,
         replay_us=found.replay_us,
         peak_bytes=sum(i.bytes for i in instances),
         build_s=time.perf_counter() - start,
     )
-    return Built(schedule=schedule, instances=instances, recording=found.recording, failure=found.failure)
+    return Built(schedule=schedule, instances=instances, recording=found.recording, failure=failure)
 
 
 def tolerance_of(request: Request) -> float:
@@ -129,7 +134,9 @@ def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torc
     return torch.randint(0, below, tensor.shape, device=device).to(tensor.dtype)
 
 
-def _candidates(search: Search, found: Found, eager_us: float, batch: int) -> tuple[Candidate, ...]:
+def _candidates(
+    search: Search, found: Found, failure: str | None, eager_us: float, batch: int
+) -> tuple[Candidate, ...]:
     """Everything that was tried, with eager in front and the winner marked."""
     eager = Candidate(
         name="eager",
@@ -137,12 +144,12 @@ def _candidates(search: Search, found: Found, eager_us: float, batch: int) -> tu
         records_per_s=batch / eager_us * 1e6,
         peak_bytes=None,
         error=0.0,
-        chosen=found.failure is not None,
-        reason="the reference; runs because no candidate passed its check" if found.failure else "the reference",
+        chosen=failure is not None,
+        reason="the reference; runs because no candidate passed its check" if failure else "the reference",
     )
     tried = [
-        replace(c, chosen=found.failure is None, reason="the fastest that passed its check")
-        if c == found.candidate and found.failure is None
+        replace(c, chosen=failure is None, reason="the fastest that passed its check")
+        if c == found.candidate and failure is None
         else replace(c, reason=c.reason or f"slower than {found.candidate.name}")
         for c in search.candidates
     ]

@@ -129,7 +129,8 @@ def _give_schedule(loaded: Loaded, parts: dict[str, str], store: Store, report: 
         except (OutOfMemory, DeviceFault):
             raise
         except CheckFailed as e:
-            store.schedules.refuse(loaded.key, str(e), time.time())
+            # it passed when it was built: with these weights, or this device, it is the next job's to build anew
+            store.schedules.quarantine(loaded.key, f"failed its check when it was loaded: {e}", time.time())
             loaded.fallback = f"the schedule is quarantined: {e}"
             return Hit.MISS, f"the stored schedule failed its check: {e}"
         except (Damaged, EngineError, NotFound, ValueError) as e:

@@ -20,6 +20,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import bind
 from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.planner.options import BuildOptions
@@ -134,8 +135,8 @@ class Search:
             return None
         try:
             instances = capture_several(found.recording, found.plan, self._module, self._device, count)
-        except OutOfMemory:
-            self._left_out(name, "not built: not enough memory on the device")
+        except EngineError as e:
+            self._left_out(name, f"not built: {e}")
             return None
         rate = measure.throughput_per_s(instances, self._device) * self._batch
         self.candidates.append(
@@ -156,9 +157,12 @@ class Search:
             return []
         images = self._layouts.differ and self._options.layout == "auto"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
-        if self._options.fuse != "off":
+        untested = tested_version()
+        if self._options.fuse != "off" and untested is not None:
+            self._left_out("inductor kernels", f"not tried: {untested}")
+        elif self._options.fuse != "off":
             sources.append(Source(kernels="inductor", layout="channels-last" if images else "given"))
-        if self._options.fuse == "max":
+        if self._options.fuse == "max" and untested is None:
             sources.append(Source(kernels="max-autotune", layout="channels-last" if images else "given"))
         return sources
 
@@ -213,7 +217,7 @@ class Search:
             self._left_out(name, f"not built: {e}")
             return None
         try:
-            error, failure = self._check(instance, recording)
+            error, failure = self.check(instance, recording)
             replay_us = measure.time_us(instance.replay, self._device)
             nbytes = instance.bytes
         finally:
@@ -251,7 +255,8 @@ class Search:
             self.best = found
         return found
 
-    def _check(self, instance: Instance, recording: Recording) -> tuple[float | None, str | None]:
+    def check(self, instance: Instance, recording: Recording) -> tuple[float | None, str | None]:
+        """The relative norm against eager on fresh input, and why that is too much; None where it is not."""
         try:
             error = verify.check(
                 instance,

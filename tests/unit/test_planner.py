@@ -162,10 +162,13 @@ def test_a_stored_schedule_that_fails_its_check_is_quarantined_too(
     def disagree(*_a: Any, **_k: Any) -> float:
         raise CheckFailed("differs", error=None)
 
-    monkeypatch.setattr(verify, "check", disagree)
-    made = prepared(request(code), store)
+    with monkeypatch.context() as patched:
+        patched.setattr(verify, "check", disagree)
+        made = prepared(request(code), store)
     assert made.summary()["runs"] == "eager"
     assert made.miss_reason == "the stored schedule failed its check: differs"
+    assert store.schedules.get(made.loaded.key).state == "quarantined"
+    assert prepared(request(code), store).summary()["runs"] == "schedule"  # built anew, and it passes
 
 
 def test_a_missing_constant_is_a_miss_with_its_reason(store: Store, code: Path) -> None:
