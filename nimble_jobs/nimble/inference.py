@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -14,14 +14,18 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
+from nimble_jobs.nimble.stored import Stored, bare, load
 from nimble_jobs.nimble.traces import Places, eval_mode, no_traces
-from nimble_jobs.planner.build import build_best
+from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.source import Source, record_source
-from nimble_jobs.schedule import Program, Schedule
+from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
+from nimble_jobs.store import Store
 
 
 @dataclass(kw_only=True)
@@ -29,6 +33,7 @@ class Inference:
     """A schedule and its instances, which take turns."""
 
     signature: Signature
+    hit: Hit  # whether the schedule was found in the store
     schedule: Schedule
     structure: Structure
     instances: tuple[Instance, ...]
@@ -87,6 +92,7 @@ class Eager:
     module: nn.Module
     fallback: str
     schedule: None = None
+    hit: Hit = Hit.MISS
     training: bool = False
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -103,9 +109,15 @@ class Eager:
 
 
 def prepare(
-    module: nn.Module, signature: Signature, tensors: list[torch.Tensor], options: BuildOptions, device: torch.device
+    module: nn.Module,
+    signature: Signature,
+    tensors: list[torch.Tensor],
+    options: BuildOptions,
+    device: torch.device,
+    store: Store | None = None,
 ) -> Inference:
-    """Search, check and capture the fastest schedule of a call in evaluation mode.
+    """Capture and check the schedule of a call in evaluation mode: from the store, or else by a search for the fastest,
+    which the store then keeps.
 
     Raises CannotRecord, CheckFailed where no candidate agrees with eager, EngineError, OutOfMemory; the module is then
     as it was.
@@ -117,13 +129,14 @@ def prepare(
         with torch.no_grad():
             structure = Structure.of(call(*(t.clone() for t in example.values())))
         program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
-        key = schedule_key(parts_of(program, options, device))
-        built = build_best(call, example, key, options, device, keep_integers=True)
-        if built.failure is not None:
-            built.close()
-            raise CheckFailed(built.failure)
+        parts = parts_of(program, options, device)
+        parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
+        key = schedule_key(parts)
+        stored = load(call, key, example, device, store) if store is not None else None
+        built: Built | Stored = stored or _searched(call, example, key, parts, options, device, store)
     return Inference(
         signature=signature,
+        hit=Hit.MISS if stored is None else Hit.STORED,
         schedule=built.schedule,
         structure=structure,
         instances=built.instances,
@@ -133,13 +146,33 @@ def prepare(
     )
 
 
+def _searched(
+    call: nn.Module,
+    example: dict[str, torch.Tensor],
+    key: str,
+    parts: dict[str, str],
+    options: BuildOptions,
+    device: torch.device,
+    store: Store | None,
+) -> Built:
+    """The result of a search, stored where there is a store. Raises CheckFailed where nothing agrees with eager."""
+    built = build_best(call, example, key, options, device, keep_integers=True)
+    if store is not None:
+        save_built(built, parts, store)
+    if built.failure is not None:
+        built.close()
+        raise CheckFailed(built.failure)
+    return built
+
+
 def parts_of(program: Program, options: BuildOptions, device: torch.device) -> dict[str, str]:
     """Everything that the schedule of a recorded model depends on: what was recorded names the model exactly."""
-    bare = replace(program, tasks=tuple(replace(t, source=None) for t in program.tasks))
     return {
         **devices.facts(device),
-        "program": sha256(repr(bare).encode()).hexdigest(),
-        "mode": options.purpose,
+        "program": sha256(repr(bare(program)).encode()).hexdigest(),
+        "format": str(FORMAT_VERSION),
+        "mode": "inference",
+        "schedule.purpose": options.purpose,
         "input": ", ".join(f"{p.name}:{p.view.dtype}{list(p.view.shape)}" for p in program.inputs),
         "schedule.streams": str(options.streams),
         "schedule.fuse": options.fuse,

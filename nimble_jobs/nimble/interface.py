@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -9,12 +10,15 @@ from torch import nn
 
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.errors import EngineError, OutOfMemory, UsageError
+from nimble_jobs.job import Hit
 from nimble_jobs.nimble import inference
 from nimble_jobs.nimble import training as train
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.signature import Signature, mismatch, read, split
+from nimble_jobs.nimble.stored import opened
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
 
 
 class Prepared(Protocol):
@@ -26,6 +30,8 @@ class Prepared(Protocol):
     def schedule(self) -> Schedule | None: ...
     @property
     def fallback(self) -> str | None: ...
+    @property
+    def hit(self) -> Hit: ...
     @property
     def training(self) -> bool: ...
     @property
@@ -60,7 +66,7 @@ class Nimble:
         streams: Literal["auto"] | int = "auto",
         fuse: Literal["auto", "off", "max"] = "auto",
         in_flight: int = 1,
-        store: Any = None,
+        store: str | Path | Store | None = None,
         fallback: bool = False,
     ) -> None:
         """Build a schedule for calls like `example`: a tensor, a tuple of arguments, a dict of keyword arguments, or a
@@ -69,7 +75,8 @@ class Nimble:
         Arguments that are no tensors become part of the schedule. Without `training` the module is prepared in
         evaluation mode, whatever mode it is in. With it, calls take part in autograd as the module's own would, with
         gradients for its parameters and for inputs that require grad in `example`; each backward must come before the
-        next call. Up to `in_flight` calls, made on different CUDA streams, run at once.
+        next call. With `store`, a state folder or an open store, a schedule is looked up there and kept there. Up to
+        `in_flight` calls, made on different CUDA streams, run at once.
 
         Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
@@ -78,8 +85,8 @@ class Nimble:
         _check_options(streams, fuse, in_flight)
         if training and in_flight != 1:
             raise UsageError(f"in_flight: found {in_flight}; expected 1 with training=True")
-        if store is not None:
-            raise UsageError("store: not supported yet")
+        if training and store is not None:
+            raise UsageError("store: not supported with training=True yet")
         signature, tensors = read(*split(example))
         device = _device_of(self.module, signature)
         if torch.is_autocast_enabled(device.type):
@@ -93,8 +100,11 @@ class Nimble:
         )
         prepared: Prepared
         try:
-            build = train.prepare if training else inference.prepare
-            prepared = build(self.module, signature, tensors, options, device)
+            if training:
+                prepared = train.prepare(self.module, signature, tensors, options, device)
+            else:
+                with opened(store) as found:
+                    prepared = inference.prepare(self.module, signature, tensors, options, device, found)
         except OutOfMemory:
             raise
         except EngineError as e:
@@ -151,6 +161,11 @@ class Nimble:
     def fallback(self) -> str | None:
         """Why the signature prepared or called last runs in eager; None where it does not."""
         return self._latest().fallback
+
+    @property
+    def hit(self) -> Hit:
+        """Whether the schedule of the signature prepared or called last came from the store."""
+        return self._latest().hit
 
     @property
     def signatures(self) -> tuple[Signature, ...]:

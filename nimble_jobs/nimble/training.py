@@ -16,6 +16,7 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.engine.step import gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
+from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.inference import parts_of, written_inputs
 from nimble_jobs.nimble.pair import Pair, Subject, names_written
@@ -46,6 +47,7 @@ class Training:
     device: torch.device
     training = True
     fallback = None
+    hit = Hit.MISS
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
