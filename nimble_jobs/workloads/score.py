@@ -120,7 +120,8 @@ def _score(
     context: JobContext, reader: Reader, loaded: Loaded, first: int, last: int, tally: _Tally
 ) -> tuple[dict[str, np.ndarray | list[str]], list[BadRecord]]:
     columns = Columns(context.spec.output.fields)
-    bad: list[BadRecord] = []
+    bad: list[BadRecord] = []  # of this shard, as read: batches in flight are not in the tally yet
+    earlier = tally.bad
 
     def count(batch: Batch) -> None:
         tally.done += batch.stop - batch.start
@@ -132,7 +133,7 @@ def _score(
             if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
                 raise _Stopped
             bad.extend(batch.bad)
-            enforce_threshold(context.spec.run, tally.bad + len(batch.bad), reader.total, bad)
+            enforce_threshold(context.spec.run, earlier + len(bad), reader.total, bad)
             if len(batch):
                 yield _padded(batch, loaded.request), batch
             else:
