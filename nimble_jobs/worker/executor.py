@@ -14,7 +14,7 @@ from typing import Any
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import DeviceFault, FencedOut, NimbleError, OutOfMemory, UsageError
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.faults import explain
@@ -85,12 +85,12 @@ def run_inline(
     """Run a foreground job to its end and return its final record. Nothing is retried.
 
     The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. Raises UsageError when the
-    job is not waiting for its `run` command.
+    job is not waiting for its `run` command, or waits for others; it is cancelled then.
     """
     with store.workers.hold({"role": "run"}) as lease:
         job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
         if job is None:
-            raise UsageError(f"job {job_id} does not wait to be run in the foreground")
+            return _not_claimed(store, job_id)
         with interrupts() as interrupted:
             try:
                 station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
@@ -106,6 +106,19 @@ def run_inline(
             except NimbleError as error:
                 endings.failed(store.jobs, job, error, retry=False)
         return store.jobs.get(job.id)
+
+
+def _not_claimed(store: Store, job_id: str) -> Job:
+    """What became of a foreground job that could not be claimed, where that is an end. Raises UsageError."""
+    job = store.jobs.get(job_id)
+    if job.state.final and job.attempt == 0:  # a job in run.after ended badly
+        return job
+    if job.foreground and job.state is JobState.QUEUED:
+        parents = [store.jobs.get(parent) for parent in job.after]
+        waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents if p.state is not JobState.SUCCEEDED)
+        store.jobs.cancel(job_id, time.time())  # nobody else would ever run it
+        raise UsageError(f"run.after: {waits}; expected jobs that succeeded, or submit, which waits for them")
+    raise UsageError(f"job {job_id} does not wait to be run in the foreground")
 
 
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def submit(store: Store, tmp_path: Path) -> Claim:
-    def begin(*, foreground: bool = False) -> Job:
+    def begin(*, foreground: bool = False, after: Sequence[str] = ()) -> Job:
         spec = {
             "version": 1,
             "name": "n",
@@ -43,7 +43,13 @@ def submit(store: Store, tmp_path: Path) -> Claim:
         }
         resolved = specs.dump(specs.restore(spec))
         return store.jobs.submit(
-            spec=resolved, name="n", kind="score", foreground=foreground, allow_python=["/models"], now=time.time()
+            spec=resolved,
+            name="n",
+            kind="score",
+            foreground=foreground,
+            after=after,
+            allow_python=["/models"],
+            now=time.time(),
         )
 
     return begin
@@ -175,6 +181,19 @@ def test_inline(store: Store, submit: Claim) -> None:
     assert store.workers.live() == []
     with pytest.raises(UsageError, match=job.id):
         run_inline(store, job.id, station=station(store, run))
+
+
+def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> None:
+    """A job in run.after that has not ended: refused and cancelled, for nobody else would run it. A bad end: failed."""
+    parent = submit()
+    child = submit(foreground=True, after=[parent.id])
+    with pytest.raises(UsageError, match=rf"^run.after: n {parent.id} is queued; expected"):
+        run_inline(store, child.id)
+    assert store.jobs.get(child.id).state is JobState.CANCELLED
+    store.jobs.cancel(parent.id, time.time())
+    ended = run_inline(store, submit(foreground=True, after=[parent.id]).id)
+    assert ended.state is JobState.FAILED
+    assert parent.id in str(ended.error)
 
 
 def test_inline_failures_are_final(store: Store, submit: Claim) -> None:
