@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,9 +83,10 @@ def ls(
     json: options.Json = False,
 ) -> None:
     """List jobs, the newest first."""
-    with options.store(ctx) as store:
-        jobs = store.jobs.list()
     now = time.time()
+    with options.store(ctx) as store:
+        store.recover(now)  # a process that died says nothing; without a worker nobody else would
+        jobs = store.jobs.list()
     rows = [render.job_row(job, now) for job in jobs]
     rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(rows, KEYS)
     empty = "no jobs" if not jobs else "no job matches"
@@ -100,6 +101,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     State, attempts, schedule, timings, outputs, events.
     """
     with options.store(ctx) as store:
+        store.recover(time.time())
         job = store.jobs.get(job_id)
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
     now = time.time()
@@ -189,14 +191,24 @@ def conclude(jobs: Sequence[Job], *, quiet: bool = False) -> None:
         raise JobCancelled("\n".join(render.summary(job) for job in cancelled))
 
 
-def follow_log(store: Store, job_id: str, *, stream: Any = None, timeout_s: float | None = None) -> Job:
-    """Copies a job's log as it grows, until the job ends. Raises NotFinishedInTime."""
+def follow_log(
+    store: Store,
+    job_id: str,
+    *,
+    stream: Any = None,
+    timeout_s: float | None = None,
+    attend: Callable[[Job], None] | None = None,
+) -> Job:
+    """Copies a job's log as it grows, until the job ends, which `attend` sees till then. Raises NotFinishedInTime."""
     offset, started = 0, time.monotonic()
     while True:
+        store.recover(time.time())
         job = store.jobs.get(job_id)
         offset = _pour(store.home, job_id, offset, stream)
         if job.state.final:
             return job
+        if attend:
+            attend(job)
         if timeout_s is not None and time.monotonic() - started > timeout_s:
             raise NotFinishedInTime(f"not finished after {render.duration(timeout_s)}: {job.name} {job.id}")
         time.sleep(0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
 _POLL_S = 0.2
+_RECOVER_S = 2.0  # how often jobs are looked for whose process died: without a worker nobody else would
 _MANY = 8  # with more jobs than this, those that ended make room
 
 
@@ -97,22 +98,39 @@ def view(*, quiet: bool) -> View:
     return Bars() if sys.stderr.isatty() else Lines()
 
 
-def watch(store: Store, ids: Sequence[str], *, timeout_s: float | None, quiet: bool) -> list[Job]:
-    """The jobs once all have ended. Raises NotFinishedInTime after `timeout_s` seconds."""
+def watch(
+    store: Store,
+    ids: Sequence[str],
+    *,
+    timeout_s: float | None,
+    quiet: bool,
+    attend: Callable[[Job], None] | None = None,
+) -> list[Job]:
+    """The jobs once all have ended; `attend` sees those that have not, again and again, and cares for a worker.
+
+    Raises NotFinishedInTime after `timeout_s` seconds.
+    """
     from nimble_jobs import client
 
     shown = view(quiet=quiet)
     started = time.monotonic()
-    told = quiet
+    told = quiet or attend is not None
+    recover_at = started
     done: dict[str, Job] = {}
     try:
         while True:
+            if time.monotonic() >= recover_at:
+                recover_at = time.monotonic() + _RECOVER_S
+                store.recover(time.time())
             jobs = [done.get(job_id) or store.jobs.get(job_id) for job_id in ids]
             done |= {job.id: job for job in jobs if job.state.final}
             shown.update(jobs)
             open_jobs = [job for job in jobs if not job.state.final]
             if not open_jobs:
                 return jobs
+            if attend:
+                for job in open_jobs:
+                    attend(job)
             waited = time.monotonic() - started
             if timeout_s is not None and waited >= timeout_s:
                 raise NotFinishedInTime(_late(open_jobs, timeout_s))

@@ -10,13 +10,14 @@ import typer
 
 from nimble_jobs.cli import options, output, progress, render
 from nimble_jobs.cli.jobs import conclude, follow_log
+from nimble_jobs.job import JobState
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
-    from nimble_jobs.spec.model import JobSpec
     from nimble_jobs.store import Store
 
 _WAIT_IDLE_S = 30.0  # how long a worker that was started for one job stays for the next
+_LOOK_S = 1.0  # how often a job that waits is looked after
 
 
 def register(app: typer.Typer) -> None:
@@ -100,26 +101,51 @@ def submit(
         if not (json and (wait or follow)):
             output.emit_json(render.job_row(job, time.time())) if json else output.emit(job.id)
             sys.stdout.flush()
-        _worker(store, loaded, start=wait, quiet=quiet)
+        if not wait and not _served(store, job):
+            which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
+            output.note(f"no worker{which} is running; start one with: nimble-jobs worker start --detach{option}")
+        attend = _Attendant(store, quiet=quiet) if wait else None
         if follow:
-            ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s)
+            ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s, attend=attend)
             _report(store, ended, json=json, quiet=quiet)
         elif wait:
-            ended = progress.watch(store, [job.id], timeout_s=timeout_s, quiet=quiet)[0]
+            ended = progress.watch(store, [job.id], timeout_s=timeout_s, quiet=quiet, attend=attend)[0]
             _report(store, ended, json=json, quiet=quiet)
 
 
-def _worker(store: Store, spec: JobSpec, *, start: bool, quiet: bool) -> None:
+class _Attendant:
+    """Sees to it that a worker is there for a job that is due: the one that was, or was started, may have left."""
+
+    def __init__(self, store: Store, *, quiet: bool) -> None:
+        self._store = store
+        self._quiet = quiet
+        self._look_at = 0.0
+
+    def __call__(self, job: Job) -> None:
+        from nimble_jobs import client
+
+        if job.state is not JobState.QUEUED or job.not_before > time.time() or time.monotonic() < self._look_at:
+            return
+        if not _served(self._store, job):
+            if not self._quiet:
+                output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
+            client.start_worker(store=self._store, device=job.device, max_idle_s=_WAIT_IDLE_S)
+        self._look_at = time.monotonic() + _LOOK_S
+
+
+def _served(store: Store, job: Job) -> bool:
+    """Does a worker run that takes this job?"""
     from nimble_jobs import client
 
-    if client.live_workers(store=store):
-        return
-    if not start:
-        output.note("no worker is running; start one with: nimble-jobs worker start --detach")
-        return
-    if not quiet:
-        output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
-    client.start_worker(store=store, device=spec.run.device, max_idle_s=_WAIT_IDLE_S)
+    return any(
+        worker.status != "draining"
+        and (
+            job.device == "auto"
+            or job.device in (worker.device, worker.device.partition(":")[0])
+            or worker.device == "auto"
+        )
+        for worker in client.live_workers(store=store)
+    )
 
 
 def _report(store: Store, job: Job, *, json: bool, quiet: bool) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nimble_jobs import client
+from nimble_jobs.cli import submit as cli_submit
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import dump, load
 from nimble_jobs.store import Store
@@ -34,13 +37,13 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def end(store: Store, job: Job, state: JobState) -> None:
+def end(store: Store, job: Job, state: JobState, worker: str = "w") -> None:
     """Bring a queued job to its end as a worker would."""
     now = time.time()
     if state is JobState.CANCELLED:
         store.jobs.cancel(job.id, now)
         return
-    claimed = store.jobs.claim("w", device="cpu", now=now)
+    claimed = store.jobs.claim(worker, device="cpu", now=now)
     assert claimed is not None
     assert claimed.id == job.id
     if state is JobState.SUCCEEDED:
@@ -67,17 +70,19 @@ def submit(store: Store, spec: Path, name: str) -> Job:
 
 
 @pytest.fixture
-def jobs(cli: Cli, spec: Path) -> dict[str, str]:
-    """A job in each of five states; their ids by state."""
+def jobs(cli: Cli, spec: Path) -> Iterator[dict[str, str]]:
+    """A job in each of five states; their ids by state. The process of the running one is alive."""
     ids = {}
     store = cli.store()
+    lease = store.workers.hold({"role": "run"})
     for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.RUNNING, JobState.QUEUED):
         job = submit(store, spec, f"{state}-job")
         if state is not JobState.QUEUED:
-            end(store, job, state)
+            end(store, job, state, lease.id)
         ids[state.value] = job.id
     store.close()
-    return ids
+    yield ids
+    lease.release()
 
 
 def test_submit_prints_the_id_and_says_that_no_worker_runs(cli: Cli, spec: Path) -> None:
@@ -99,6 +104,56 @@ def test_submit_takes_overrides_and_options(cli: Cli, spec: Path) -> None:
     assert shown["spec"]["input"]["batch_size"] == 8
     store = cli.store()
     assert 590 < store.jobs.get(second).not_before - now < 610
+    store.close()
+
+
+def test_submit_wait_starts_a_worker_once_the_job_is_due(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was started before, or ran at the time, may have left by then."""
+    started: list[str] = []
+
+    def start(*, store: Store, device: str, max_idle_s: float) -> None:
+        (job,) = store.jobs.list()
+        assert job.not_before <= time.time()
+        started.append(device)
+        if len(started) > 1:  # the first one leaves at once
+            end(store, job, JobState.SUCCEEDED)
+
+    monkeypatch.setattr(client, "start_worker", start)
+    monkeypatch.setattr(cli_submit, "_LOOK_S", 0.0)
+    answer = cli("submit", spec, "--wait", "--delay", "0.3s", "--timeout", "20s", "run.device=cpu")
+    assert (answer.code, started) == (0, ["cpu", "cpu"])
+    assert "no worker" not in answer.err
+
+
+def test_submit_says_when_no_worker_takes_the_job(cli: Cli, spec: Path) -> None:
+    """A worker on another device does not count, nor does one that leaves."""
+    store = cli.store()
+    with store.workers.hold({"role": "worker", "device": "cpu"}) as lease:
+        assert cli("submit", spec).lines == []
+        assert cli("submit", spec, "run.device=cuda").lines == [
+            "no worker for cuda is running; start one with: nimble-jobs worker start --detach --device cuda"
+        ]
+        lease.update(status="draining")
+        assert "no worker is running" in cli("submit", spec).err
+    store.close()
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "wait", "logs"])
+def test_a_run_that_died_is_not_called_running(cli: Cli, spec: Path, command: str) -> None:
+    """Where no worker looks for lost jobs, whoever asks about them does."""
+    store = cli.store()
+    loaded = load(spec)
+    job = store.jobs.submit(spec=dump(loaded), name="n", kind="score", foreground=True, now=time.time())
+    with store.workers.hold({"role": "run"}) as lease:
+        assert store.jobs.claim_foreground(job.id, lease.id, now=time.time()) is not None
+        assert cli("ls", "--json").json[0]["state"] == "running"
+    cli(
+        *{"ls": ["ls"], "wait": ["wait", job.id, "--timeout", "1s"], "logs": ["logs", job.id, "-f"]}.get(
+            command, [command, job.id]
+        )
+    )
+    found = store.jobs.get(job.id)
+    assert (found.state, found.error) == (JobState.FAILED, "the run process died")
     store.close()
 
 
