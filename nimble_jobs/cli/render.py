@@ -239,7 +239,9 @@ def sections(parts: Sequence[Section]) -> None:
 def _value_style(name: str, value: str) -> str:
     if name == "state":
         return STATE_STYLE.get(value.split()[0], "")
-    return "red" if name in ("error", "fallback") else ""
+    if name == "error":  # of a job, in words; a schedule's is a relative norm
+        return "" if value[:1].isdigit() else "red"
+    return "red" if name == "fallback" else ""
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
