@@ -112,11 +112,11 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
         inputs = verify.random_inputs(step.forward.program.inputs, device, seed + turn, below, integers)
         made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1)
         before = _copies(changing)
-        torch.manual_seed(seed + turn)
+        _seed(seed + turn, device)
         expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
         expected = {n: t.detach().clone() for n, t in expected.items()} | _copies(changing)
         _put(changing, before)
-        torch.manual_seed(seed + turn)
+        _seed(seed + turn, device)
         verify.poison(pair.forward.instance)
         verify.poison(pair.backward)
         _put(pair.forward.instance.inputs, inputs)
@@ -149,6 +149,14 @@ def names_written(program: Program) -> list[str]:
     """Names of the state that a program writes into."""
     by_buffer = {p.view.buffer: p.name for p in program.state}
     return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Set the random states of the host and of this device, and of no other."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def _compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:
