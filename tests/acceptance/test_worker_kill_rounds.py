@@ -95,20 +95,24 @@ class Farm:
         if moment == "any":
             time.sleep(rng.uniform(0, 1.0))
             return rng.randrange(WORKERS)
-        target = None
-        if moment == "build":
-            target = self.submit(("npy", 100 + len(self.jobs)), priority=1).id  # nobody has the schedule of this width
+        target = self._unbuilt() if moment == "build" else None
         deadline = time.monotonic() + 60
         while not (found := self._running(target, "publish" if moment == "publish" else None)):
             assert time.monotonic() < deadline, f"no worker reached: {moment}"
-            if moment != "build":
+            if target is None:
                 self.feed()
+            elif self.store.jobs.get(target).state.final:  # it ended between two looks
+                target = self._unbuilt()
         number = rng.choice(found)
         until = time.monotonic() + rng.uniform(0, {"build": 0.3, "publish": 0.005, "running": 0.3}[moment])
         while moment == "running" and time.monotonic() < until:
             self.feed()
         time.sleep(max(0.0, until - time.monotonic()))
         return number
+
+    def _unbuilt(self) -> str:
+        """Submit a job of a width whose schedule nobody has; its id."""
+        return self.submit(("npy", 100 + len(self.jobs)), priority=1).id
 
     def _running(self, job: str | None, phase: str | None) -> list[int]:
         """The numbers of the workers that run a job: this one, one in this phase, or any."""
