@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from torch.export.passes import move_to_device_pass
 
 from nimble_jobs.errors import ModelError, OutOfMemory
 from nimble_jobs.models.identity import existing
-from nimble_jobs.models.permission import allowed, how_to_allow
-from nimble_jobs.models.pt2_check import why_code
+from nimble_jobs.models.permission import check_exported
 from nimble_jobs.models.source import weights_file
 from nimble_jobs.models.weights import load_weights
 from nimble_jobs.spec.model import ModelSpec
@@ -33,7 +31,7 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     if spec.args:
         raise ModelError(f"model.args.{min(spec.args)}: an exported program takes no arguments")
     with existing(file).open("rb") as opened:
-        _check_permission(file, opened, folders)
+        check_exported(file, opened, folders)
         opened.seek(0)
         program = _loaded(file, opened)
     own = _dtype_of(program)
@@ -50,15 +48,6 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     if weights is not None:
         load_weights(module, weights)
     return _without_modes(module, file)
-
-
-def _check_permission(file: Path, opened: Any, folders: Sequence[Path]) -> None:
-    try:
-        reason = why_code(opened)
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError, EOFError) as e:
-        raise ModelError(f"{file}: not an exported program of this version of torch: {type(e).__name__}: {e}") from e
-    if reason is not None and not allowed(file, folders):
-        raise ModelError(f"{file}: {reason}, so that loading it can run code; {how_to_allow(file)}")
 
 
 def _loaded(file: Path, opened: Any) -> torch.export.ExportedProgram:

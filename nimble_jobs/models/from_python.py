@@ -15,7 +15,7 @@ from torch import nn
 from nimble_jobs.errors import DeviceFault, ModelError, OutOfMemory
 from nimble_jobs.models.identity import existing
 from nimble_jobs.models.local_import import imported
-from nimble_jobs.models.permission import allowed, how_to_allow
+from nimble_jobs.models.permission import check_python
 from nimble_jobs.models.source import similar
 
 
@@ -26,8 +26,7 @@ def build(file: Path, factory: str, args: dict[str, Any], folders: Sequence[Path
     do not fit.
     """
     main = existing(file).resolve()
-    if not allowed(main, folders):
-        raise ModelError(f"model.source: {file} may not be run; {how_to_allow(main)}")
+    check_python(main, folders)
     try:
         with imported(main) as module:
             return _made(_factory(module, factory, main), factory, args, main)

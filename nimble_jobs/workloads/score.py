@@ -12,6 +12,7 @@ import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.models import permission
 from nimble_jobs.planner import Loaded, Prepared, Request, prepare
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis
@@ -36,6 +37,7 @@ def run(context: JobContext) -> Outcome:
     Raises DataError, ModelError, OutputExists, OutOfMemory, FencedOut.
     """
     spec = context.spec
+    permission.check(spec.model, context.allowed_python)  # before a resident of a job that was allowed more is found
     device = devices.resolve(context.device)
     with open_reader(spec.input) as reader:
         staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis(spec, reader))

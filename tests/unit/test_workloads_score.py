@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from nimble_jobs import spec as specs
 from nimble_jobs.data import open_reader
 from nimble_jobs.errors import DataError
+from nimble_jobs.job import JobState
 from nimble_jobs.spec import RunSpec
 from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.executor import real_station, run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
 
@@ -45,3 +51,29 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
         else:
             columns, bad = score._score(context, reader, AllInFlight(), 0, 16, tally)  # type: ignore[arg-type]
             assert (len(columns["id"]), len(bad), tally.done, tally.bad) == (12, 4, 16, 4)
+
+
+def test_a_resident_model_is_no_permission(tmp_path: Path) -> None:
+    """A job from somebody who allowed nothing fails, though another's job left the model on the device."""
+    (tmp_path / "model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    np.save(tmp_path / "x.npy", np.ones((4, 3), dtype=np.float32))
+    spec = {
+        "version": 1,
+        "name": "n",
+        "kind": "score",
+        "model": {"source": f"python:{tmp_path}/model.py:make"},
+        "input": {"source": str(tmp_path / "x.npy"), "format": "npy", "batch_size": 4},
+        "output": {"path": str(tmp_path / "out"), "fields": ["id"], "if_exists": "replace"},
+    }
+    resolved = specs.dump(specs.restore(spec))
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        station = real_station(store, "w", "cpu", None)
+        ended = []
+        for folders in ([str(tmp_path)], []):
+            job = store.jobs.submit(
+                spec=resolved, name="n", kind="score", foreground=True, allow_python=folders, now=time.time()
+            )
+            ended.append(run_inline(store, job.id, station=station))
+        station.residents.clear()
+    assert [job.state for job in ended] == [JobState.SUCCEEDED, JobState.FAILED]
+    assert "may not be run" in str(ended[1].error)
