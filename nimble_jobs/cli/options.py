@@ -102,6 +102,16 @@ def size(text: str | None, option: str) -> int | None:
         raise UsageError(f"{option}: {e}") from e
 
 
+def device(text: str, option: str) -> str:
+    """`cuda:1` as it is. Raises UsageError naming the option."""
+    from nimble_jobs.spec.units import parse_device
+
+    try:
+        return parse_device(text)
+    except ValueError as e:
+        raise UsageError(f"{option}: {e}") from e
+
+
 def confirmed(question: str, *, yes: bool) -> bool:
     """Asks on a terminal. Raises UsageError where nobody can answer."""
     import sys

@@ -50,6 +50,7 @@ def start(
     """Start a worker, here or detached. SIGTERM and Ctrl-C finish the shard at hand and give the job back."""
     max_idle_s = options.duration(max_idle, "--max-idle")
     memory = options.size(gpu_memory, "--gpu-memory")
+    device = options.device(device, "--device")
     home = options.home(ctx)
     if detach:
         from nimble_jobs import client

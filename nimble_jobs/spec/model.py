@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from nimble_jobs.spec import paths
-from nimble_jobs.spec.units import DURATION_PATTERN, BadValue, parse_duration, show
+from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show
 
 
 def _based(make: Callable[[str, Path | None], str]) -> AfterValidator:
@@ -93,7 +93,6 @@ NAME_EXPECTED = "1 to 100 letters, digits, dots, dashes and underscores, the fir
 KNOWN_OUTPUTS = ("id", "label", "top1", "top5", "probability", "logits", "embedding")
 
 _NameCheck, _NameSchema = _matching(NAME, NAME_EXPECTED)
-_DeviceCheck, _DeviceSchema = _matching(r"auto|cpu|cuda|cuda:(?:0|[1-9][0-9]{0,2})", "auto, cpu, cuda or cuda:N")
 _FieldCheck, _FieldSchema = _matching(
     r"[A-Za-z_][A-Za-z0-9_]*", f"{', '.join(KNOWN_OUTPUTS)}, or the name of one of the model's outputs"
 )
@@ -102,7 +101,9 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Name = Annotated[str, _NameCheck, _NameSchema]
-Device = Annotated[str, _DeviceCheck, _DeviceSchema]  # auto | cpu | cuda | cuda:N
+Device = Annotated[
+    str, AfterValidator(parse_device), WithJsonSchema({"type": "string", "pattern": f"^(?:{DEVICE_PATTERN})$"})
+]
 OutputField = Annotated[str, _FieldCheck, _FieldSchema]
 Seconds = Annotated[
     float,

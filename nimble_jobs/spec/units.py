@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `2h`, `1h30m`, `20GB`, `512MiB`."""
+"""Durations, sizes and devices as people write them: `2h`, `1h30m`, `20GB`, `512MiB`, `cuda:1`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ BYTES_EXPECTED = "bytes or a size such as 512MiB or 20GB"
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
+DEVICE_PATTERN = r"auto|cpu|cuda|cuda:(?:0|[1-9][0-9]{0,2})"
 DURATION_PATTERN = rf"^(?:{_NUMBER}|(?:{_NUMBER}(?:ms|s|m|h|d))+)$"
 _DURATION = re.compile(DURATION_PATTERN)
 _BYTES = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
@@ -49,6 +50,13 @@ def show(value: object) -> str:
             return text if len(text) <= 60 else f"{text[:57]}...{text[0]}"
         case _:
             return str(value)
+
+
+def parse_device(text: str) -> str:
+    """The name of a device, as it is. Raises BadValue."""
+    if not re.fullmatch(DEVICE_PATTERN, text):
+        raise BadValue(f"found {show(text)}", "auto, cpu, cuda or cuda:N")
+    return text
 
 
 def parse_duration(value: object) -> float:

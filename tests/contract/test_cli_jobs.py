@@ -272,6 +272,14 @@ def test_cancel_now_does_not_ask(cli: Cli, jobs: dict[str, str]) -> None:
     assert cli("wait", jobs["running"]).code == 103
 
 
+@pytest.mark.parametrize("option", [["--device", "gpu"], ["--max-idle", "soon"], ["--gpu-memory", "much"]])
+def test_worker_start_refuses_what_it_cannot_read(cli: Cli, option: list[str]) -> None:
+    """Before any process starts, with one line that names the option."""
+    answer = cli("worker", "start", "--detach", *option)
+    assert (answer.code, answer.out, len(answer.lines)) == (2, "", 1)
+    assert answer.err.startswith(f"nimble-jobs: {option[0]}: found {option[1]!r}; expected ")
+
+
 def test_logs_says_when_there_is_none(cli: Cli, jobs: dict[str, str]) -> None:
     """A job that has not run has no log; one that has, prints it."""
     answer = cli("logs", jobs["queued"])
