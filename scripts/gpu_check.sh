@@ -14,7 +14,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 failed=0
-$python -m pytest -q tests/gpu -p no:cacheprovider --no-header >"$folder/tests.log" 2>&1 || failed=1
+$python -m pytest -q tests/gpu -p no:cacheprovider --no-header --durations=5 >"$folder/tests.log" 2>&1 || failed=1
 for turn in first second; do
     scripts/quickstart >"$folder/quickstart-$turn.log" 2>&1 || failed=1
 done
