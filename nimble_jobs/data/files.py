@@ -47,13 +47,14 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def write_file(path: Path, data: bytes | memoryview) -> None:
+def write_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
     """Writes beside `path`, syncs, renames. The caller syncs the folder once for all its files."""
     temporary = path.with_name(f".tmp-{path.name}")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     temporary.replace(path)
 
 

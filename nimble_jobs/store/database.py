@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -49,12 +50,16 @@ class Database:
         self.name = self.url.database or "" if self.is_sqlite else self.url.render_as_string(hide_password=True)
         self._patience_s = patience_s
         self._pid = os.getpid()
+        self._soon: list[Callable[[Session], object]] = []
+        self._soon_lock = threading.Lock()
         if self.is_sqlite:
             _prepare_sqlite(self._engine, busy_timeout_s)
         self._writer = self._engine.execution_options(begin="BEGIN IMMEDIATE")
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that sees one state of the database and changes nothing."""
+        if self._soon:
+            self.write(lambda _session: None)
         return self._try(lambda: self._read(work))
 
     def write(self, work: Callable[[Session], T]) -> T:
@@ -63,6 +68,14 @@ class Database:
         While another process has the lock the whole transaction is tried again, so `work` may run more than once.
         """
         return self._try(lambda: self._write(work))
+
+    def write_soon(self, work: Callable[[Session], object]) -> None:
+        """Let `work` be part of this object's next transaction: for what may be lost with its process.
+
+        Each commit waits for the disk several times, which is most of what a small job costs.
+        """
+        with self._soon_lock:
+            self._soon.append(work)
 
     def migrate(self) -> None:
         """Bring the tables to the newest version. Cheap when they are."""
@@ -83,16 +96,30 @@ class Database:
         self.write(work)
 
     def close(self) -> None:
-        """Close every connection."""
-        self._engine.dispose(close=os.getpid() == self._pid)
+        """Write what is left to write, and close every connection."""
+        mine = os.getpid() == self._pid
+        try:
+            if mine and self._soon:
+                self.write(lambda _session: None)
+        finally:
+            self._engine.dispose(close=mine)
 
     def _read(self, work: Callable[[Session], T]) -> T:
         with Session(self._engine, autoflush=False) as session:
             return work(session)
 
     def _write(self, work: Callable[[Session], T]) -> T:
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
-            return work(session)
+        with self._soon_lock:
+            earlier, self._soon = self._soon, []
+        try:
+            with Session(self._writer, expire_on_commit=False) as session, session.begin():
+                for each in earlier:
+                    each(session)
+                return work(session)
+        except BaseException:
+            with self._soon_lock:
+                self._soon[:0] = earlier
+            raise
 
     def _try(self, transaction: Callable[[], T]) -> T:
         if os.getpid() != self._pid:

@@ -162,16 +162,36 @@ class Jobs(JobClaims):
         now: float,
     ) -> bool:
         """Keep that something happened. With an attempt: False, and nothing is kept, when a newer one began."""
+        return self._db.write(
+            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=dict(data or {}), now=now)
+        )
 
-        def work(session: Session) -> bool:
-            if attempt is not None:
-                query = select(JobRow.id).where(JobRow.id == job_id, JobRow.attempt == attempt).with_for_update()
-                if session.scalar(query) is None:
-                    return False
-            record_event(session, kind, message, now=now, job=job_id, attempt=attempt, data=dict(data or {}))
-            return True
+    def event_soon(
+        self, kind: str, message: str, job_id: str, attempt: int, data: Mapping[str, Any], *, now: float
+    ) -> None:
+        """As `event`, but with the next transaction: at the latest when the attempt ends."""
+        held = dict(data)
+        self._db.write_soon(
+            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=held, now=now)
+        )
 
-        return self._db.write(work)
+
+def _note(
+    session: Session,
+    kind: str,
+    message: str,
+    *,
+    job: str | None,
+    attempt: int | None,
+    data: dict[str, Any],
+    now: float,
+) -> bool:
+    if attempt is not None:
+        query = select(JobRow.id).where(JobRow.id == job, JobRow.attempt == attempt).with_for_update()
+        if session.scalar(query) is None:
+            return False
+    record_event(session, kind, message, now=now, job=job, attempt=attempt, data=data)
+    return True
 
 
 def _insert(session: Session, values: Mapping[str, Any], after: Sequence[str], now: float) -> Job:

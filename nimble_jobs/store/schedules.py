@@ -108,10 +108,10 @@ class Schedules:
         self._db.write(work)
 
     def touch(self, key: str, hit: Hit, now: float) -> None:
-        """Count a hit and note the time. Nothing happens when the schedule is gone."""
+        """Count a hit and note the time, with the next transaction. Nothing happens when the schedule is gone."""
         used = update(ScheduleRow).where(ScheduleRow.key == key)
         used = used.values(last_used_at=now, hits=ScheduleRow.hits + (hit != Hit.MISS))
-        self._db.write(lambda session: changed(session, used))
+        self._db.write_soon(lambda session: changed(session, used))
 
     def quarantine(self, key: str, reason: str, now: float) -> None:
         """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again."""

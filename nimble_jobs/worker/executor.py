@@ -137,7 +137,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
 def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
     def event(kind: str, message: str, data: dict[str, Any]) -> None:
         log.info("%s: %s", kind, message)
-        station.store.jobs.event(kind, message, job_id=job.id, attempt=job.attempt, data=data, now=time.time())
+        station.store.jobs.event_soon(kind, message, job.id, job.attempt, data, now=time.time())
 
     context = JobContext(
         job=job,

@@ -64,7 +64,7 @@ def run(context: JobContext) -> Outcome:
                     if context.stop() is not Stop.GO:
                         raise _Stopped
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
-                    staging.write_shard(shard, columns, bad)
+                    staging.write_shard(shard, columns, bad, last=shard == len(shards) - 1)
         except _Stopped:
             return Outcome(stop=context.stop(), schedule=summary)
         run_s = time.perf_counter() - start

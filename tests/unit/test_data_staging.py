@@ -35,7 +35,8 @@ def columns(index: int, salt: int = 0) -> dict[str, np.ndarray | list[str]]:
 def write(staging: Staging, upto: int = SHARDS, salt: int = 0) -> None:
     for index in range(upto):
         if index not in staging.done:
-            staging.write_shard(index, columns(index, salt), [BadRecord(index=index, id=str(index), reason="r")])
+            bad = [BadRecord(index=index, id=str(index), reason="r")]
+            staging.write_shard(index, columns(index, salt), bad, last=index == SHARDS - 1)
 
 
 def attempt(
@@ -415,3 +416,34 @@ def test_a_job_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
     """Nothing is written outside the output's own folder."""
     with pytest.raises(DataError, match="cannot be part of a folder name"):
         Staging(output(tmp_path / "out"), "../x", 1)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_whatever_is_published_was_synced_before(
+    adopted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file, the last shard's and one adopted from a killed attempt too, then the folder that names it."""
+    real, synced = os.fsync, []
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        real(handle)
+
+    def rename(source: Path, target: Path) -> Path:
+        if target == tmp_path / "out":
+            inodes = {f.stat().st_ino for f in source.iterdir()}
+            assert inodes <= set(synced)
+            assert synced[-1] == source.stat().st_ino
+            checked.append(source)
+        os.rename(source, target)  # noqa: PTH104  # the method itself is what is replaced
+        return target
+
+    checked: list[Path] = []
+    number = 1
+    if adopted:
+        write(Staging(output(tmp_path / "out"), "job", 1, basis="b"))
+        number = 2
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    attempt(tmp_path / "out", number)
+    assert len(checked) == 1

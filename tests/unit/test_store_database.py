@@ -266,3 +266,30 @@ def test_light_imports(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_is_written_soon_comes_with_the_next_transaction(database: Database) -> None:
+    """Reads of the same object see it; others see it with the next commit, at the latest when it is closed."""
+    with closing(Database(database.url)) as other:
+        database.write_soon(add)
+        assert other.read(count) == 0
+        assert database.read(count) == 1
+        database.write_soon(add)
+        database.write(add)
+        assert other.read(count) == 3
+        database.write_soon(add)
+        database.close()
+        assert other.read(count) == 4
+
+
+def test_what_is_written_soon_survives_a_transaction_that_fails(database: Database) -> None:
+    """It is part of the next one that succeeds, once."""
+
+    def fail(session: Session) -> None:
+        raise ValueError
+
+    database.write_soon(add)
+    with pytest.raises(ValueError):  # noqa: PT011  # its own error
+        database.write(fail)
+    database.write(lambda _session: None)
+    assert database.read(count) == 1
