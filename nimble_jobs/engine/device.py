@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -53,10 +54,18 @@ def facts(device: torch.device) -> dict[str, str]:
         "device.memory_gib": str(round(properties.total_memory / 2**30)),
         "driver": _driver(),
         "cuda": str(torch.version.cuda),
+        "triton": _version("triton"),
         "cudnn": str(torch.backends.cudnn.version()),
         "precision.cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
         "precision.fp16_reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def synchronize(device: torch.device) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "cuda_driver",
     "draws_random",
     "modes_off",
+    "returns_unused_seeds",
     "storage_id",
     "tested_version",
     "tree_children",
@@ -91,6 +92,11 @@ def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
             given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
             return bool(given)
     return True
+
+
+def returns_unused_seeds(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what the call returns on the host is only the seed of a dropout that did not happen: attention's."""
+    return "_attention" in str(op) and not draws_random(op, args, kwargs)
 
 
 def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
     modes_off,
+    returns_unused_seeds,
     storage_id,
     tree_leaves,
     write_arguments,
@@ -121,7 +122,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(t, torch.Tensor)
         ]
         fresh = [t for t in outputs if storage_id(t) not in self._index and t.device.type == self.device.type]
-        if any(t.device.type != self.device.type for t in outputs):
+        strays = any(t.device.type != self.device.type for t in outputs)
+        if strays and not returns_unused_seeds(op, args, kwargs):
             raise CannotRecord(f"{op} at {self._source()} moves data from the device to the host")
         write_only = write_only_arguments(op)
         for name in write_only:
@@ -141,7 +143,7 @@ class Recorder(TorchDispatchMode):
                 op=str(op),
                 args=encoded,
                 kwargs=encoded_kwargs,
-                outputs=encode(_tensors_only(result), self._view, self.device),
+                outputs=encode(_tensors_on(self.device, result), self._view, self.device),
                 reads=reads,
                 writes=tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh)))),
                 mutates=mutates,
@@ -291,9 +293,9 @@ class Recorder(TorchDispatchMode):
         return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
 
 
-def _tensors_only(value: Any) -> Any:
+def _tensors_on(device: torch.device, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value
+        return value if value.device.type == device.type else None
     if isinstance(value, list | tuple):
-        return tuple(_tensors_only(v) for v in value)
+        return tuple(_tensors_on(device, v) for v in value)
     return None

@@ -15,7 +15,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.request import Request
+from nimble_jobs.planner.request import Request, tolerance_of
 from nimble_jobs.planner.search import Found, Search, capture_several
 from nimble_jobs.schedule import Candidate, Schedule
 
@@ -108,12 +108,6 @@ def build_best(
         build_s=time.perf_counter() - start,
     )
     return Built(schedule=schedule, instances=instances, recording=found.recording, failure=failure)
-
-
-def tolerance_of(request: Request) -> float:
-    """What the spec asks for, else the default of the model's dtype."""
-    asked = request.schedule.tolerance
-    return asked if asked is not None else verify.TOLERANCE[request.model.dtype]
 
 
 def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:

@@ -54,6 +54,7 @@ class Loaded:
     instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None
+    unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _flight: Flight | None = None
 

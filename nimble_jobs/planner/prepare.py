@@ -19,9 +19,9 @@ from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, J
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
-from nimble_jobs.planner.build import Built, build_schedule, integers_below, tolerance_of
+from nimble_jobs.planner.build import Built, build_schedule, integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
-from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key
+from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.search import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
 from nimble_jobs.schedule import Schedule
@@ -62,7 +62,7 @@ class Prepared:
                 "replay_us": schedule.replay_us,
                 "eager_us": schedule.eager_us,
                 "error": schedule.error,
-                "tolerance": schedule.tolerance,
+                "tolerance": tolerance_of(loaded.request),
                 "peak_bytes": schedule.peak_bytes,
             }
         return summary
@@ -84,8 +84,8 @@ def prepare(
     start = time.perf_counter()
     parts = key_parts(request, device)
     key = schedule_key(parts)
-    kept = residents.get(resident_key(key, request))
-    if kept is not None:
+    kept: Loaded | None = residents.get(resident_key(key, request))
+    if kept is not None and _still_serves(kept, request, store):
         store.schedules.touch(key, Hit.RESIDENT, time.time())
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     report(phase="load")
@@ -94,7 +94,8 @@ def prepare(
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
     hit, reason = _give_schedule(loaded, parts, store, report)
-    residents.put(resident_key(key, request), loaded)
+    if loaded.instances or loaded.unschedulable:  # what runs in eager for this job's sake must not bind the next one
+        residents.put(resident_key(key, request), loaded)
     return Prepared(
         loaded=loaded,
         hit=hit,
@@ -102,6 +103,13 @@ def prepare(
         build_s=time.perf_counter() - start - load_s,
         miss_reason=reason,
     )
+
+
+def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
+    """A resident serves while its schedule is stored and sound; one without a schedule, unless the job demands one."""
+    if kept.unschedulable:
+        return request.schedule.on_miss != "fail"
+    return store.schedules.ready(kept.key)
 
 
 def build_module(request: Request, device: torch.device) -> nn.Module:
@@ -207,6 +215,7 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
         raise
     except EngineError as e:
         loaded.fallback = f"no schedule could be built: {e}"
+        loaded.unschedulable = True
         return
     loaded.schedule = built.schedule
     save_built(built, parts, store)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -48,10 +49,17 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         "mode": "inference",
         "input": f"x:{str(request.input_dtype).removeprefix('torch.')}{list(request.input_shape)}",
         "outputs": "model and embedding" if request.embedding else "model",
+        "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
         "schedule.streams": str(request.schedule.streams),
         "schedule.fuse": request.schedule.fuse,
         "schedule.in_flight": str(request.schedule.in_flight),
     }
+
+
+def tolerance_of(request: Request) -> float:
+    """What the spec asks for, else the default of the model's dtype."""
+    asked = request.schedule.tolerance
+    return asked if asked is not None else verify.TOLERANCE[request.model.dtype]
 
 
 def schedule_key(parts: dict[str, str]) -> str:

@@ -113,6 +113,11 @@ class Schedules:
         used = used.values(last_used_at=now, hits=ScheduleRow.hits + (hit != Hit.MISS))
         self._db.write_soon(lambda session: changed(session, used))
 
+    def ready(self, key: str) -> bool:
+        """Whether a schedule is stored under the key and nobody has set it aside. Reads no JSON."""
+        query = select(ScheduleRow.state).where(ScheduleRow.key == key)
+        return self._db.read(lambda session: session.scalar(query)) == ScheduleState.READY.value
+
     def quarantine(self, key: str, reason: str, now: float) -> None:
         """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again."""
         self._set_aside(key, reason, now, refused=False)

@@ -198,6 +198,42 @@ def test_on_miss_is_honoured(store: Store, code: Path, policy: str) -> None:
     assert prepared(wanted, store).hit is Hit.STORED
 
 
+def test_a_job_in_eager_by_its_own_wish_does_not_bind_the_next(store: Store, code: Path) -> None:
+    """on_miss: eager leaves nothing resident that a later job, which wants a schedule, would get."""
+    residents = Residents(2**30)
+    assert prepared(request(code, on_miss="eager"), store, residents).summary()["runs"] == "eager"
+    assert prepared(request(code), store, residents).summary()["runs"] == "schedule"
+
+
+def test_a_resident_whose_schedule_was_removed_or_set_aside_serves_no_more(store: Store, code: Path) -> None:
+    """`cache rm`, and a quarantine by anybody, reach the workers that hold the graph."""
+    residents = Residents(2**30)
+    key = prepared(request(code), store, residents).loaded.key
+    store.schedules.remove([key])
+    assert prepared(request(code), store, residents).hit is Hit.MISS
+    store.schedules.quarantine(key, "in doubt", 1.0)
+    assert prepared(request(code), store, residents).hit is Hit.MISS
+    assert prepared(request(code), store, residents).hit is Hit.RESIDENT
+
+
+def test_an_unschedulable_model_stays_resident_but_not_for_a_job_that_demands_a_schedule(
+    store: Store, code: Path
+) -> None:
+    """It is loaded once; `on_miss: fail` fails all the same."""
+    residents = Residents(2**30)
+    first = prepared(request(code, "reads"), store, residents)
+    assert prepared(request(code, "reads"), store, residents).loaded is first.loaded
+    with pytest.raises(JobFailed):
+        prepared(request(code, "reads", on_miss="fail"), store, residents)
+
+
+def test_a_tolerance_has_its_own_schedule(store: Store, code: Path) -> None:
+    """What one job's tolerance refuses is no other job's loss."""
+    strict = request(code, tolerance=1e-12)
+    assert schedule_key(key_parts(strict, CPU)) != schedule_key(key_parts(request(code), CPU))
+    assert prepared(strict, store).summary()["tolerance"] == 1e-12
+
+
 def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Path) -> None:
     """syncs_needed is meg_edges - matching; exactly one candidate is chosen; the second answer is a hit."""
     answer = planner.explain(request(code), device=CPU, store=store)
