@@ -61,12 +61,12 @@ def main(
         store = open_store(home)
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
     except NimbleError as error:
-        link.send(Refused(message=str(error), exit_code=error.exit_code))
+        _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
-    link.send(Ready(device=station.device))
+    _tell(link, Ready(device=station.device))
     while job := inbox.next_job():
         sound = execute(job, station, wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO)
-        link.send(Done(job_id=job.id, attempt=job.attempt))
+        _tell(link, Done(job_id=job.id, attempt=job.attempt))
         if not sound:
             log.error("the device faulted; this process ends, so that no other job runs in its context")
             _exit(FAULTED)
@@ -98,6 +98,13 @@ class _Inbox:
                 self._jobs.put(None)
             else:
                 self._jobs.put(order)
+
+
+def _tell(link: Connection, message: Ready | Refused | Done) -> None:
+    try:
+        link.send(message)
+    except OSError:  # the supervisor died a moment ago
+        _exit(ORPHANED)
 
 
 def _die_with(parent: int) -> None:
