@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 MODELS = ("resnet50", "mobilenet_v2", "inception_v3")
+FACTS = ("device", "nimble-jobs", "python", "torch", "torchvision", "triton", "numpy", "sqlite")
 SIZES = {"inception_v3": 299}
 SPEC = """\
 version: 1
@@ -76,11 +76,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = [row for model in options.models for row in measure(model, options, folder)]
-        doctor = json.loads(cli(folder / "home", "doctor", "--json"))
+        found = json.loads(cli(folder / "home", "doctor", "--json"))["findings"]
     environment = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "doctor": doctor,
+        **{f["name"]: f["detail"] for f in found if f["name"] in FACTS},
         "options": {"dtype": options.dtype, "batch": options.batch, "records": options.records, "fuse": options.fuse},
     }
     if options.json is not None:

@@ -2,6 +2,16 @@
 
 from nimble_jobs.data.reader import Reader, open_reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.staging import Shard, Staging, check_writable
+from nimble_jobs.data.staging import Shard, Staging, check_writable, discard_staging
 
-__all__ = ["BadRecord", "Batch", "Reader", "Shard", "Signature", "Staging", "check_writable", "open_reader"]
+__all__ = [
+    "BadRecord",
+    "Batch",
+    "Reader",
+    "Shard",
+    "Signature",
+    "Staging",
+    "check_writable",
+    "discard_staging",
+    "open_reader",
+]

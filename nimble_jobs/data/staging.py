@@ -266,6 +266,15 @@ def staging_root(path: Path, job_id: str) -> Path:
     return path.parent / f".{path.name}.{job_id}"
 
 
+def discard_staging(output: OutputSpec, job_id: str) -> None:
+    """Removes whatever any attempt of a job staged. For jobs that have ended for good. Raises DataError."""
+    root = staging_root(output.path, job_id)
+    with reported(root):
+        if root.exists():
+            publication.restore(output.path, root)
+            remove_tree(root)
+
+
 def check_writable(output: OutputSpec, job_id: str = "") -> None:
     """Raises DataError when nothing can be written beside the output path, OutputExists when it is taken. Makes the
     parent folder.

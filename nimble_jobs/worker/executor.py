@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import spec as specs
+from nimble_jobs.data import discard_staging
 from nimble_jobs.errors import DeviceFault, FencedOut, NimbleError, OutOfMemory, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
@@ -67,8 +68,10 @@ def execute(
             kind, found = type(found), _bare(found)
         else:
             _record(job, station.store, outcome)
+            _tidy(job, station.store)
             return True
         endings.failed(jobs, job, found, retry=retry)
+        _tidy(job, station.store)
     if issubclass(kind, OutOfMemory):
         _free(station)
     return not issubclass(kind, DeviceFault)
@@ -169,6 +172,17 @@ def _record(job: Job, store: Store, outcome: Outcome) -> None:
             endings.cancelled(store.jobs, job)
         case Stop.TIMEOUT:
             endings.timed_out(store.jobs, job)
+
+
+def _tidy(job: Job, store: Store) -> None:
+    """A job that ended badly, for good, leaves nothing beside its output path."""
+    state = store.jobs.get(job.id).state
+    if not state.final or state is JobState.SUCCEEDED:
+        return
+    try:
+        discard_staging(specs.restore(job.spec).output, job.id)
+    except (NimbleError, ValueError) as error:  # how the job ended is recorded; what it left is named here
+        log.warning("its unpublished output was not removed: %s", error)
 
 
 def _bare(error: NimbleError) -> NimbleError:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import BadRecord, Staging, open_reader
+from nimble_jobs.data import BadRecord, Staging, discard_staging, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, OutputSpec
 
@@ -162,3 +162,18 @@ def test_published_output_is_an_input_for_the_next_job(tmp_path: Path) -> None:
         batch = reader.take(np.arange(7))
     np.testing.assert_array_equal(batch.x, x)
     assert batch.ids == [f"r{j}" for j in range(7)]
+
+
+def test_a_job_that_ended_badly_leaves_nothing_beside_its_output(tmp_path: Path) -> None:
+    """Discarding removes what every attempt staged, and nothing else; doing it again does no harm."""
+    wanted = output(tmp_path / "out", "jsonl")
+    other = Staging(wanted, "other", 1)
+    for attempt in (1, 2):
+        Staging(wanted, "job", attempt).write_shard(attempt, shard(0, 3))
+    for _ in range(2):
+        discard_staging(wanted, "job")
+    assert [p.name for p in tmp_path.iterdir()] == [".out.other"]
+    other.write_shard(0, shard(0, 3))
+    other.publish({})
+    discard_staging(wanted, "other")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
