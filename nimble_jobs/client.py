@@ -224,8 +224,9 @@ def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> Wor
                 return info
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            kind = UsageError if os.waitstatus_to_exitcode(status) == UsageError.exit_code else NimbleError
-            raise kind(f"the worker did not start:\n{_tail(log_path)}")
+            if os.waitstatus_to_exitcode(status) == UsageError.exit_code:
+                raise UsageError(_tail(log_path).splitlines()[-1].rpartition(" ERROR ")[2])
+            raise NimbleError(f"the worker did not start:\n{_tail(log_path)}")
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     raise NimbleError(f"the worker was not ready in time and was told to stop:\n{_tail(log_path)}")

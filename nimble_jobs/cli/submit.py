@@ -10,6 +10,7 @@ import typer
 
 from nimble_jobs.cli import options, output, progress, render
 from nimble_jobs.cli.jobs import conclude, follow_log
+from nimble_jobs.errors import UsageError
 from nimble_jobs.job import JobState
 
 if TYPE_CHECKING:
@@ -129,7 +130,11 @@ class _Attendant:
         if not _served(self._store, job):
             if not self._quiet:
                 output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
-            client.start_worker(store=self._store, device=job.device, max_idle_s=_WAIT_IDLE_S)
+            try:
+                client.start_worker(store=self._store, device=job.device, max_idle_s=_WAIT_IDLE_S)
+            except UsageError as error:  # no worker of this machine could ever take the job
+                self._store.jobs.cancel(job.id, now=time.time())
+                raise UsageError(f"{error}; the job was cancelled") from error
         self._look_at = time.monotonic() + _LOOK_S
 
 

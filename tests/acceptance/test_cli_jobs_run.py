@@ -152,3 +152,14 @@ def test_ctrl_c_cancels_a_run(commands: Commands) -> None:
     assert process.returncode == 103, said
     assert not (commands.folder / "out").exists()
     assert json.loads(commands("ls", "--json").stdout)[0]["state"] == "cancelled"
+
+
+def test_submit_wait_for_a_device_that_is_not_there_queues_nothing(commands: Commands) -> None:
+    """Where no worker of this machine could take the job, it is cancelled, and one line says why."""
+    commands.environment["CUDA_VISIBLE_DEVICES"] = ""
+    ended = commands("submit", "job.yaml", "run.device=cuda", "--wait", "--quiet")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        "nimble-jobs: run.device: cuda was asked for, but torch sees no CUDA device here; the job was cancelled"
+    )
+    assert [job["state"] for job in json.loads(commands("ls", "--json").stdout)] == ["cancelled"]
