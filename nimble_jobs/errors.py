@@ -124,13 +124,6 @@ class DeviceFault(EngineError):
     retryable = True
 
 
-class WorkerLost(NimbleError, RuntimeError):
-    """The process that ran the job died."""
-
-    exit_code = 100
-    retryable = True
-
-
 class StoreError(NimbleError, RuntimeError):
     """The state folder or its database cannot be used."""
 

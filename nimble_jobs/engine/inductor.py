@@ -28,18 +28,16 @@ def compile_module(
     module: nn.Module,
     *,
     max_autotune: bool = False,
-    own_reuse: bool = False,
     compiled_before: bool = False,
     eager_random: bool = False,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
-    With `own_reuse` Inductor reuses buffers as it sees fit: good for one stream, not to be recorded. With
-    `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
+    With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
     `eager_random` the same random numbers are drawn as in eager. Raises CannotRecord, at the first call, where the
     module cannot be compiled whole.
     """
-    options: dict[str, Any] = {} if own_reuse else dict(_RECORDED)
+    options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
         options |= {"max_autotune": True}
     if eager_random:

@@ -14,15 +14,14 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import bind
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inductor import compile_module, stop_compilers
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.step import GENERATOR, Step, record_step
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, OutOfMemory
-from nimble_jobs.nimble.pair import Forward, Pair, Subject, Tensors, capture_backward, check
+from nimble_jobs.nimble.pair import Forward, Pair, Subject, capture_backward, check
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.search import PAYS, plans_with_streams
+from nimble_jobs.planner.search import PAYS, durations_us, left_out, plans_with_streams
 from nimble_jobs.planner.source import Kernels, Source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
@@ -122,7 +121,9 @@ class StepSearch:
         with ExitStack() as opened:
             plan, _ = graph.single_stream(step.forward.program)
             generator = torch.zeros(1, dtype=torch.uint8, device=device)
-            times = self._durations(step.forward, plan, {**subject.state, GENERATOR: generator})
+            times = durations_us(
+                step.forward, plan, {**subject.state, GENERATOR: generator}, subject.device, self._below, self._integers
+            )
             single, facts = graph.single_stream(step.forward.program, durations_us=times)
             forward = Forward(step, single, subject)
             opened.callback(forward.instance.close)
@@ -137,7 +138,9 @@ class StepSearch:
                 replay_us=measure.time_us(forward.replay, device),
             )
             plan, _ = graph.single_stream(step.backward.program)
-            times = self._durations(step.backward, plan, {**subject.state, **forward.saved})
+            times = durations_us(
+                step.backward, plan, {**subject.state, **forward.saved}, subject.device, self._below, self._integers
+            )
             single, facts = graph.single_stream(step.backward.program, durations_us=times)
             backward = capture_backward(step, single, forward, subject)
             opened.callback(backward.close)
@@ -222,33 +225,8 @@ class StepSearch:
             compiled=compiled,
         )
 
-    def _durations(self, recording: Recording, plan: Plan, state: Tensors) -> tuple[float, ...]:
-        device = self._subject.device
-        bound = bind(
-            recording.program,
-            plan,
-            state=state,
-            constants=recording.constants,
-            kernels=recording.kernels,
-            device=device,
-        )
-        fresh = verify.random_inputs(recording.program.inputs, device, 0, self._below, self._integers)
-        for name, value in fresh.items():
-            bound.inputs[name].copy_(value)
-        return tuple(measure.task_times_us(bound, device))
-
     def _left_out(self, name: str, reason: str, *, error: float | None = None) -> None:
-        self.candidates.append(
-            Candidate(
-                name=name,
-                replay_us=None,
-                records_per_s=None,
-                peak_bytes=None,
-                error=error,
-                chosen=False,
-                reason=reason,
-            )
-        )
+        self.candidates.append(left_out(name, reason, error=error))
 
 
 def explained(candidates: Sequence[Candidate], winner: Candidate, eager: Candidate) -> tuple[Candidate, ...]:

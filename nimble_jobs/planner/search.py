@@ -171,7 +171,9 @@ class Search:
         try:
             recording = record_source(self._module, source, self._inputs, self._device)
             single, facts = graph.single_stream(recording.program)
-            durations = self._durations(recording, single)
+            durations = durations_us(
+                recording, single, state_of(self._module), self._device, self._below, self._integers
+            )
         except OutOfMemory:
             raise
         except EngineError as e:
@@ -272,35 +274,40 @@ class Search:
             return e.error, str(e)
         return error, None
 
-    def _durations(self, recording: Recording, plan: Plan) -> tuple[float, ...]:
-        bound = bind(
-            recording.program,
-            plan,
-            state=state_of(self._module),
-            constants=recording.constants,
-            kernels=recording.kernels,
-            device=self._device,
-        )
-        fresh = verify.random_inputs(recording.program.inputs, self._device, 0, self._below, self._integers)
-        for name, value in fresh.items():
-            bound.inputs[name].copy_(value)
-        return tuple(measure.task_times_us(bound, self._device))
-
     def _left_out(self, name: str, reason: str) -> None:
-        self.candidates.append(
-            Candidate(
-                name=name,
-                replay_us=None,
-                records_per_s=None,
-                peak_bytes=None,
-                error=None,
-                chosen=False,
-                reason=reason,
-            )
-        )
+        self.candidates.append(left_out(name, reason))
 
     def _explain(self, candidate: Candidate, reason: str) -> None:
         self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
+
+
+def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:
+    """A candidate that was not measured, and why."""
+    return Candidate(
+        name=name, replay_us=None, records_per_s=None, peak_bytes=None, error=error, chosen=False, reason=reason
+    )
+
+
+def durations_us(
+    recording: Recording,
+    plan: Plan,
+    state: Mapping[str, torch.Tensor],
+    device: torch.device,
+    below: int,
+    integers: Mapping[str, torch.Tensor],
+) -> tuple[float, ...]:
+    """Measured time of each task alone, by task index, on fresh input. Raises EngineError, OutOfMemory."""
+    bound = bind(
+        recording.program,
+        plan,
+        state=state,
+        constants=recording.constants,
+        kernels=recording.kernels,
+        device=device,
+    )
+    for name, value in verify.random_inputs(recording.program.inputs, device, 0, below, integers).items():
+        bound.inputs[name].copy_(value)
+    return tuple(measure.task_times_us(bound, device))
 
 
 def plans_with_streams(
