@@ -32,6 +32,8 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "tree_unflatten",
+    "unscale_",
+    "update_scale_",
     "write_arguments",
     "write_only_arguments",
 ]
@@ -108,6 +110,24 @@ def modes_off() -> AbstractContextManager[Any]:
     """While inside, no dispatch mode sees what is called."""
     manager: AbstractContextManager[Any] = _disable_current_modes()
     return manager
+
+
+def unscale_(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    """Multiply gradients by `inverse_scale` in place; `found_inf` becomes 1 where one of them is not finite."""
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse_scale)
+
+
+def update_scale_(
+    scale: torch.Tensor,
+    growth_tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    *,
+    growth: float,
+    backoff: float,
+    interval: int,
+) -> None:
+    """Shrink the scale of the loss after a step that was skipped, let it grow after `interval` steps that were not."""
+    torch._amp_update_scale_(scale, growth_tracker, found_inf, growth, backoff, interval)
 
 
 def cuda_driver() -> str:

@@ -1,0 +1,269 @@
+"""Training steps on the CPU: as torch's own training loop computes them, step by step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nimble_jobs.errors import UsageError
+from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+
+CPU = torch.device("cpu")
+STEPS = 20
+
+
+def images(*, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),  # before a norm its gradient would be noise around zero
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+        nn.Linear(4 * 9, 5),
+    )
+
+
+def batches(count: int = STEPS, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(count):
+        yield (
+            torch.randn(size, 3, 8, 8, generator=generator),
+            torch.randint(0, 5, (size,), generator=generator),
+        )
+
+
+def lr_at(step: int) -> float:
+    return 0.1 / (1 + step)
+
+
+def request_for(module: nn.Module, optimizer: OptimizerRecipe, **more: Any) -> StepRequest:
+    x, y = next(batches(1))
+    return StepRequest(
+        module=module.train(),
+        x=x,
+        y=y,
+        loss=nn.functional.cross_entropy,
+        loss_name="cross_entropy",
+        optimizer=optimizer,
+        **more,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A recipe, and the same as torch's own optimizer."""
+
+    recipe: OptimizerRecipe
+    torch_optimizer: Any
+    kwargs: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+NORMS = ("1.weight", "1.bias", "6.bias")
+CASES = {
+    "sgd": Case(recipe=OptimizerRecipe(name="sgd"), torch_optimizer=torch.optim.SGD, kwargs={}),
+    "momentum": Case(
+        recipe=OptimizerRecipe(name="sgd", momentum=0.9, weight_decay=0.01),
+        torch_optimizer=torch.optim.SGD,
+        kwargs={"momentum": 0.9, "weight_decay": 0.01},
+    ),
+    "nesterov": Case(
+        recipe=OptimizerRecipe(name="sgd", momentum=0.9, nesterov=True),
+        torch_optimizer=torch.optim.SGD,
+        kwargs={"momentum": 0.9, "nesterov": True},
+    ),
+    "adam": Case(
+        recipe=OptimizerRecipe(name="adam", betas=(0.8, 0.99), weight_decay=0.01),
+        torch_optimizer=torch.optim.Adam,
+        kwargs={"betas": (0.8, 0.99), "weight_decay": 0.01},
+    ),
+    "adamw": Case(
+        recipe=OptimizerRecipe(name="adamw", eps=1e-6, weight_decay=0.1),
+        torch_optimizer=torch.optim.AdamW,
+        kwargs={"eps": 1e-6, "weight_decay": 0.1},
+    ),
+    "groups": Case(
+        recipe=OptimizerRecipe(name="adamw", weight_decay=0.1, groups=((NORMS, 0.0),)),
+        torch_optimizer=torch.optim.AdamW,
+        kwargs={"weight_decay": 0.1},
+    ),
+    "clipped": Case(
+        recipe=OptimizerRecipe(name="sgd", momentum=0.9),
+        torch_optimizer=torch.optim.SGD,
+        kwargs={"momentum": 0.9},
+        more={"clip_norm": 0.5},
+    ),
+    "accumulated": Case(
+        recipe=OptimizerRecipe(name="sgd", momentum=0.9),
+        torch_optimizer=torch.optim.SGD,
+        kwargs={"momentum": 0.9},
+        more={"accumulate": 4},
+    ),
+    "bf16": Case(
+        recipe=OptimizerRecipe(name="adam"),
+        torch_optimizer=torch.optim.Adam,
+        kwargs={},
+        more={"precision": "bf16"},
+    ),
+}
+
+
+def torch_loop(module: nn.Module, case: Case) -> list[float]:
+    """Losses of the training loop as it is written everywhere."""
+    names = dict(module.named_parameters())
+    plain = [n for group, _ in case.recipe.groups for n in group]
+    groups = [{"params": [p for n, p in names.items() if n not in plain]}]
+    if plain:
+        groups.append({"params": [names[n] for n in plain], "weight_decay": 0.0})
+    optimizer = case.torch_optimizer(groups, lr=0.1, **case.kwargs)
+    accumulate, losses = case.more.get("accumulate", 1), []
+    for step, (x, y) in enumerate(batches()):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled="precision" in case.more):
+            loss = nn.functional.cross_entropy(module(x), y)
+        (loss / accumulate).backward()
+        losses.append(loss.item())
+        if (step + 1) % accumulate == 0:
+            if "clip_norm" in case.more:
+                nn.utils.clip_grad_norm_(module.parameters(), case.more["clip_norm"])
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def run(step: TrainingStep, accumulate: int = 1, *, start: int = 0, stop: int = STEPS) -> list[float]:
+    losses = []
+    for number, (x, y) in list(enumerate(batches()))[start:stop]:
+        step.run(x, y, lr_at(number), (number + 1) % accumulate == 0)
+        losses.append(float(step.loss))
+    return losses
+
+
+def eager(request: StepRequest) -> TrainingStep:
+    return EagerStep(request, CPU)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_equal_torchs_own_loop(name: str) -> None:
+    """Losses and weights after 20 steps with a changing learning rate agree with torch.optim's to 1e-5."""
+    case = CASES[name]
+    module, twin = images(), images()
+    step = eager(request_for(module, case.recipe, **case.more))
+    losses = run(step, case.more.get("accumulate", 1))
+    expected = torch_loop(twin, case)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for key, tensor in twin.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[key], tensor, rtol=1e-4, atol=1e-6, msg=key)
+    assert int(module[1].num_batches_tracked) == STEPS
+
+
+def test_frozen_parameters_stay_and_have_no_state() -> None:
+    """Without requires_grad a parameter gets neither gradient nor slots, and does not move."""
+    module = images()
+    module[0].requires_grad_(False)
+    before = module[0].weight.clone()
+    step = eager(request_for(module, OptimizerRecipe(name="adamw", weight_decay=0.1)))
+    run(step)
+    assert torch.equal(module[0].weight, before)
+    assert module[0].weight.grad is None
+    assert not [n for n in step.state_dict() if n.startswith("optimizer.0.")]
+
+
+def test_the_state_of_a_step_goes_on_exactly() -> None:
+    """A second step that takes over weights and state after 7 batches ends with the bits of the first."""
+    recipe = OptimizerRecipe(name="adamw", weight_decay=0.1)
+    module = images()
+    step = eager(request_for(module, recipe, accumulate=2))
+    run(step, 2, stop=7)
+    weights = copy.deepcopy(module.state_dict())
+    state = {n: t.clone() for n, t in step.state_dict().items()}
+    run(step, 2, start=7)
+    other = images()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    later = eager(request_for(other, recipe, accumulate=2))
+    other.load_state_dict(weights)
+    later.load_state_dict(state)
+    run(later, 2, start=7)
+    for key, tensor in module.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[key]), key
+    for key, tensor in step.state_dict().items():
+        assert torch.equal(tensor, later.state_dict()[key]), key
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
+    """A missing, an unknown and a misshapen tensor are each named."""
+    step = eager(request_for(images(), OptimizerRecipe(name="sgd", momentum=0.9)))
+    state = step.state_dict()
+    name = "optimizer.0.weight.momentum_buffer"
+    with pytest.raises(UsageError, match=f"'{name}' is missing"):
+        step.load_state_dict({n: t for n, t in state.items() if n != name})
+    with pytest.raises(UsageError, match=r"'optimizer\.9\.step' is not known"):
+        step.load_state_dict({**state, "optimizer.9.step": torch.zeros(())})
+    with pytest.raises(UsageError, match=r"torch.float32\[2\]; expected"):
+        step.load_state_dict({**state, name: torch.zeros(2)})
+
+
+def test_loss_scaling_skips_steps_that_overflow() -> None:
+    """In fp16 an input that is not finite leaves the weights and slots as they are, and halves the scale."""
+    module = images()
+    step = eager(request_for(module, OptimizerRecipe(name="adam"), precision="fp16"))
+    run(step, stop=3)
+    before = {n: p.clone() for n, p in module.named_parameters()}
+    state = {n: t.clone() for n, t in step.state_dict().items()}
+    x, y = next(batches(1))
+    step.run(torch.full_like(x, float("inf")), y, 0.1)
+    assert bool(step.found_inf)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+    for name, tensor in step.state_dict().items():
+        if name == "scaler.scale":
+            assert float(tensor) == float(state[name]) / 2
+        elif name != "scaler.growth_tracker":
+            assert torch.equal(tensor, state[name]), name
+
+
+def test_right_answers_are_counted() -> None:
+    """`correct` counts the labels that have the highest score; a regression has none."""
+    module = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.eye(3))
+    x, y = torch.eye(3), torch.tensor([0, 1, 0])
+    request = request_for(module, OptimizerRecipe(name="sgd"))
+    step = eager(replace(request, x=x, y=y))
+    step.run(x, y, 0.0)
+    assert int(step.correct) == 2
+    step = eager(replace(request, x=x, y=x, loss=nn.functional.mse_loss, loss_name="mse"))
+    step.run(x, x, 0.0)
+    assert int(step.correct) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accumulate": 0}, "accumulate: found 0"),
+        ({"clip_norm": 0.0}, "clip_norm: found 0.0"),
+        ({"optimizer": OptimizerRecipe(name="sgd", groups=((("nope",), 0.0),))}, "no parameter 'nope'"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    """The error names the field and what was expected."""
+    with pytest.raises(UsageError, match=message):
+        replace(request_for(images(), OptimizerRecipe(name="sgd")), **change)
+
+
+def test_prepare_gives_a_step_that_runs() -> None:
+    """The front door."""
+    step = prepare_step(request_for(images(), OptimizerRecipe(name="sgd")), device=CPU)
+    assert len(run(step, stop=2)) == 2
+    step.close()
