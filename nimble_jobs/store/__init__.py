@@ -2,12 +2,13 @@
 
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.jobs import Jobs
-from nimble_jobs.store.records import ScheduleEntry, ScheduleState, StoredSchedule, WorkerInfo
+from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, WorkerInfo
 from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
 from nimble_jobs.store.workers import WorkerLease, Workers
 
 __all__ = [
+    "ArtifactRef",
     "Artifacts",
     "Jobs",
     "Lookup",

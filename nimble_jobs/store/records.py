@@ -25,13 +25,22 @@ class ScheduleState(StrEnum):
     QUARANTINED = "quarantined"  # damaged, or it did not agree with eager
 
 
+@dataclass(frozen=True, kw_only=True, order=True)
+class ArtifactRef:
+    """An artifact that a schedule cannot be loaded without."""
+
+    name: str  # its SHA-256
+    kind: str  # what it is to the schedule: constant, ...
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEntry:
     """What is known of a stored schedule, without the schedule. Times are Unix seconds."""
 
     key: str
     parts: dict[str, str]  # every part of the key, readable
-    sha256: str  # over the schedule's JSON, the parts and the measurements
+    sha256: str  # over the schedule's JSON, the parts, the measurements and the names of the artifacts
     model: str
     device: str
     input: str
@@ -42,9 +51,12 @@ class ScheduleEntry:
     replay_us: float
     eager_us: float
     bytes: int  # on disk, with the artifacts that it uses
-    hits: int
+    hits: int  # stored and resident ones
+    resident_hits: int
     created_at: float
     last_used_at: float
+    build_s: float  # seconds that the search took
+    provenance: dict[str, str]  # version and commit of this package, Python, host
     state: ScheduleState
     reason: str | None
 
@@ -54,6 +66,7 @@ class StoredSchedule(ScheduleEntry):
     """A stored schedule whose digest was just verified."""
 
     text: str  # canonical JSON
+    artifacts: tuple[ArtifactRef, ...]
 
     def load(self) -> Schedule:
         """The schedule as a value. Raises Damaged when the text is not one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +12,23 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
-from nimble_jobs.schedule import FORMAT_VERSION, Schedule
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.store.database import Database
-from nimble_jobs.store.records import ScheduleEntry, ScheduleState, StoredSchedule, dump, load_object, sha256
-from nimble_jobs.store.tables import ResidentRow, ScheduleRow, ScheduleTextRow
-from nimble_jobs.store.transitions import changed, record_event
-
-# What the digest of a row covers, beside the text: all that was measured or that the key was made of.
-_COVERED = (
-    "key",
-    "format_version",
-    "parts",
-    "model",
-    "device",
-    "input",
-    "dtype",
-    "mode",
-    "streams",
-    "syncs",
-    "replay_us",
-    "eager_us",
-    "bytes",
-    "created_at",
+from nimble_jobs.store.provenance import provenance
+from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, dump
+from nimble_jobs.store.schedule_rows import (
+    COVERED,
+    artifacts_of,
+    constants_of,
+    delete_rows,
+    digest_of,
+    entry_record,
+    read_rows,
+    verified_record,
 )
+from nimble_jobs.store.tables import ResidentRow, ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
+from nimble_jobs.store.transitions import changed, record_event
+from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +52,14 @@ class Schedules:
 
     def lookup(self, key: str, now: float | None = None) -> Lookup:
         """The schedule of a key, its digest just verified. A damaged one is quarantined, which `now` dates."""
-        row, text = self._read(key)
+        row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
         if row is None:
             return Lookup(reason="no schedule is stored under this key")
         if row.state != ScheduleState.READY.value:
             refused = row.reason if row.refused else None
             return Lookup(reason=f"the stored schedule is quarantined: {row.reason}", refused=refused)
         try:
-            stored = _verified(row, text)
+            stored = verified_record(row, artifacts, text)
         except Damaged as e:
             self._set_aside(key, str(e), time.time() if now is None else now, refused=False, digest=row.sha256)
             return Lookup(reason=f"the stored schedule is quarantined: {e}")
@@ -73,11 +67,15 @@ class Schedules:
             return Lookup(reason=f"the stored schedule is stale: {stored.reason}")
         return Lookup(stored=stored)
 
-    def save(self, schedule: Schedule, *, parts: Mapping[str, str], now: float) -> None:
-        """Keep a schedule under its key, durably, in place of what was there. It is ready from now on."""
+    def save(
+        self, schedule: Schedule, *, parts: Mapping[str, str], now: float, artifacts: Iterable[ArtifactRef] = ()
+    ) -> None:
+        """Keep a schedule under its key, durably, in place of what was there. It is ready from now on.
+
+        `artifacts`: what it needs beside the constants that its program names. All of them must be stored already.
+        """
         text = schedule.to_json()
-        program = schedule.program
-        constants = sum(program.buffers[port.view.buffer].nbytes for port in program.constants)
+        needed = constants_of(schedule.program) | set(artifacts)
         covered: dict[str, Any] = {
             "key": schedule.key,
             "format_version": schedule.format_version,
@@ -91,36 +89,53 @@ class Schedules:
             "syncs": len(schedule.plan.syncs),
             "replay_us": float(schedule.replay_us),
             "eager_us": float(schedule.eager_us),
-            "bytes": len(text.encode()) + constants,
+            "bytes": len(text.encode()) + sum(ref.bytes for ref in needed),
             "created_at": float(now),
+            "build_s": float(schedule.build_s),
+            "provenance": dump(provenance()),
         }
-        assert tuple(covered) == _COVERED
+        assert tuple(covered) == COVERED
         ready = ScheduleState.READY.value
-        digest = _digest(covered, text)
+        digest = digest_of(covered, needed, text)
 
         def work(session: Session) -> None:
-            hits = session.scalar(select(ScheduleRow.hits).where(ScheduleRow.key == schedule.key)) or 0
-            _delete(session, [schedule.key])
-            session.add(ScheduleRow(**covered, sha256=digest, hits=hits, last_used_at=now, state=ready, refused=False))
+            query = select(ScheduleRow.hits, ScheduleRow.resident_hits).where(ScheduleRow.key == schedule.key)
+            hits, resident_hits = session.execute(query).one_or_none() or (0, 0)
+            delete_rows(session, [schedule.key])
+            counts = {"hits": hits, "resident_hits": resident_hits, "last_used_at": now}
+            session.add(ScheduleRow(**covered, **counts, sha256=digest, state=ready, refused=False))
             session.flush()
             session.add(ScheduleTextRow(key=schedule.key, text=text))
+            session.add_all(
+                ScheduleArtifactRow(key=schedule.key, name=ref.name, kind=ref.kind, bytes=ref.bytes) for ref in needed
+            )
 
         self._db.write(work)
 
     def touch(self, key: str, hit: Hit, now: float) -> None:
         """Count a hit and note the time, with the next transaction. Nothing happens when the schedule is gone."""
-        used = update(ScheduleRow).where(ScheduleRow.key == key)
-        used = used.values(last_used_at=now, hits=ScheduleRow.hits + (hit != Hit.MISS))
-        self._db.write_soon(lambda session: changed(session, used))
+        if hit is not Hit.MISS:
+            self._db.write_soon(lambda session: count_hit(session, key, hit, now))
+
+    def missed(self, reason: str, now: float) -> None:
+        """Count a miss and its reason, with the next transaction."""
+        self._db.write_soon(lambda session: count_miss(session, reason, now))
+
+    def uses(self) -> Uses:
+        """How often schedules were hit and missed since the state folder was made."""
+        return self._db.read(total_uses)
 
     def ready(self, key: str) -> bool:
         """Whether a schedule is stored under the key and nobody has set it aside. Reads no JSON."""
         query = select(ScheduleRow.state).where(ScheduleRow.key == key)
         return self._db.read(lambda session: session.scalar(query)) == ScheduleState.READY.value
 
-    def quarantine(self, key: str, reason: str, now: float) -> None:
-        """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again."""
-        self._set_aside(key, reason, now, refused=False)
+    def quarantine(self, key: str, reason: str, now: float, *, digest: str | None = None) -> None:
+        """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again.
+
+        `digest`: of the row that was looked at; one that another process has saved since is spared.
+        """
+        self._set_aside(key, reason, now, refused=False, digest=digest)
 
     def refuse(self, key: str, reason: str, now: float) -> None:
         """Use this schedule no more, and do not build it again: it does not agree with eager."""
@@ -132,9 +147,9 @@ class Schedules:
         def work(session: Session) -> list[ScheduleEntry]:
             exact = session.scalar(select(ScheduleRow).where(ScheduleRow.key == prefix))
             if exact is not None:
-                return [_entry(exact)]
+                return [entry_record(exact)]
             query = select(ScheduleRow).where(ScheduleRow.key.startswith(prefix, autoescape=True)).limit(6)
-            return [_entry(row) for row in session.scalars(query)] if len(prefix) >= 4 else []
+            return [entry_record(row) for row in session.scalars(query)] if len(prefix) >= 4 else []
 
         found = self._db.read(work)
         if not found:
@@ -146,7 +161,7 @@ class Schedules:
 
     def remove(self, keys: Collection[str]) -> int:
         """Forget schedules. Returns how many there were. Artifacts stay: other schedules may use them."""
-        return self._db.write(lambda session: _delete(session, keys))
+        return self._db.write(lambda session: delete_rows(session, keys))
 
     def stats(self) -> dict[str, int]:
         """How many schedules there are, in each state, with their hits and bytes."""
@@ -179,22 +194,19 @@ class Schedules:
 
     def verified(self, key: str) -> StoredSchedule:
         """A schedule in whatever state, its digest verified. Changes nothing. Raises NotFound, Damaged."""
-        row, text = self._read(key)
+        row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
         if row is None:
             raise NotFound(f"schedule {key}: no stored schedule has this key")
-        return _verified(row, text)
+        return verified_record(row, artifacts, text)
 
     def list(self) -> list[ScheduleEntry]:
         """Every stored schedule, oldest first."""
         query = select(ScheduleRow).order_by(ScheduleRow.created_at, ScheduleRow.key)
-        return self._db.read(lambda session: [_entry(row) for row in session.scalars(query)])
+        return self._db.read(lambda session: [entry_record(row) for row in session.scalars(query)])
 
-    def _read(self, key: str) -> tuple[ScheduleRow | None, str | None]:
-        def work(session: Session) -> tuple[ScheduleRow | None, str | None]:
-            row = session.get(ScheduleRow, key)
-            return row, session.scalar(select(ScheduleTextRow.text).where(ScheduleTextRow.key == key))
-
-        return self._db.read(work)
+    def artifacts(self, keys: Collection[str] | None = None) -> dict[str, tuple[ArtifactRef, ...]]:
+        """What each of the schedules (None: every one) needs, by key; those that need nothing are left out."""
+        return self._db.read(lambda session: artifacts_of(session, keys))
 
     def _set_aside(self, key: str, reason: str, now: float, *, refused: bool, digest: str | None = None) -> None:
         statement = update(ScheduleRow).where(ScheduleRow.key == key)
@@ -208,37 +220,3 @@ class Schedules:
                 record_event(session, "quarantined", message, now=now, data={"key": key})
 
         self._db.write(work)
-
-
-def _verified(row: ScheduleRow, text: str | None) -> StoredSchedule:
-    if text is None:
-        raise Damaged(f"schedule {row.key}: damaged: its JSON is missing")
-    if _digest({name: getattr(row, name) for name in _COVERED}, text) != row.sha256:
-        raise Damaged(f"schedule {row.key}: damaged: its SHA-256 is not the one that was stored")
-    return StoredSchedule(**_values(row), text=text)
-
-
-def _digest(covered: Mapping[str, Any], text: str) -> str:
-    return sha256(dump([dict(covered), text]))
-
-
-def _delete(session: Session, keys: Collection[str]) -> int:
-    count = 0
-    for key in keys:
-        changed(session, delete(ScheduleTextRow).where(ScheduleTextRow.key == key))
-        count += changed(session, delete(ScheduleRow).where(ScheduleRow.key == key))
-    return count
-
-
-def _entry(row: ScheduleRow) -> ScheduleEntry:
-    return ScheduleEntry(**_values(row))
-
-
-def _values(row: ScheduleRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in (*_COVERED, "sha256", "hits", "last_used_at", "reason")}
-    del values["format_version"]
-    state = ScheduleState.READY if row.state == ScheduleState.READY.value else ScheduleState.QUARANTINED
-    if state == ScheduleState.READY and row.format_version != FORMAT_VERSION:
-        state = ScheduleState.STALE
-        values["reason"] = f"written in format {row.format_version}; this version reads {FORMAT_VERSION}"
-    return values | {"parts": {name: str(part) for name, part in load_object(row.parts).items()}, "state": state}

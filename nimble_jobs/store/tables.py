@@ -110,7 +110,7 @@ class EventRow(Base):
 
 
 class ScheduleRow(Base):
-    """What is known of a stored schedule. `sha256` covers the columns above it and the text in `schedule_texts`."""
+    """What is known of a stored schedule. `sha256` covers the columns above it, its artifacts, and its text."""
 
     __tablename__ = "schedules"
 
@@ -128,8 +128,11 @@ class ScheduleRow(Base):
     eager_us: Mapped[float]
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
+    build_s: Mapped[float] = mapped_column(server_default="0")
+    provenance: Mapped[str] = mapped_column(Text, server_default="{}")  # JSON object: what built it, and where
     sha256: Mapped[str] = mapped_column(String(64))
     hits: Mapped[int] = mapped_column(BigInteger, default=0)
+    resident_hits: Mapped[int] = mapped_column(BigInteger, server_default="0")  # of `hits`
     last_used_at: Mapped[float]
     state: Mapped[str] = mapped_column(String(12))  # ready | quarantined
     refused: Mapped[bool]  # quarantined because it does not agree with eager
@@ -143,6 +146,30 @@ class ScheduleTextRow(Base):
 
     key: Mapped[str] = mapped_column(ForeignKey("schedules.key", ondelete="CASCADE"), primary_key=True)
     text: Mapped[str] = mapped_column(Text)
+
+
+class ScheduleArtifactRow(Base):
+    """A schedule cannot be loaded without this artifact."""
+
+    __tablename__ = "schedule_artifacts"
+    __table_args__ = (Index("ix_schedule_artifacts_name", "name"),)
+
+    key: Mapped[str] = mapped_column(ForeignKey("schedules.key", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)  # its SHA-256
+    kind: Mapped[str] = mapped_column(String(20))  # what it is to the schedule: constant, ...
+    bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class UseRow(Base):
+    """How often schedules were hit or missed, ever. Removing a schedule does not change it."""
+
+    __tablename__ = "schedule_uses"
+
+    hit: Mapped[str] = mapped_column(String(10), primary_key=True)  # miss | stored | resident
+    reason: Mapped[str] = mapped_column(String(200), primary_key=True)  # of a miss, without what is particular to it
+    count: Mapped[int] = mapped_column(BigInteger)
+    saved_s: Mapped[float]  # build times of the schedules that were hit, added up
+    last_at: Mapped[float]
 
 
 class ResidentRow(Base):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import FORMAT_VERSION
-from nimble_jobs.store import ScheduleState, Store, open_store
+from nimble_jobs.store import ArtifactRef, ScheduleState, Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, key_of
 
@@ -64,14 +64,46 @@ def test_miss(store: Store) -> None:
 
 
 def test_touch(store: Store) -> None:
-    """Stored and resident hits are counted, misses are not; all note the time, and the schedule stays sound."""
+    """Stored and resident hits are counted and note the time; the schedule stays sound."""
     store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
-    for i, hit in enumerate([Hit.STORED, Hit.RESIDENT, Hit.MISS]):
+    for i, hit in enumerate([Hit.STORED, Hit.RESIDENT, Hit.RESIDENT]):
         store.schedules.touch(KEY, hit, NOW + i)
     found = store.schedules.find(KEY)
     assert found is not None
-    assert (found.hits, found.last_used_at) == (2, NOW + 2)
+    assert (found.hits, found.resident_hits, found.last_used_at) == (3, 2, NOW + 2)
     store.schedules.touch(key_of("unknown"), Hit.STORED, NOW)
+    assert store.schedules.uses().total == 3
+
+
+def test_uses(store: Store) -> None:
+    """Totals stay when schedules go: hits save the build time of what was hit, misses are told apart by reason."""
+    store.schedules.save(a_schedule(KEY, build_s=2.5), parts=PARTS, now=NOW)
+    for hit in (Hit.STORED, Hit.RESIDENT, Hit.RESIDENT):
+        store.schedules.touch(KEY, hit, NOW)
+    for reason in ("not stored", "the stored schedule was not used: this", "the stored schedule was not used: that"):
+        store.schedules.missed(reason, NOW)
+    store.schedules.remove([KEY])
+    uses = store.schedules.uses()
+    assert (uses.resident, uses.stored, uses.saved_s) == (2, 1, 7.5)
+    assert list(uses.misses.items()) == [("the stored schedule was not used", 2), ("not stored", 1)]
+
+
+def test_artifacts_belong_to_schedules(store: Store) -> None:
+    """Constants belong to a schedule by themselves, others by name; a schedule without one of them is damaged."""
+    kernels = ArtifactRef(name=key_of("kernels"), kind="kernels", bytes=1000)
+    schedule = a_schedule(KEY, constant=b"abc")
+    store.schedules.save(schedule, parts=PARTS, now=NOW, artifacts=[kernels])
+    constant = ArtifactRef(name=schedule.program.constants[0].name, kind="constant", bytes=3)
+    assert set(store.schedules.artifacts()[KEY]) == {kernels, constant}
+    found = store.schedules.find(KEY)
+    assert found is not None
+    assert set(found.artifacts) == {kernels, constant}
+    assert found.bytes == len(schedule.to_json()) + 1003
+    tamper(store, "DELETE FROM schedule_artifacts WHERE kind = 'kernels'")
+    with pytest.raises(Damaged):
+        store.schedules.verified(KEY)
+    store.schedules.remove([KEY])
+    assert store.schedules.artifacts() == {}
 
 
 def test_saved_again(store: Store) -> None:
@@ -109,6 +141,8 @@ def test_quarantined(store: Store) -> None:
         "UPDATE schedules SET device = 'cuda'",
         "UPDATE schedules SET sha256 = 'f' || substr(sha256, 2)",
         "UPDATE schedules SET streams = 'one'",
+        "UPDATE schedules SET build_s = 0",
+        "UPDATE schedules SET provenance = '{}'",
         "UPDATE schedules SET parts = CAST(x'7bff7d' AS TEXT)",
         "DELETE FROM schedule_texts",
     ],

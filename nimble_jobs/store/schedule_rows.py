@@ -1,0 +1,111 @@
+"""Rows of stored schedules: what their digest covers, and how they become records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import Damaged
+from nimble_jobs.schedule import FORMAT_VERSION, Program
+from nimble_jobs.store.records import (
+    ArtifactRef,
+    ScheduleEntry,
+    ScheduleState,
+    StoredSchedule,
+    dump,
+    load_object,
+    sha256,
+)
+from nimble_jobs.store.tables import ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
+from nimble_jobs.store.transitions import changed
+
+# What the digest of a row covers, beside the text and the artifacts: all that was measured or that the key was made of.
+COVERED = (
+    "key",
+    "format_version",
+    "parts",
+    "model",
+    "device",
+    "input",
+    "dtype",
+    "mode",
+    "streams",
+    "syncs",
+    "replay_us",
+    "eager_us",
+    "bytes",
+    "created_at",
+    "build_s",
+    "provenance",
+)
+
+
+def digest_of(covered: Mapping[str, Any], artifacts: Iterable[ArtifactRef], text: str) -> str:
+    """SHA-256, in hex, over everything that is stored of a schedule and does not change with its use."""
+    named = sorted([ref.name, ref.kind, ref.bytes] for ref in artifacts)
+    return sha256(dump([dict(covered), named, sha256(text)]))
+
+
+def verified_record(row: ScheduleRow, artifacts: Collection[ArtifactRef], text: str | None) -> StoredSchedule:
+    """The row and its text as a record. Raises Damaged where they are not what was stored."""
+    if text is None:
+        raise Damaged(f"schedule {row.key}: damaged: its JSON is missing")
+    if digest_of({name: getattr(row, name) for name in COVERED}, artifacts, text) != row.sha256:
+        raise Damaged(f"schedule {row.key}: damaged: its SHA-256 is not the one that was stored")
+    return StoredSchedule(**_values(row), text=text, artifacts=tuple(sorted(artifacts)))
+
+
+def entry_record(row: ScheduleRow) -> ScheduleEntry:
+    """The row as a record, whether it is sound or not."""
+    return ScheduleEntry(**_values(row))
+
+
+def read_rows(session: Session, key: str) -> tuple[ScheduleRow | None, tuple[ArtifactRef, ...], str | None]:
+    """What there is of a schedule: its row, its artifacts, its text."""
+    row = session.get(ScheduleRow, key)
+    text = session.scalar(select(ScheduleTextRow.text).where(ScheduleTextRow.key == key))
+    return row, artifacts_of(session, [key]).get(key, ()), text
+
+
+def artifacts_of(session: Session, keys: Collection[str] | None = None) -> dict[str, tuple[ArtifactRef, ...]]:
+    """The artifacts of each of the schedules, or of all, by key; schedules without any are left out."""
+    table = ScheduleArtifactRow
+    query = select(table.key, table.name, table.kind, table.bytes).order_by(table.key, table.name)
+    if keys is not None:
+        query = query.where(table.key.in_(keys))
+    found: dict[str, tuple[ArtifactRef, ...]] = {}
+    for key, name, kind, nbytes in session.execute(query):
+        found[key] = (*found.get(key, ()), ArtifactRef(name=name, kind=kind, bytes=nbytes))
+    return found
+
+
+def delete_rows(session: Session, keys: Collection[str]) -> int:
+    """Forget schedules; how many there were."""
+    count = 0
+    for key in keys:
+        changed(session, delete(ScheduleTextRow).where(ScheduleTextRow.key == key))
+        changed(session, delete(ScheduleArtifactRow).where(ScheduleArtifactRow.key == key))
+        count += changed(session, delete(ScheduleRow).where(ScheduleRow.key == key))
+    return count
+
+
+def constants_of(program: Program) -> set[ArtifactRef]:
+    """The artifacts that a program names itself."""
+    sizes = {port.name: program.buffers[port.view.buffer].nbytes for port in program.constants}
+    return {ArtifactRef(name=name, kind="constant", bytes=nbytes) for name, nbytes in sizes.items()}
+
+
+def _values(row: ScheduleRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in (*COVERED, "sha256", "hits", "resident_hits", "last_used_at")}
+    del values["format_version"]
+    state, reason = ScheduleState.QUARANTINED, row.reason
+    if row.state == ScheduleState.READY.value:
+        state = ScheduleState.READY
+    if state == ScheduleState.READY and row.format_version != FORMAT_VERSION:
+        state = ScheduleState.STALE
+        reason = f"written in format {row.format_version}; this version reads {FORMAT_VERSION}"
+    texts = {name: {k: str(v) for k, v in load_object(values[name]).items()} for name in ("parts", "provenance")}
+    return values | texts | {"state": state, "reason": reason}

@@ -1,0 +1,63 @@
+"""How often schedules were hit and missed. Totals, which outlive the schedules that they count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from nimble_jobs.job import Hit
+from nimble_jobs.store.tables import ScheduleRow, UseRow
+from nimble_jobs.store.transitions import changed
+
+_REASON_LENGTH = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """All uses since the state folder was made."""
+
+    resident: int
+    stored: int
+    misses: dict[str, int]  # by reason
+    saved_s: float  # the build time of a schedule for each of its hits
+
+    @property
+    def total(self) -> int:
+        return self.resident + self.stored + sum(self.misses.values())
+
+
+def count_hit(session: Session, key: str, hit: Hit, now: float) -> None:
+    """Count a hit of a schedule, on its row and in the totals. Nothing happens when the schedule is gone."""
+    resident = int(hit is Hit.RESIDENT)
+    used = update(ScheduleRow).where(ScheduleRow.key == key)
+    used = used.values(last_used_at=now, hits=ScheduleRow.hits + 1, resident_hits=ScheduleRow.resident_hits + resident)
+    if changed(session, used):
+        build_s = session.scalar(select(ScheduleRow.build_s).where(ScheduleRow.key == key)) or 0.0
+        _add(session, hit, "", now, saved_s=build_s)
+
+
+def count_miss(session: Session, reason: str, now: float) -> None:
+    """Count a miss. What follows a colon in the reason is particular to it, and left out."""
+    _add(session, Hit.MISS, reason.partition(":")[0][:_REASON_LENGTH], now)
+
+
+def total_uses(session: Session) -> Uses:
+    """The totals; the most frequent reasons come first."""
+    rows = session.scalars(select(UseRow).order_by(UseRow.count.desc(), UseRow.reason)).all()
+    hits = {row.hit: row.count for row in rows if row.hit != Hit.MISS.value}
+    return Uses(
+        resident=hits.get(Hit.RESIDENT.value, 0),
+        stored=hits.get(Hit.STORED.value, 0),
+        misses={row.reason: row.count for row in rows if row.hit == Hit.MISS.value},
+        saved_s=sum(row.saved_s for row in rows),
+    )
+
+
+def _add(session: Session, hit: Hit, reason: str, now: float, *, saved_s: float = 0.0) -> None:
+    more = update(UseRow).where(UseRow.hit == hit.value, UseRow.reason == reason)
+    more = more.values(count=UseRow.count + 1, saved_s=UseRow.saved_s + saved_s, last_at=now)
+    if not changed(session, more):
+        session.add(UseRow(hit=hit.value, reason=reason, count=1, saved_s=saved_s, last_at=now))
+        session.flush()
