@@ -18,12 +18,12 @@ from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import Stored, bare, load
-from nimble_jobs.nimble.traces import Places, eval_mode, no_traces
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.source import Source, record_source
+from nimble_jobs.planner.traces import Places, eval_mode, no_traces
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
 from nimble_jobs.store import Store
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,8 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_name
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
 from nimble_jobs.schedule import Plan, Program
-
-# Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
-# move by more than the outputs do.
-GRADIENT_SLACK = 10.0
-_NOISE = 1e-3  # gradients below this share of the largest, by root mean square, are rounding errors of zero
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,29 +104,29 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
     for turn in range(verify.ROUNDS):
         inputs = verify.random_inputs(step.forward.program.inputs, device, seed + turn, below, integers)
         made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1)
-        before = _copies(changing)
-        _seed(seed + turn, device)
+        before = copies(changing)
+        seed_device(seed + turn, device)
         expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
-        expected = {n: t.detach().clone() for n, t in expected.items()} | _copies(changing)
-        _put(changing, before)
-        _seed(seed + turn, device)
+        expected = {n: t.detach().clone() for n, t in expected.items()} | copies(changing)
+        put(changing, before)
+        seed_device(seed + turn, device)
         verify.poison(pair.forward.instance)
         verify.poison(pair.backward)
-        _put(pair.forward.instance.inputs, inputs)
-        _put(pair.backward.inputs, made)
+        put(pair.forward.instance.inputs, inputs)
+        put(pair.backward.inputs, made)
         pair.forward.replay()
         pair.backward.replay()
         synchronize(device)
         found = {**pair.forward.instance.outputs, **changing}
         for name, tensor in expected.items():
-            worst = max(worst, _compare(name, found[name], tensor, tolerance, 0.0))
-        floor = _NOISE * max((_rms(g) for g in expected_gradients.values()), default=0.0)
+            worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
+        floor = NOISE * max((rms(g) for g in expected_gradients.values()), default=0.0)
         if set(expected_gradients) != set(step.leaves):
             raise CheckFailed(f"gradients of {sorted(set(expected_gradients) ^ set(step.leaves))} come and go")
         for name, tensor in expected_gradients.items():
             named = gradient_name(name)
             slack = tolerance * GRADIENT_SLACK
-            worst = max(worst, _compare(named, pair.backward.outputs[named], tensor, slack, floor))
+            worst = max(worst, compare(named, pair.backward.outputs[named], tensor, slack, floor))
     return worst
 
 
@@ -151,33 +144,6 @@ def names_written(program: Program) -> list[str]:
     return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
 
 
-def _seed(seed: int, device: torch.device) -> None:
-    """Set the random states of the host and of this device, and of no other."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-def _compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:
-    """The relative norm of the difference; for gradients around zero, relative to the floor instead."""
-    error = verify.relative_norm(found, expected)
-    if math.isfinite(error) and _rms(expected) < floor:
-        error *= _rms(expected) / floor
-    elif not math.isfinite(error) and floor and not bool(expected.any()) and bool(torch.isfinite(found).all()):
-        error = _rms(found) / floor
-    if not error <= tolerance:
-        raise CheckFailed(
-            f"{name!r} differs from eager by a relative norm of {error:.3g}; the tolerance is {tolerance:.3g}",
-            error=error if math.isfinite(error) else None,
-        )
-    return error
-
-
-def _rms(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().norm()) / math.sqrt(max(1, tensor.numel()))
-
-
 def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -> Instance:
     return capture(
         recording.program,
@@ -187,16 +153,6 @@ def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -
         kernels=recording.kernels,
         device=device,
     )
-
-
-def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
-    return {n: t.detach().clone() for n, t in tensors.items()}
-
-
-def _put(tensors: Tensors, values: Tensors) -> None:
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,20 +20,11 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.step import GENERATOR, Step, record_step
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.nimble.pair import Forward, Pair, Subject, capture_backward, check
+from nimble_jobs.planner.half import Half, with_streams
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.search import PAYS, durations_us, left_out, plans_with_streams
+from nimble_jobs.planner.search import durations_us, left_out
 from nimble_jobs.planner.source import Kernels, Source
-from nimble_jobs.schedule import Candidate, GraphFacts, Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Half:
-    """How one pass is run."""
-
-    plan: Plan
-    facts: GraphFacts
-    durations_us: tuple[float, ...]
-    replay_us: float
+from nimble_jobs.schedule import Candidate, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,19 +156,7 @@ class StepSearch:
 
     def _faster(self, recording: Recording, single: Half, capture: Callable[[Plan], Instance]) -> Half:
         """The plan of one pass that measures fastest."""
-        best = single
-        plans, _ = plans_with_streams(
-            recording.program, single.facts, single.durations_us, self._options, self._subject.device
-        )
-        for plan, facts in plans:
-            instance = capture(plan)
-            try:
-                replay_us = measure.time_us(instance.replay, self._subject.device)
-            finally:
-                instance.close()
-            if replay_us < best.replay_us * PAYS:
-                best = replace(best, plan=plan, facts=facts, replay_us=replay_us)
-        return best
+        return with_streams(recording, single, capture, self._options, self._subject.device)[0]
 
     def _checked(self, kernels: Kernels, step: Step, forward: Half, backward: Half) -> FoundStep:
         pair = Pair(step, forward.plan, backward.plan, self._subject)

@@ -1,0 +1,46 @@
+"""How one program of a training step is run, and the search for the streams that run it fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.search import PAYS, plans_with_streams
+from nimble_jobs.schedule import GraphFacts, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """One program of a step, planned and measured."""
+
+    plan: Plan
+    facts: GraphFacts
+    durations_us: tuple[float, ...]
+    replay_us: float
+
+
+def with_streams(
+    recording: Recording,
+    single: Half,
+    capture: Callable[[Plan], Instance],
+    options: BuildOptions,
+    device: torch.device,
+) -> tuple[Half, str | None]:
+    """The plan that measures fastest, and the measured reason why none with several streams was tried."""
+    best = single
+    plans, why_not = plans_with_streams(recording.program, single.facts, single.durations_us, options, device)
+    for plan, facts in plans:
+        instance = capture(plan)
+        try:
+            replay_us = measure.time_us(instance.replay, device)
+        finally:
+            instance.close()
+        if replay_us < best.replay_us * PAYS:
+            best = replace(best, plan=plan, facts=facts, replay_us=replay_us)
+    return best, why_not
