@@ -22,8 +22,10 @@ _UNDECLARED_WRITES = {
 
 __all__ = [
     "TorchDispatchMode",
+    "conv_backend",
     "cuda_driver",
     "draws_random",
+    "has_kernel",
     "modes_off",
     "returns_unused_seeds",
     "storage_id",
@@ -104,6 +106,16 @@ def returns_unused_seeds(op: torch._ops.OpOverload, args: tuple[Any, ...], kwarg
 def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:
     """Names of the `out=` arguments, which are filled and not read."""
     return tuple(a.name for a in op._schema.arguments if a.is_out)
+
+
+def has_kernel(op: torch._ops.OpOverload, device: str) -> bool:
+    """Whether the operator was written for this type of device, and is not made of others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), device.upper()))
+
+
+def conv_backend(*args: Any) -> str:
+    """The library that `aten.convolution` takes for these arguments."""
+    return str(torch._C._select_conv_backend(*args).name)  # type: ignore[attr-defined]  # missing from its stubs
 
 
 def modes_off() -> AbstractContextManager[Any]:

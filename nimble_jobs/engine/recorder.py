@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from nimble_jobs.engine.encode import encode, view_of
+from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
@@ -102,6 +103,11 @@ class Recorder(TorchDispatchMode):
             return result
         if not writes and self._is_view(tensors, outputs):
             return result  # of a storage that is known, or of a constant
+        if not writes and all(storage_id(t) not in self._index for t in outputs):
+            with modes_off():  # some of torch's questions are answered by looking at strides
+                op, args, kwargs = into_buffers(op, args, kwargs, result) or (op, args, kwargs)
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            writes = write_arguments(op, args, kwargs)
         self._add_task(op, args, kwargs, result, tensors, outputs, writes)
         return result
 
