@@ -55,7 +55,7 @@ class Job:
     records_done: int
     records_total: int | None
     records_bad: int
-    phase: str | None  # what the running attempt does right now: load, build, check, run, publish
+    phase: str | None  # what the running attempt does right now: load, wait, build, check, run, publish
     error: str | None
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON

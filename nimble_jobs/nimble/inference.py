@@ -20,7 +20,7 @@ from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import Stored, bare, load
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.prepare import save_built
+from nimble_jobs.planner.prepare import BUILD_WAIT_S, save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.source import Source, record_source
 from nimble_jobs.planner.traces import Places, eval_mode, no_traces
@@ -132,11 +132,10 @@ def prepare(
         parts = parts_of(program, options, device)
         parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
         key = schedule_key(parts)
-        stored = load(call, key, example, device, store) if store is not None else None
-        built: Built | Stored = stored or _searched(call, example, key, parts, options, device, store)
+        built = _found(call, example, key, parts, options, device, store)
     return Inference(
         signature=signature,
-        hit=Hit.MISS if stored is None else Hit.STORED,
+        hit=Hit.MISS if isinstance(built, Built) else Hit.STORED,
         schedule=built.schedule,
         structure=structure,
         instances=built.instances,
@@ -144,6 +143,26 @@ def prepare(
         written=written_inputs(built.schedule.program),
         device=device,
     )
+
+
+def _found(
+    call: nn.Module,
+    example: dict[str, torch.Tensor],
+    key: str,
+    parts: dict[str, str],
+    options: BuildOptions,
+    device: torch.device,
+    store: Store | None,
+) -> Built | Stored:
+    """What is stored, or else the result of a search, which no other process does at the same time."""
+    if store is None:
+        return _searched(call, example, key, parts, options, device, store)
+    stored = load(call, key, example, device, store)
+    if stored is not None:
+        return stored
+    with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
+        stored = load(call, key, example, device, store)  # another process may have built it since
+        return stored or _searched(call, example, key, parts, options, device, store)
 
 
 def _searched(

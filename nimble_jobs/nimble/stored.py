@@ -67,7 +67,8 @@ def load(
         raise
     except (Damaged, EngineError, NotFound, ValueError) as e:
         layouts.use("given")
-        store.schedules.quarantine(key, f"the stored schedule was not used: {e}", time.time())
+        reason = f"the stored schedule was not used: {e}"
+        store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
         return None
     store.schedules.touch(key, Hit.STORED, time.time())
     return stored

@@ -10,7 +10,7 @@ import torch
 
 from nimble_jobs.planner.build import build_schedule
 from nimble_jobs.planner.loaded import Loaded
-from nimble_jobs.planner.prepare import build_module, save_built
+from nimble_jobs.planner.prepare import BUILD_WAIT_S, build_module, save_built
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
@@ -31,23 +31,35 @@ def explain_schedule(
     """
     parts = key_parts(request, device)
     key = schedule_key(parts)
-    answer: dict[str, Any] = {"key": key, "key_parts": parts, "hit": "stored", "miss_reason": None, "refused": None}
-    found = store.schedules.lookup(key)
-    if found.stored is not None:
-        schedule = found.stored.load()
-        return answer | _of_schedule(schedule), schedule
-    answer |= {"hit": "miss", "miss_reason": found.reason, "refused": found.refused}
-    if not build or found.refused is not None:
-        return answer, None
-    start = time.perf_counter()
-    module = build_module(request, device)
-    loaded_s = time.perf_counter() - start
-    built = build_schedule(module, request, key, device)
-    loaded = Loaded(key=key, request=request, device=device, module=module, instances=built.instances)
-    save_built(built, parts, store)
-    loaded.close()
+    answer, schedule = _known(parts, key, store)
+    if schedule is not None or answer["refused"] is not None or not build:
+        return answer, schedule
+    with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
+        latest, schedule = _known(parts, key, store)
+        if schedule is not None or latest["refused"] is not None:  # another process has built it since
+            return latest, schedule
+        start = time.perf_counter()
+        module = build_module(request, device)
+        loaded_s = time.perf_counter() - start
+        built = build_schedule(module, request, key, device)
+        loaded = Loaded(key=key, request=request, device=device, module=module, instances=built.instances)
+        save_built(built, parts, store)
+        loaded.close()
     stages = {"load_s": loaded_s, "build_s": built.schedule.build_s}
     return answer | _of_schedule(built.schedule) | {"stages": stages, "refused": built.failure}, built.schedule
+
+
+def _known(parts: dict[str, str], key: str, store: Store) -> tuple[dict[str, Any], Schedule | None]:
+    found = store.schedules.lookup(key)
+    schedule = found.stored.load() if found.stored is not None else None
+    answer = {
+        "key": key,
+        "key_parts": parts,
+        "hit": "miss" if schedule is None else "stored",
+        "miss_reason": found.reason,
+        "refused": found.refused,
+    }
+    return (answer, None) if schedule is None else (answer | _of_schedule(schedule), schedule)
 
 
 def _of_schedule(schedule: Schedule) -> dict[str, Any]:

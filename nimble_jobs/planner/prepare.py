@@ -25,9 +25,12 @@ from nimble_jobs.planner.request import Request, key_parts, resident_key, schedu
 from nimble_jobs.planner.search import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
 from nimble_jobs.schedule import Schedule
-from nimble_jobs.store import Store
+from nimble_jobs.store import Store, Wait
 
 Report = Callable[..., None]
+Waiting = Callable[[Wait], None]
+
+BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the schedule it needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +78,12 @@ def prepare(
     store: Store,
     residents: Residents,
     report: Report = lambda **_: None,
+    waiting: Waiting = lambda _: None,
 ) -> Prepared:
     """Make the model of a request ready on `device`.
 
-    A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. Raises
+    A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. While
+    another process builds the schedule, `waiting` is called again and again; what it raises comes through. Raises
     ModelError for a model that cannot be built, OutOfMemory, and JobFailed where `schedule.on_miss` is `fail`.
     """
     start = time.perf_counter()
@@ -93,7 +98,7 @@ def prepare(
     loaded = Loaded(key=key, request=request, device=device, module=module)
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
-    hit, reason = _give_schedule(loaded, parts, store, report)
+    hit, reason = _give_schedule(loaded, parts, store, report, waiting)
     if loaded.instances or loaded.unschedulable:  # what runs in eager for this job's sake must not bind the next one
         residents.put(resident_key(key, request), loaded)
     return Prepared(
@@ -121,38 +126,57 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
     return WithEmbedding(module) if request.embedding else module
 
 
-def _give_schedule(loaded: Loaded, parts: dict[str, str], store: Store, report: Report) -> tuple[Hit, str | None]:
+def _give_schedule(
+    loaded: Loaded, parts: dict[str, str], store: Store, report: Report, waiting: Waiting
+) -> tuple[Hit, str | None]:
     """Fill in schedule and instance, or the reason for eager. Returns the hit, and for a miss its reason."""
-    found = store.schedules.lookup(loaded.key)
-    reason = found.reason
-    if found.refused is not None:  # it failed its check before; building it again would fail again
-        loaded.fallback = found.refused
+    reason = _take_stored(loaded, store, report)
+    if reason is None:
+        return Hit.STORED, None
+    if loaded.fallback is not None:
         return Hit.MISS, reason
-    if found.stored is not None:
-        report(phase="check")
-        try:
-            _load_stored(loaded, found.stored.load(), store)
-            store.schedules.touch(loaded.key, Hit.STORED, time.time())
-            return Hit.STORED, None
-        except (OutOfMemory, DeviceFault):
-            raise
-        except CheckFailed as e:
-            # it passed when it was built: with these weights, or this device, it is the next job's to build anew
-            store.schedules.quarantine(loaded.key, f"failed its check when it was loaded: {e}", time.time())
-            loaded.fallback = f"the schedule is quarantined: {e}"
-            return Hit.MISS, f"the stored schedule failed its check: {e}"
-        except (Damaged, EngineError, NotFound, ValueError) as e:
-            reason = f"the stored schedule was not used: {e}"
-            store.schedules.quarantine(loaded.key, reason, time.time())
     match loaded.request.schedule.on_miss:
         case "fail":
             raise JobFailed(f"schedule.on_miss is fail, and there is no stored schedule: {reason}")
         case "eager":
             loaded.fallback = f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
-        case _:
+            return Hit.MISS, reason
+    with store.builds.turn(loaded.key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
+        if _take_stored(loaded, store, report) is None:  # another process has built it since
+            return Hit.STORED, None
+        if loaded.fallback is None:
             report(phase="build")
             _build_new(loaded, parts, store)
-    return Hit.MISS, reason
+    return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
+
+
+def _take_stored(loaded: Loaded, store: Store, report: Report) -> str | None:
+    """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
+    point in building it now.
+    """
+    with store.artifacts.in_use():
+        found = store.schedules.lookup(loaded.key)
+        if found.refused is not None:  # it failed its check before; building it again would fail again
+            loaded.fallback = found.refused
+        if found.stored is None:
+            return found.reason
+        report(phase="check")
+        try:
+            _load_stored(loaded, found.stored.load(), store)
+        except (OutOfMemory, DeviceFault):
+            raise
+        except CheckFailed as e:
+            # it passed when it was built: with these weights, or this device, it is the next job's to build anew
+            reason = f"failed its check when it was loaded: {e}"
+            loaded.fallback = f"the schedule is quarantined: {e}"
+            answer = f"the stored schedule failed its check: {e}"
+        except (Damaged, EngineError, NotFound, ValueError) as e:
+            reason = answer = f"the stored schedule was not used: {e}"
+        else:
+            store.schedules.touch(loaded.key, Hit.STORED, time.time())
+            return None
+    store.schedules.quarantine(loaded.key, reason, time.time(), digest=found.stored.sha256)
+    return answer
 
 
 def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
@@ -228,8 +252,9 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
     """Store a new schedule; one that failed its check is stored as quarantined, so that nobody builds it again."""
-    for tensor in built.recording.constants.values():
-        store.artifacts.put(tensor.cpu().numpy().tobytes())
-    store.schedules.save(built.schedule, parts=parts, now=time.time())
+    with store.artifacts.in_use():
+        for tensor in built.recording.constants.values():
+            store.artifacts.put(tensor.cpu().numpy().tobytes())
+        store.schedules.save(built.schedule, parts=parts, now=time.time())
     if built.failure is not None:
         store.schedules.refuse(built.schedule.key, built.failure, time.time())

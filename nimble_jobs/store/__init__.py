@@ -1,6 +1,7 @@
 """The state folder: jobs, attempts, events, schedules, artifacts and worker locks."""
 
 from nimble_jobs.store.artifacts import Artifacts
+from nimble_jobs.store.builds import Builds, Wait
 from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, WorkerInfo
 from nimble_jobs.store.schedules import Lookup, Schedules
@@ -10,6 +11,7 @@ from nimble_jobs.store.workers import WorkerLease, Workers
 __all__ = [
     "ArtifactRef",
     "Artifacts",
+    "Builds",
     "Jobs",
     "Lookup",
     "ScheduleEntry",
@@ -17,6 +19,7 @@ __all__ = [
     "Schedules",
     "Store",
     "StoredSchedule",
+    "Wait",
     "WorkerInfo",
     "WorkerLease",
     "Workers",

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nimble_jobs.errors import Damaged, NotFound, StoreError
 from nimble_jobs.store.home import sync_folder, write_whole
+from nimble_jobs.store.locks import EXCLUSIVE, SHARED, open_lock, try_lock
 
 _NAME = re.compile("[0-9a-f]{64}")
+_POLL_S = 0.02
+PATIENCE_S = 30.0  # how long a lock is waited for; loading a schedule takes seconds
 
 
 class Artifacts:
@@ -54,6 +60,37 @@ class Artifacts:
     def names(self) -> Iterator[str]:
         """Every stored SHA-256, sorted."""
         return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """No artifact is deleted inside the block: for whoever reads several, or puts some that no schedule names yet.
+
+        Raises StoreError when somebody deletes for longer than is sane, or where there are no file locks.
+        """
+        with self._locked(SHARED):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody reads or puts what belongs together inside the block: for whoever deletes artifacts.
+
+        Raises StoreError when others do so for too long.
+        """
+        with self._locked(EXCLUSIVE):
+            yield
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        descriptor = open_lock(self._folder / ".lock")
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            while not try_lock(descriptor, kind):
+                if time.monotonic() >= deadline:
+                    raise StoreError(f"{self._folder}: locked by another process for more than {PATIENCE_S:g} s")
+                time.sleep(_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

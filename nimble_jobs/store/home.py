@@ -16,7 +16,7 @@ from nimble_jobs.errors import StateFolderRefused, StoreError
 DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # says that the folder holds a complete database
 FORMAT = 1
-_FOLDERS = ("artifacts", "logs", "workers")
+_FOLDERS = ("artifacts", "builds", "logs", "workers")
 
 
 def choose(home: str | None) -> Path:

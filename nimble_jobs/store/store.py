@@ -11,6 +11,7 @@ from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
 from nimble_jobs.store import home as home_module
 from nimble_jobs.store.artifacts import Artifacts
+from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.jobs import Jobs
@@ -27,6 +28,7 @@ class Store:
         self.jobs = Jobs(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts")
+        self.builds = Builds(home / "builds")
         self.workers = Workers(home / "workers")
 
     def recover(self, now: float) -> list[Job]:

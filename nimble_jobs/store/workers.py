@@ -6,7 +6,6 @@ takes the first free slot and never deletes its file, so that nobody can lock a 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Any, Self
 from nimble_jobs.errors import StoreError
 from nimble_jobs.store.home import write_whole
 from nimble_jobs.store.ids import random_id
+from nimble_jobs.store.locks import EXCLUSIVE, SHARED, open_lock, try_lock
 from nimble_jobs.store.records import WorkerInfo
 
 _MAX_SLOTS = 4096
@@ -74,8 +74,8 @@ class Workers:
         Raises StoreError where the file system has no locks.
         """
         for slot in range(_MAX_SLOTS):
-            descriptor = _open(self._lock_file(slot))
-            if not _lock(descriptor, fcntl.LOCK_EX):
+            descriptor = open_lock(self._lock_file(slot))
+            if not try_lock(descriptor, EXCLUSIVE):
                 os.close(descriptor)
                 continue
             worker_id = f"{slot}-{random_id(8)}"
@@ -131,7 +131,7 @@ class Workers:
         except FileNotFoundError:
             return False
         try:
-            return not _lock(descriptor, fcntl.LOCK_SH)  # shared: two who look do not see each other
+            return not try_lock(descriptor, SHARED)  # shared: two who look do not see each other
         finally:
             os.close(descriptor)
 
@@ -152,22 +152,3 @@ class Workers:
 def _slot(worker_id: str) -> int | None:
     number = worker_id.partition("-")[0]
     return int(number) if number.isascii() and number.isdigit() else None
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as e:
-        raise StoreError(f"{path}: {e.strerror}; a worker needs to write here") from e
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as e:
-        raise StoreError(
-            f"the state folder's file system has no file locks ({e.strerror}); choose another with --home"
-        ) from e
-    return True

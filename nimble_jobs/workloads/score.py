@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Loaded, Prepared, Request, prepare
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import Wait
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -28,7 +29,7 @@ class _Tally:
 
 
 class _Stopped(Exception):
-    """The worker wants the job to end between two batches."""
+    """The worker wants the job to end: while it waited, or between two batches."""
 
 
 def run(context: JobContext) -> Outcome:
@@ -44,13 +45,17 @@ def run(context: JobContext) -> Outcome:
         context.report(total=reader.total)
         if staging.finished is not None:
             return already_published(context, staging)
-        prepared = prepare(
-            request_of(spec, reader, context.allowed_python),
-            device=device,
-            store=context.store,
-            residents=context.residents,
-            report=context.report,
-        )
+        try:
+            prepared = prepare(
+                request_of(spec, reader, context.allowed_python),
+                device=device,
+                store=context.store,
+                residents=context.residents,
+                report=context.report,
+                waiting=_waiting(context),
+            )
+        except _Stopped:
+            return Outcome(stop=context.stop())
         summary = prepared.summary()
         tell(context, prepared)
         context.report(phase="run", schedule=summary)
@@ -98,6 +103,23 @@ def request_of(spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] =
         embedding="embedding" in spec.output.fields,
         allowed_python=allowed_python,
     )
+
+
+def _waiting(context: JobContext) -> Callable[[Wait], None]:
+    """Says on the job that another process builds its schedule, and ends the wait when the job is to end."""
+    told = False
+
+    def waiting(wait: Wait) -> None:
+        nonlocal told
+        if not told:
+            who = f"process {wait.pid}" if wait.pid else "another process"
+            context.event("wait", f"{who} builds this schedule; waits for it, {wait.limit_s:.0f} s at most", {})
+            context.report(phase="wait")
+            told = True
+        if context.stop() is not Stop.GO:
+            raise _Stopped
+
+    return waiting
 
 
 def tell(context: JobContext, prepared: Prepared) -> None:

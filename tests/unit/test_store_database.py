@@ -253,7 +253,7 @@ def test_url_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         job = submit(store)
     with open_store(home) as store:
         assert store.jobs.get(job.id) == job
-    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "logs", "workers"]
+    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "builds", "logs", "workers"]
 
 
 def test_light_imports(tmp_path: Path) -> None:

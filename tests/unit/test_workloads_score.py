@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +18,12 @@ from nimble_jobs import spec as specs
 from nimble_jobs.data import open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.job import JobState
+from nimble_jobs.planner import key_parts, schedule_key
 from nimble_jobs.spec import RunSpec
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import real_station, run_inline
+from nimble_jobs.worker.executor import execute, real_station, run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
 
@@ -53,19 +56,24 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
             assert (len(columns["id"]), len(bad), tally.done, tally.bad) == (12, 4, 16, 4)
 
 
-def test_a_resident_model_is_no_permission(tmp_path: Path) -> None:
-    """A job from somebody who allowed nothing fails, though another's job left the model on the device."""
-    (tmp_path / "model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
-    np.save(tmp_path / "x.npy", np.ones((4, 3), dtype=np.float32))
+def tiny_job(folder: Path) -> dict[str, Any]:
+    """The resolved spec of a job that takes milliseconds."""
+    (folder / "model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    np.save(folder / "x.npy", np.ones((4, 3), dtype=np.float32))
     spec = {
         "version": 1,
         "name": "n",
         "kind": "score",
-        "model": {"source": f"python:{tmp_path}/model.py:make"},
-        "input": {"source": str(tmp_path / "x.npy"), "format": "npy", "batch_size": 4},
-        "output": {"path": str(tmp_path / "out"), "fields": ["id"], "if_exists": "replace"},
+        "model": {"source": f"python:{folder}/model.py:make"},
+        "input": {"source": str(folder / "x.npy"), "format": "npy", "batch_size": 4},
+        "output": {"path": str(folder / "out"), "fields": ["id"], "if_exists": "replace"},
     }
-    resolved = specs.dump(specs.restore(spec))
+    return specs.dump(specs.restore(spec))
+
+
+def test_a_resident_model_is_no_permission(tmp_path: Path) -> None:
+    """A job from somebody who allowed nothing fails, though another's job left the model on the device."""
+    resolved = tiny_job(tmp_path)
     with open_store(resolve(str(tmp_path / "home"))) as store:
         station = real_station(store, "w", "cpu", None)
         ended = []
@@ -77,3 +85,28 @@ def test_a_resident_model_is_no_permission(tmp_path: Path) -> None:
         station.residents.clear()
     assert [job.state for job in ended] == [JobState.SUCCEEDED, JobState.FAILED]
     assert "may not be run" in str(ended[1].error)
+
+
+@pytest.mark.parametrize("end", ["release", "cancel"])
+def test_a_job_waits_for_the_builder_of_its_schedule(tmp_path: Path, end: str) -> None:
+    """It says so on the job, takes its turn when the builder is gone, and can be cancelled meanwhile."""
+    resolved = tiny_job(tmp_path)
+    with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy", batch_size=4)) as reader:
+        request = score.request_of(specs.restore(resolved), reader, (tmp_path,))
+    key = schedule_key(key_parts(request, torch.device("cpu")))
+    with open_store(resolve(str(tmp_path / "home"))) as store, ThreadPoolExecutor(1) as pool:
+        store.jobs.submit(spec=resolved, name="n", kind="score", allow_python=[str(tmp_path)], now=time.time())
+        job = store.jobs.claim("w", device="cpu", now=time.time())
+        assert job is not None
+        with store.builds.turn(key, limit_s=0.0, waiting=lambda _: None):
+            ended = pool.submit(execute, job, real_station(store, "w", "cpu", None))
+            while store.jobs.get(job.id).phase != "wait":
+                assert not ended.done()
+                time.sleep(0.01)
+            if end == "cancel":
+                store.jobs.cancel(job.id, time.time())
+                ended.result()
+        ended.result()
+        assert store.jobs.get(job.id).state is (JobState.CANCELLED if end == "cancel" else JobState.SUCCEEDED)
+        (event,) = [e for e in store.jobs.events(job.id) if e.kind == "wait"]
+        assert event.message == f"process {os.getpid()} builds this schedule; waits for it, 600 s at most"

@@ -1,0 +1,81 @@
+"""Who builds which schedule right now, so that several who miss on one key build it once.
+
+Each key has a lock file, held by its builder. It holds who that is, and is empty while nobody builds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.errors import StoreError
+from nimble_jobs.store.locks import EXCLUSIVE, open_lock, try_lock
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """A builder that somebody waits for."""
+
+    pid: int  # 0 while it has not written its name yet
+    waited_s: float
+    limit_s: float
+
+
+class Builds:
+    """The folder of build locks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def turn(self, key: str, *, limit_s: float, waiting: Callable[[Wait], None]) -> Iterator[bool]:
+        """Inside the block this process alone builds `key`; False where another one still did so after `limit_s`.
+
+        `waiting` is called again and again meanwhile; what it raises ends the wait. Raises StoreError.
+        """
+        descriptor = open_lock(self._folder / f"{key}.lock")
+        try:
+            mine = self._wait(descriptor, limit_s, waiting)
+            if mine:
+                self._write(descriptor, {"pid": os.getpid()})
+            try:
+                yield mine
+            finally:
+                if mine:
+                    self._write(descriptor, {})
+        finally:
+            os.close(descriptor)
+
+    def _wait(self, descriptor: int, limit_s: float, waiting: Callable[[Wait], None]) -> bool:
+        start = time.monotonic()
+        while not try_lock(descriptor, EXCLUSIVE):
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                return False
+            waiting(Wait(pid=_holder(descriptor), waited_s=waited_s, limit_s=limit_s))
+            time.sleep(min(_POLL_S, limit_s - waited_s))
+        return True
+
+    def _write(self, descriptor: int, info: Mapping[str, Any]) -> None:
+        """Replace what the file says. A reader between the two steps finds nothing, which it can bear."""
+        try:
+            os.ftruncate(descriptor, 0)
+            if info:
+                os.pwrite(descriptor, json.dumps(dict(info)).encode(), 0)
+        except OSError as e:
+            raise StoreError(f"{self._folder}: {e.strerror}; a builder needs to write here") from e
+
+
+def _holder(descriptor: int) -> int:
+    try:
+        return int(json.loads(os.pread(descriptor, 4096, 0))["pid"])
+    except (ValueError, KeyError, TypeError):
+        return 0
