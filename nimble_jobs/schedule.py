@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class BufferKind(StrEnum):
@@ -86,6 +86,20 @@ class Task:
     mutates: tuple[View, ...]
     random: bool = False  # draws from the device's generator
     source: str | None = None  # where the call came from: FILE:LINE and module path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """How a compiled kernel is launched, and where its machine code lies in the schedule's binaries."""
+
+    name: str  # under which the program's tasks name it
+    function: str  # in the binary
+    grid: tuple[int, int, int]  # blocks
+    warps: int  # of a block
+    shared_bytes: int  # of a block
+    arg_types: str  # a letter for each parameter
+    start: int  # bytes
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +185,8 @@ class Schedule:
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
     kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
+    compiled: tuple[CompiledKernel, ...] = ()  # where kernels is not eager; empty: they must be compiled again
+    binaries: str | None = None  # SHA-256 of the artifact that holds their machine code
     in_flight: int = 1  # instances that a worker keeps busy at once
     candidates: tuple[Candidate, ...]
     tolerance: float  # largest accepted relative norm
@@ -207,6 +223,7 @@ class Schedule:
                     ),
                     "facts": GraphFacts(**raw["facts"]),
                     "durations_us": tuple(raw["durations_us"]),
+                    "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                 }
             )

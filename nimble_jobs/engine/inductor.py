@@ -10,11 +10,14 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
 
 if TYPE_CHECKING:
@@ -77,8 +80,13 @@ def kernels_to(recorder: Recorder) -> Iterator[None]:
     call: Callable[..., Any] = CompiledFxGraph.__call__
 
     def recorded_run(self: Any, *args: Any, stream: int, **kwargs: Any) -> Any:
-        result = run(self, *args, stream=stream, **kwargs)
-        recorder.add_kernel(_Kernel(self), args, kwargs)
+        with _launches_of(self) as launches:
+            result = run(self, *args, stream=stream, **kwargs)
+        static = _static(self, launches)
+        if static is not None:
+            recorder.add_kernel(static[0], static[1], {})
+        else:
+            recorder.add_kernel(_Autotuned(self), args, kwargs)
         return result
 
     def recorded_call(self: Any, inputs: Any) -> Any:
@@ -94,23 +102,103 @@ def kernels_to(recorder: Recorder) -> Iterator[None]:
         CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
 
 
-class _Kernel:
-    """One Triton kernel that Inductor compiled and tuned."""
+class _Autotuned:
+    """A Triton kernel that only Inductor can launch."""
 
     def __init__(self, autotuner: Any) -> None:
         self._autotuner = autotuner
-        try:
-            self.name = f"{PREFIX}{autotuner.fn.__name__}"
-            names: list[str] = list(autotuner.fn.arg_names)
-            mutated = set(autotuner.mutated_arg_names)
-        except AttributeError as e:
-            raise EngineError(f"this torch describes Inductor's kernels otherwise ({e}); they are not used") from e
-        self.write_only = {i for i, n in enumerate(names) if n.startswith("out_ptr")}
-        self.updated = {i for i, n in enumerate(names) if n.startswith("in_out_ptr") or n in mutated} - self.write_only
+        self.identity = autotuner
+        self.name, names = _names(autotuner)
+        self.write_only, self.updated = _written(autotuner, names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         self._autotuner.run(*args, stream=stream, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What torch's launcher of machine code was given."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    warps: int
+    shared_bytes: int
+    arg_types: str
+    args: tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def _launches_of(autotuner: Any) -> Iterator[list[_Launch]]:
+    """While inside, note what the autotuner's only launcher gives to torch's; nothing where it launches otherwise."""
+    launches: list[_Launch] = []
+    launcher: Any = autotuner.launchers[0] if len(autotuner.launchers) == 1 else None
+    if not getattr(launcher, "_is_static", False):
+        yield launches
+        return
+    kernel = launcher.__globals__["runner"].__self__
+    real = kernel.C_impl
+
+    class Spy:
+        @staticmethod
+        def _launch_kernel(
+            function: int, x: int, y: int, z: int, warps: int, shared: int, types: str, args: Any, stream: int
+        ) -> None:
+            real._launch_kernel(function, x, y, z, warps, shared, types, args, stream)
+            launches.append(_Launch(kernel, (x, y, z), warps, shared, types, tuple(args)))
+
+    kernel.__dict__["C_impl"] = Spy  # in the place of a cached property
+    try:
+        yield launches
+    finally:
+        kernel.__dict__["C_impl"] = real
+
+
+def _static(autotuner: Any, launches: list[_Launch]) -> tuple[StaticKernel, tuple[Any, ...]] | None:
+    """The kernel without its compiler, and the arguments of its launch; None where it cannot do without."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+
+    if len(launches) != 1:
+        return None
+    (launch,) = launches
+    kernel = launch.kernel
+    passed = [n for i, n in enumerate(kernel.arg_names) if i not in kernel.full_constexprs]
+    scratch = launch.args[len(passed) :]  # reserved by compilers, and never used
+    if len(launch.args) < len(passed) or any(a is not None for a in scratch):
+        return None
+    folder = Path(triton_cache_dir(autotuner.triton_meta.get("device", 0)))
+    file = folder / triton_hash_to_path_key(kernel.hash) / f"{kernel.name}.cubin"
+    if not file.is_file():
+        return None
+    name, _ = _names(autotuner)
+    write_only, updated = _written(autotuner, passed)
+    return StaticKernel(
+        name=name,
+        function=kernel.name,
+        binary=file.read_bytes(),
+        grid=launch.grid,
+        warps=launch.warps,
+        shared_bytes=launch.shared_bytes,
+        arg_types=launch.arg_types,
+        write_only=write_only,
+        updated=updated,
+    ), launch.args[: len(passed)]
+
+
+def _names(autotuner: Any) -> tuple[str, list[str]]:
+    """The kernel's name, and those of its parameters."""
+    try:
+        return f"{PREFIX}{autotuner.fn.__name__}", list(autotuner.fn.arg_names)
+    except AttributeError as e:
+        raise EngineError(f"this torch describes Inductor's kernels otherwise ({e}); they are not used") from e
+
+
+def _written(autotuner: Any, names: list[str]) -> tuple[set[int], set[int]]:
+    """Positions of the parameters that are filled, and of those that are updated."""
+    mutated = set(autotuner.mutated_arg_names)
+    filled = {i for i, n in enumerate(names) if n.startswith("out_ptr")}
+    return filled, {i for i, n in enumerate(names) if n.startswith("in_out_ptr") or n in mutated} - filled
 
 
 @contextlib.contextmanager

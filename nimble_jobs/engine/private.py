@@ -26,6 +26,7 @@ __all__ = [
     "cuda_driver",
     "draws_random",
     "has_kernel",
+    "launch_kernel",
     "modes_off",
     "returns_unused_seeds",
     "storage_id",
@@ -115,7 +116,21 @@ def has_kernel(op: torch._ops.OpOverload, device: str) -> bool:
 
 def conv_backend(*args: Any) -> str:
     """The library that `aten.convolution` takes for these arguments."""
-    return str(torch._C._select_conv_backend(*args).name)  # type: ignore[attr-defined]  # missing from its stubs
+    return str(torch._C._select_conv_backend(*args).name)
+
+
+def launch_kernel(
+    function: int,
+    grid: tuple[int, int, int],
+    warps: int,
+    shared_bytes: int,
+    arg_types: str,
+    args: tuple[Any, ...],
+    stream: int,
+) -> None:
+    """Launch a function of the CUDA driver on a stream, with tensors as pointers."""
+    launcher: Any = torch._C._StaticCudaLauncher  # missing from builds without CUDA
+    launcher._launch_kernel(function, *grid, warps, shared_bytes, arg_types, args, stream)
 
 
 def modes_off() -> AbstractContextManager[Any]:

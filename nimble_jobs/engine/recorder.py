@@ -39,9 +39,21 @@ _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_
 class Kernel(Protocol):
     """A compiled kernel that is no operator: called with the arguments of its task, on the current stream."""
 
-    name: str  # under which the program's tasks name it
-    write_only: set[int]  # positions of tensors that it fills
-    updated: set[int]  # positions of tensors that it reads and writes
+    @property
+    def name(self) -> str:
+        """Under which the program's tasks name it, where no other kernel has this name."""
+
+    @property
+    def identity(self) -> object:
+        """Equal for kernels that do the same."""
+
+    @property
+    def write_only(self) -> set[int]:
+        """Positions of tensors that it fills."""
+
+    @property
+    def updated(self) -> set[int]:
+        """Positions of tensors that it reads and writes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -166,11 +178,10 @@ class Recorder(TorchDispatchMode):
         views = {i: self._view(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         written = kernel.write_only | kernel.updated
         mutates = tuple(dict.fromkeys(v for i, v in views.items() if i in written))
-        self._kernels.setdefault(kernel.name, kernel)
         self._tasks.append(
             Task(
                 index=len(self._tasks),
-                op=kernel.name,
+                op=self._name_kernel(kernel),
                 args=tuple(encode(a, self._view, self.device) for a in args),
                 kwargs=tuple((n, encode(a, self._view, self.device)) for n, a in kwargs.items()),
                 outputs=None,
@@ -180,6 +191,14 @@ class Recorder(TorchDispatchMode):
                 source=None,
             )
         )
+
+    def _name_kernel(self, kernel: Kernel) -> str:
+        """The name that the kernel has, or gets: compilers give the same name to kernels of different graphs."""
+        name, number = kernel.name, 1
+        while self._kernels.setdefault(name, kernel).identity != kernel.identity:
+            number += 1
+            name = f"{kernel.name}.{number}"
+        return name
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 class Double:
     """Fills its second argument with twice the first."""
 
-    name, write_only, updated = "triton.double", {1}, set[int]()
+    name, identity, write_only, updated = "triton.double", "double", {1}, set[int]()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, count: int) -> None:
         torch.mul(x, 2, out=out)
@@ -29,7 +29,7 @@ class Double:
 class Increment:
     """Adds one to its only argument."""
 
-    name, write_only, updated = "triton.increment", set[int](), {0}
+    name, identity, write_only, updated = "triton.increment", "increment", set[int](), {0}
 
     def __call__(self, x: torch.Tensor, count: int) -> None:
         x.add_(1)
