@@ -1,0 +1,100 @@
+"""Compiled kernels that need no compiler any more: machine code, and how it is launched.
+
+They come from Inductor while a program is recorded, lie in the store beside the schedule, and are loaded from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.cuda_driver import load_function
+from nimble_jobs.engine.private import launch_kernel
+from nimble_jobs.errors import EngineError
+from nimble_jobs.schedule import CompiledKernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticKernel:
+    """One kernel with a fixed grid. Called with its arguments, it is launched on the current stream."""
+
+    name: str
+    function: str  # in the binary
+    binary: bytes
+    grid: tuple[int, int, int]  # blocks
+    warps: int  # of a block
+    shared_bytes: int  # of a block
+    arg_types: str  # a letter for each parameter, as the launcher of torch knows them; O is a pointer
+    write_only: set[int] = field(default_factory=set)  # positions of tensors that it fills
+    updated: set[int] = field(default_factory=set)  # positions of tensors that it reads and writes
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for kernels that do the same."""
+        launch = (self.function, self.grid, self.warps, self.shared_bytes, self.arg_types)
+        return hashlib.sha256(repr(launch).encode() + self.binary).hexdigest()
+
+    @cached_property
+    def _handles(self) -> dict[int, int]:
+        return {}
+
+    def __call__(self, *args: Any) -> None:
+        device = next(a.device for a in args if isinstance(a, torch.Tensor))
+        if device.index not in self._handles:
+            self._handles[device.index] = load_function(self.binary, self.function, self.shared_bytes, device)
+        scratch = (None,) * (len(self.arg_types) - len(args))  # that compilers reserve and these kernels do not use
+        launch_kernel(
+            self._handles[device.index],
+            self.grid,
+            self.warps,
+            self.shared_bytes,
+            self.arg_types,
+            (*args, *scratch),
+            torch.cuda.current_stream(device).cuda_stream,
+        )
+
+
+def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], bytes] | None:
+    """Descriptions of all kernels, and their binaries in one piece; None where one of them needs its compiler."""
+    described, pieces, end = [], [], 0
+    for name, kernel in sorted(kernels.items()):
+        if not isinstance(kernel, StaticKernel):
+            return None
+        described.append(
+            CompiledKernel(
+                name=name,
+                function=kernel.function,
+                grid=kernel.grid,
+                warps=kernel.warps,
+                shared_bytes=kernel.shared_bytes,
+                arg_types=kernel.arg_types,
+                start=end,
+                nbytes=len(kernel.binary),
+            )
+        )
+        pieces.append(kernel.binary)
+        end += len(kernel.binary)
+    return tuple(described), b"".join(pieces)
+
+
+def unpack(described: Iterable[CompiledKernel], binaries: bytes) -> dict[str, StaticKernel]:
+    """Inverse of `pack`. Raises EngineError where the descriptions do not fit the bytes."""
+    found = {}
+    for kernel in described:
+        if not 0 <= kernel.start <= kernel.start + kernel.nbytes <= len(binaries):
+            raise EngineError(f"the kernel {kernel.name} lies outside the stored binaries")
+        found[kernel.name] = StaticKernel(
+            name=kernel.name,
+            function=kernel.function,
+            binary=binaries[kernel.start : kernel.start + kernel.nbytes],
+            grid=kernel.grid,
+            warps=kernel.warps,
+            shared_bytes=kernel.shared_bytes,
+            arg_types=kernel.arg_types,
+        )
+    return found
