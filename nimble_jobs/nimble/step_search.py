@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -206,19 +206,6 @@ class StepSearch:
 
     def _left_out(self, name: str, reason: str, *, error: float | None = None) -> None:
         self.candidates.append(left_out(name, reason, error=error))
-
-
-def explained(candidates: Sequence[Candidate], winner: Candidate, eager: Candidate) -> tuple[Candidate, ...]:
-    """Everything that was tried, with eager in front and the winner marked."""
-    return (
-        eager,
-        *(
-            replace(c, chosen=True, reason="the fastest that passed its check")
-            if c is winner
-            else replace(c, reason=c.reason or f"slower than {winner.name}")
-            for c in candidates
-        ),
-    )
 
 
 def _name(kernels: Kernels) -> str:

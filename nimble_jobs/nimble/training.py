@@ -21,9 +21,9 @@ from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.inference import parts_of, written_inputs
 from nimble_jobs.nimble.pair import Pair, Subject, names_written
 from nimble_jobs.nimble.signature import Signature
-from nimble_jobs.nimble.step_search import FoundStep, StepSearch, explained
+from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.planner.build import integers_below, tolerance_for
-from nimble_jobs.planner.half import Half
+from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import Places, no_traces

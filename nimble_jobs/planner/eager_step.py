@@ -164,7 +164,8 @@ class EagerStep:
         self.loss = loss.detach()
         done = self.arithmetic.finish(found, update=update)
         if done is not None:
-            self.found_inf, self.grad_norm = done.found_inf, done.grad_norm
+            self.grad_norm = done.grad_norm
+            self.found_inf = done.found_inf if done.found_inf is not None else self.found_inf
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.arithmetic.state()

@@ -1,8 +1,8 @@
-"""How one program of a training step is run, and the search for the streams that run it fastest."""
+"""How one program of a training step is run, the search for the streams that run it fastest, and what was tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.search import PAYS, plans_with_streams
-from nimble_jobs.schedule import GraphFacts, Plan
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +44,16 @@ def with_streams(
         if replay_us < best.replay_us * PAYS:
             best = replace(best, plan=plan, facts=facts, replay_us=replay_us)
     return best, why_not
+
+
+def explained(candidates: Sequence[Candidate], winner: Candidate, eager: Candidate) -> tuple[Candidate, ...]:
+    """Everything that was tried, with eager in front and the winner marked."""
+    return (
+        eager,
+        *(
+            replace(c, chosen=True, reason="the fastest that passed its check")
+            if c is winner
+            else replace(c, reason=c.reason or f"slower than {winner.name}")
+            for c in candidates
+        ),
+    )

@@ -14,7 +14,7 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from nimble_jobs.engine.private import unscale_, update_scale_
+from nimble_jobs.engine.private import storage_id, unscale_, update_scale_
 from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 
@@ -28,7 +28,7 @@ Tensors = Mapping[str, torch.Tensor]
 class Update:
     """What one update of the weights found."""
 
-    found_inf: torch.Tensor  # bool, zero-dimensional: the update was skipped
+    found_inf: torch.Tensor | None  # bool, zero-dimensional: the update was skipped; None without loss scaling
     grad_norm: torch.Tensor | None  # of all gradients, before they were clipped
 
 
@@ -37,7 +37,7 @@ class Optimizer:
 
     def __init__(self, request: StepRequest, device: torch.device) -> None:
         recipe = request.optimizer
-        self._recipe = recipe
+        self.recipe = recipe
         self._clip_norm = request.clip_norm
         self._parameters: dict[str, torch.Tensor] = dict(request.parameters)
         names = _SLOTS[recipe.name] if recipe.name != "sgd" or recipe.momentum else ()
@@ -45,7 +45,6 @@ class Optimizer:
         if recipe.name != "sgd":
             self.slots["step"] = {n: torch.zeros((), device=device) for n in self._parameters}
         self.lr = torch.zeros((), device=device)
-        self._never = torch.zeros((), dtype=torch.bool, device=device)
         self.scale: torch.Tensor | None = None
         if request.precision == "fp16":
             self.scale = torch.full((), _SCALE, device=device)
@@ -69,6 +68,7 @@ class Optimizer:
 
         Skipped where loss scaling finds one that is not finite.
         """
+        gradients = _apart(gradients)
         given = list(gradients.values())
         found_inf = None
         if self.scale is not None:
@@ -80,17 +80,17 @@ class Optimizer:
             torch._foreach_mul_(given, torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
         by_decay: dict[float, list[str]] = {}
         for name in gradients:
-            by_decay.setdefault(self._recipe.weight_decay_of(name), []).append(name)
+            by_decay.setdefault(self.recipe.weight_decay_of(name), []).append(name)
         for decay, names in by_decay.items():
             self._update(names, [gradients[n] for n in names], decay, found_inf)
         if self.scale is not None and found_inf is not None:
             update_scale_(self.scale, self._growth, found_inf, growth=_GROWTH, backoff=_BACKOFF, interval=_INTERVAL)
-        return Update(found_inf=self._never if found_inf is None else found_inf > 0, grad_norm=norm)
+        return Update(found_inf=None if found_inf is None else found_inf > 0, grad_norm=norm)
 
     def _update(
         self, names: Sequence[str], gradients: list[torch.Tensor], weight_decay: float, found_inf: torch.Tensor | None
     ) -> None:
-        recipe: OptimizerRecipe = self._recipe
+        recipe: OptimizerRecipe = self.recipe
         parameters = [self._parameters[n] for n in names]
         slots = {slot: [tensors[n] for n in names] for slot, tensors in self.slots.items()}
         if recipe.name == "sgd":
@@ -126,6 +126,16 @@ class Optimizer:
             eps=recipe.eps,
             maximize=False,
         )
+
+
+def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
+    """Gradients in memory of their own: autograd may hand the same tensor out for two parameters."""
+    seen: set[int] = set()
+    apart = {}
+    for name, gradient in gradients.items():
+        apart[name] = gradient.clone() if storage_id(gradient) in seen else gradient
+        seen.add(storage_id(gradient))
+    return apart
 
 
 def laid_out_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.errors import UsageError
+from nimble_jobs.engine.capture import _CallInstance
+from nimble_jobs.errors import EngineError, UsageError
+from nimble_jobs.planner import step_search
 from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+from nimble_jobs.schedule import Program, Schedule
 
 CPU = torch.device("cpu")
 STEPS = 20
@@ -152,12 +155,19 @@ def eager(request: StepRequest) -> TrainingStep:
     return EagerStep(request, CPU)
 
 
+def captured(request: StepRequest) -> TrainingStep:
+    step = prepare_step(request, device=CPU)
+    assert step.fallback is None
+    return step
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_equal_torchs_own_loop(name: str) -> None:
+@pytest.mark.parametrize("made", [eager, captured])
+def test_twenty_steps_equal_torchs_own_loop(name: str, made: Callable[[StepRequest], TrainingStep]) -> None:
     """Losses and weights after 20 steps with a changing learning rate agree with torch.optim's to 1e-5."""
     case = CASES[name]
     module, twin = images(), images()
-    step = eager(request_for(module, case.recipe, **case.more))
+    step = made(request_for(module, case.recipe, **case.more))
     losses = run(step, case.more.get("accumulate", 1))
     expected = torch_loop(twin, case)
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -262,8 +272,213 @@ def test_requests_that_make_no_sense_are_refused(change: dict[str, Any], message
         replace(request_for(images(), OptimizerRecipe(name="sgd")), **change)
 
 
-def test_prepare_gives_a_step_that_runs() -> None:
-    """The front door."""
-    step = prepare_step(request_for(images(), OptimizerRecipe(name="sgd")), device=CPU)
-    assert len(run(step, stop=2)) == 2
+def test_a_captured_step_equals_the_eager_one_bit_by_bit() -> None:
+    """With dropout, accumulation, clipping and a short batch amid the steps; both draw from the same random state."""
+    recipe = OptimizerRecipe(name="adamw", weight_decay=0.1, groups=((NORMS, 0.0),))
+    results = []
+    for made in (eager, captured):
+        module = images(dropout=0.5)
+        step = made(request_for(module, recipe, accumulate=2, clip_norm=0.5))
+        torch.manual_seed(3)
+        losses = run(step, 2, stop=7)
+        x, y = next(batches(1))
+        step.run(x[:3], y[:3], 0.1)
+        losses.append(float(step.loss))
+        losses += run(step, 2, start=8)
+        assert step.grad_norm is not None
+        results.append((losses, float(step.grad_norm), {**module.state_dict(), **step.state_dict()}))
+    assert results[0][:2] == results[1][:2]
+    for name, tensor in results[0][2].items():
+        assert torch.equal(tensor, results[1][2][name]), name
+
+
+def test_preparing_leaves_no_trace() -> None:
+    """Weights, statistics, the optimizer's state, modes, gradients and random states are as they were."""
+    module = images(dropout=0.5)
+    before = copy.deepcopy(module.state_dict())
+    places = {n: p.data_ptr() for n, p in module.named_parameters()}
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    step = captured(request_for(module, OptimizerRecipe(name="sgd", momentum=0.9)))
+    assert torch.equal(torch.rand(3), expected)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert places == {n: p.data_ptr() for n, p in module.named_parameters()}
+    assert all(p.grad is None for p in module.parameters())
+    assert module.training
+    assert all(not t.any() for t in step.state_dict().values())
+
+
+def test_every_replay_draws_a_mask_of_its_own() -> None:
+    """With weights that stay as they are, the loss of one batch varies under dropout."""
+    step = captured(request_for(images(dropout=0.5), OptimizerRecipe(name="sgd")))
+    x, y = next(batches(1))
+    losses = set()
+    for _ in range(8):
+        step.run(x, y, 0.0)
+        losses.add(float(step.loss))
+    assert len(losses) > 4
+
+
+def test_the_learning_rate_of_each_run_counts() -> None:
+    """A rate of 0 moves nothing; the same gradient at twice the rate moves weights twice as far."""
+    moved = []
+    for lr in (0.0, 0.25, 0.5):
+        module = images()
+        step = captured(request_for(module, OptimizerRecipe(name="sgd")))
+        before = module[6].weight.detach().clone()
+        step.run(*next(batches(1)), lr)
+        moved.append(module[6].weight.detach() - before)
+    assert not moved[0].any()
+    torch.testing.assert_close(moved[2], 2 * moved[1], rtol=1e-3, atol=1e-7)
+
+
+def test_the_whole_step_is_one_schedule() -> None:
+    """Forward, loss, backward and update are tasks of one program; what was tried is kept; it survives JSON."""
+    step = captured(request_for(images(), OptimizerRecipe(name="adam"), clip_norm=1.0))
+    schedule = step.schedule
+    assert schedule is not None
+    ops = [t.op for t in schedule.program.tasks]
+    kinds = ("convolution.default", "nll_loss_forward", "convolution_backward", "_foreach_norm", "_fused_adam_")
+    places = [next(i for i, op in enumerate(ops) if kind in op) for kind in kinds]
+    assert places == sorted(places)
+    assert [c.name for c in schedule.candidates] == ["eager", "eager kernels, 1 stream"]
+    assert schedule.candidates[1].chosen
+    assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+def test_tied_gradients_are_scaled_once() -> None:
+    """Two parameters for which autograd returns one and the same gradient are clipped as torch clips them."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.first + self.second)
+
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    module, twin = Tied(), Tied()
+    request = replace(
+        request_for(module, OptimizerRecipe(name="sgd"), clip_norm=0.1),
+        x=x,
+        y=y,
+        loss=nn.functional.mse_loss,
+        loss_name="mse",
+    )
+    step = captured(request)
+    step.run(x, y, 0.5)
+    nn.functional.mse_loss(twin(x), y).backward()
+    nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    torch.optim.SGD(twin.parameters(), lr=0.5).step()
+    torch.testing.assert_close(module.first, twin.first)
+    torch.testing.assert_close(module.second, twin.second)
+
+
+class ReadsOnTheHost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x[:, 0, 0, :6]) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
+def test_what_no_schedule_can_hold_runs_in_eager_and_says_why() -> None:
+    """The model reads a value on the host: the step falls back, trains nonetheless, and leaves no trace before."""
+    module = ReadsOnTheHost()
+    before = copy.deepcopy(module.state_dict())
+    step = prepare_step(request_for(module, OptimizerRecipe(name="sgd")), device=CPU)
+    assert step.schedule is None
+    assert step.fallback is not None
+    assert "reads a value of the device on the host" in step.fallback
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    run(step, stop=2)
+    assert not torch.equal(module.linear.weight, before["linear.weight"])
+
+
+class Counting(nn.Module):
+    """Each call multiplies by another constant, which a replay cannot know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(3 * 64, 5), [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return self.linear(x.flatten(1)) * float(self.calls[0])
+
+
+def test_a_schedule_that_disagrees_with_eager_is_not_used() -> None:
+    """The check finds the tensor that differs, and the step runs in eager."""
+    step = prepare_step(request_for(Counting(), OptimizerRecipe(name="sgd")), device=CPU)
+    assert step.fallback is not None
+    assert "'loss' differs from eager" in step.fallback
+
+
+@pytest.mark.parametrize("wrong", ["last weights", "first weights", "slots", "statistics"])
+@pytest.mark.parametrize("recipe", [OptimizerRecipe(name="sgd", momentum=0.9), OptimizerRecipe(name="adamw")])
+def test_the_check_sees_a_step_that_is_wrong(
+    wrong: str, recipe: OptimizerRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, optimizer state or statistics that end elsewhere than in eager fail the check."""
+    module = images()
+    request = request_for(module, recipe)
+    replay = _CallInstance.replay
+
+    def spoilt(self: _CallInstance) -> None:
+        replay(self)
+        state = self._bound.fixed if self._bound is not None else {}
+        names = {p.name: p.view.buffer for p in programs[-1].state}
+        target = {
+            "last weights": "6.weight",
+            "first weights": "0.weight",
+            "slots": next(n for n in names if n.startswith("@optimizer.6.weight.")),
+            "statistics": "1.running_mean",
+        }[wrong]
+        state[names[target]].mul_(1.05).add_(1e-2)
+
+    programs: list[Program] = []
+    real = step_search.capture
+
+    def keeping(program: Program, *args: Any, **kwargs: Any) -> Any:
+        programs.append(program)
+        return real(program, *args, **kwargs)
+
+    monkeypatch.setattr(step_search, "capture", keeping)
+    monkeypatch.setattr(_CallInstance, "replay", spoilt)
+    step = prepare_step(request, device=CPU)
+    assert step.fallback is not None
+    assert "differs from eager" in step.fallback
+
+
+def test_a_closed_step_cannot_be_run() -> None:
+    """Its memory is gone."""
+    step = captured(request_for(images(), OptimizerRecipe(name="sgd")))
     step.close()
+    with pytest.raises(EngineError, match="closed"):
+        step.run(*next(batches(1)), 0.1)
+
+
+def test_moved_weights_are_noticed() -> None:
+    """A parameter that was replaced would train no more."""
+    module = images()
+    step = captured(request_for(module, OptimizerRecipe(name="sgd")))
+    module[6].weight.data = module[6].weight.data.clone()
+    with pytest.raises(EngineError, match=r"'6\.weight' was moved"):
+        step.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_objective_can_be_compiled_whole(precision: str) -> None:
+    """Dynamo takes module, loss, autocast and the count of right answers as one graph."""
+    request = request_for(images(), OptimizerRecipe(name="sgd"), precision=precision)
+    objective = EagerStep(request, CPU).arithmetic.objective
+    x, y = next(batches(1))
+    expected = objective(x, y)
+    found = torch.compile(objective, backend="eager", fullgraph=True)(x, y)
+    torch.testing.assert_close(found[0], expected[0])
+    assert int(found[1]) == int(expected[1])
+    torch._dynamo.reset()

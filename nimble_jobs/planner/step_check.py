@@ -1,0 +1,140 @@
+"""Is a captured training step right? One update on fresh batches, compared with eager's from the same state.
+
+What is compared: loss, running statistics, the optimizer's state, and how far each weight moved. For that the learning
+rate is 1, and Adam's second moments are set to what gradients of usual size would have left: updates are then smooth in
+the gradients, where a first step of Adam would be their mere signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from nimble_jobs.engine import verify
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
+from nimble_jobs.planner.eager_step import EagerStep
+from nimble_jobs.planner.step_record import state_of_step
+
+_STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
+_HALVINGS = 24
+_FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
+_EPS = 2.0**-23
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def check_step(
+    eager: EagerStep,
+    instances: Mapping[bool, Instance],  # by whether they update the weights
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+) -> float:
+    """The largest relative norm that was found. Changes weights, statistics, state and inputs: the caller restores.
+
+    Random masks are compared too: both sides draw from the same seed. Raises CheckFailed, naming the tensor.
+    """
+    arithmetic = eager.arithmetic
+    live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
+    arithmetic.optimizer.lr.fill_(1.0)
+    examples = copies(inputs)
+    worst = 0.0
+    for turn in range(verify.ROUNDS):
+        batches = [_fresh(examples, seed + 7 * turn + i) for i in range(len(instances))]
+        seed_device(seed + turn, device)
+        _set_out(eager, live, batches, seed + turn, device)
+        before = copies(live)
+        seed_device(seed + turn, device)
+        losses, right = _in_eager(eager, batches)
+        expected = copies(live)
+        put(live, before)
+        seed_device(seed + turn, device)
+        for (x, y), instance, loss, correct in zip(batches, instances.values(), losses, right, strict=True):
+            inputs["x"].copy_(x)
+            inputs["y"].copy_(y)
+            verify.poison(instance)
+            instance.replay()
+            synchronize(device)
+            worst = max(worst, compare("loss", instance.outputs["loss"], loss, tolerance, 0.0))
+            flips = abs(int(instance.outputs["correct"]) - int(correct))
+            if flips > 1 + _FLIPS * y.shape[0]:
+                raise CheckFailed(f"{flips} records more or fewer than in eager are counted as classified right")
+        worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance))
+    return worst
+
+
+def _in_eager(eager: EagerStep, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Train on batches, the last with an update; their losses, and how many were classified right."""
+    losses, right = [], []
+    for i, (x, y) in enumerate(batches):
+        eager.run_with(eager.arithmetic.objective, x, y, update=i == len(batches) - 1)
+        losses.append(eager.loss.clone())
+        right.append(eager.correct.clone())
+    return losses, right
+
+
+def _set_out(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: int, device: torch.device) -> None:
+    """Bring the optimizer's state to where an update tells most."""
+    optimizer = eager.arithmetic.optimizer
+    before = copies(live)
+    for _ in range(_HALVINGS):
+        for slots in optimizer.slots.values():
+            for tensor in slots.values():
+                tensor.zero_()
+        seed_device(seed, device)
+        _in_eager(eager, batches)
+        if optimizer.scale is None or not bool(eager.found_inf):
+            break
+        before["@scaler.scale"] /= 2
+        put(live, before)
+    squares = {n: float(t.mean()) for n, t in optimizer.slots.get("exp_avg_sq", {}).items()}
+    put(live, before)
+    for slots in optimizer.slots.values():
+        for tensor in slots.values():
+            tensor.zero_()
+    usual = max(squares.values(), default=0.0)
+    beta = optimizer.recipe.betas[1]
+    for name, square in squares.items():
+        optimizer.slots["exp_avg_sq"][name].fill_(max(square, NOISE**2 * usual) / (1 - beta) or 1.0)
+        optimizer.slots["step"][name].fill_(_STEPS_BEFORE)
+
+
+def _compare_states(parameters: Tensors, live: Tensors, before: Tensors, expected: Tensors, tolerance: float) -> float:
+    moved = {n: expected[n] - before[n] for n in parameters}
+    slots = [n for n in live if n.startswith("@") and n not in ("@lr", "@scaler.scale", "@scaler.growth_tracker")]
+    slack = tolerance * GRADIENT_SLACK
+    usual = _largest(moved.values())
+    worst = 0.0
+    for name, tensor in live.items():
+        if name in moved:
+            rounding = 4 * _EPS * rms(before[name]) / slack
+            found = tensor.detach() - before[name]
+            worst = max(worst, compare(name, found, moved[name], slack, max(NOISE * usual, rounding)))
+        elif name in slots:
+            kind = name.rpartition(".")[2]
+            floor = NOISE * _largest(expected[n] for n in slots if n.rpartition(".")[2] == kind)
+            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], slack, floor))
+        else:
+            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, 0.0))
+    return worst
+
+
+def _largest(tensors: Iterable[torch.Tensor]) -> float:
+    return max((rms(t) for t in tensors), default=0.0)
+
+
+def _fresh(examples: Tensors, seed: int) -> Batch:
+    """A batch like the example's: noise for floating types, integers and targets of the example in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = examples["x"], examples["y"]
+    if x.is_floating_point():
+        new_x = torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator))
+    else:
+        new_x = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    return new_x, y[torch.randperm(y.shape[0], generator=generator).to(y.device)]

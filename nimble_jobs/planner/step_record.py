@@ -1,0 +1,107 @@
+"""Record a whole training step, from the batch to the updated weights, as one program.
+
+All that it reads and writes is state, the batch and the learning rate included, under names that begin with @.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.inductor import compile_module, kernels_to
+from nimble_jobs.engine.record import Recording, module_names, recorder_for, state_of
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.planner.eager_step import Arithmetic
+from nimble_jobs.planner.source import Kernels
+
+_WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
+
+
+def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every tensor that outlasts a step or is set before it, by the name under which programs know it."""
+    return {
+        **state_of(arithmetic.objective.module),
+        **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
+        "@lr": arithmetic.optimizer.lr,
+        **{f"@{name}": tensor for name, tensor in inputs.items()},
+    }
+
+
+def objective_with(arithmetic: Arithmetic, kernels: Kernels) -> Callable[..., Any]:
+    """The objective itself, or compiled by Inductor, drawing the same random numbers."""
+    if kernels == "eager":
+        return arithmetic.objective
+    return compile_module(arithmetic.objective, max_autotune=kernels == "max-autotune", eager_random=True)
+
+
+def record_step(
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    objective: Callable[..., Any],
+    compiled: bool,
+    update: bool,
+) -> Recording:
+    """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
+    those of found_inf and grad_norm that there are.
+
+    The batch is trained on, with `compiled` several times. Raises CannotRecord as `engine.record.record` does, and
+    where the backward pass draws random numbers.
+    """
+    with warnings.catch_warnings() if compiled else contextlib.nullcontext():
+        if compiled:
+            warnings.simplefilter("ignore")  # advice from compilers to their own users
+        try:
+            return _recorded(arithmetic, inputs, device, objective, compiled=compiled, update=update)
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
+            raise CannotRecord(f"Inductor cannot compile the backward pass: {str(e).splitlines()[0]}") from e
+
+
+def _recorded(
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    objective: Callable[..., Any],
+    *,
+    compiled: bool,
+    update: bool,
+) -> Recording:
+    x, y = inputs["x"], inputs["y"]
+    recorder = recorder_for({}, state_of_step(arithmetic, inputs), device)
+    with torch.enable_grad():
+        for _ in range(_WARM_UP_STEPS if compiled else 0):
+            loss, _ = objective(x, y)
+            arithmetic.gradients(loss, arithmetic.seed(loss.detach()))
+        with (
+            module_names(None if compiled else arithmetic.objective.module, recorder),
+            kernels_to(recorder) if compiled else recorder,
+        ):
+            loss, correct = objective(x, y)
+        if not loss.requires_grad:
+            raise CannotRecord("the loss does not depend on a parameter that requires grad")
+        recorder.path = ["backward"]
+        with recorder:
+            seed = arithmetic.seed(loss.detach())
+        forward, _ = recorder.counts
+        with kernels_to(recorder) if compiled else recorder:
+            found = arithmetic.gradients(loss, seed)
+    recorder.path = ["update"]
+    with recorder:
+        done = arithmetic.finish(found, update=update)
+        outputs = {"loss": loss.detach(), "correct": correct}
+        if done is not None and done.found_inf is not None:
+            outputs["found_inf"] = done.found_inf
+        if done is not None and done.grad_norm is not None:
+            outputs["grad_norm"] = done.grad_norm
+        with torch.no_grad():
+            outputs = recorder.own(outputs)
+    recording = recorder.finish({}, outputs)
+    late = next((t for t in recording.program.tasks[forward:] if t.random), None)
+    if late is not None:
+        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
+    return recording

@@ -1,0 +1,249 @@
+"""The fastest schedules for a whole training step: kernels and layouts in turn, then streams for each program.
+
+There is one program for a batch whose gradients are applied and, with accumulation, another for those that only add
+up. Eager kernels on one stream are always tried, and must work.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from nimble_jobs import graph
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.inductor import stop_compilers
+from nimble_jobs.engine.private import tested_version
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.planner.compare import copies, put
+from nimble_jobs.planner.eager_step import EagerStep
+from nimble_jobs.planner.half import Half, with_streams
+from nimble_jobs.planner.search import durations_us, left_out
+from nimble_jobs.planner.source import Layout, Layouts, Source
+from nimble_jobs.planner.step_check import check_step
+from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
+from nimble_jobs.planner.step_request import StepRequest
+from nimble_jobs.schedule import Candidate, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundStep:
+    """A way to run the step that agrees with eager."""
+
+    source: Source
+    recordings: dict[bool, Recording]  # by whether they update the weights
+    halves: dict[bool, Half]
+    error: float
+    candidate: Candidate
+
+    @property
+    def replay_us(self) -> float:
+        assert self.candidate.replay_us is not None
+        return self.candidate.replay_us
+
+
+class StepSearch:
+    """Tries, checks and measures. `candidates` holds what was tried."""
+
+    def __init__(self, request: StepRequest, eager: EagerStep, device: torch.device, *, tolerance: float) -> None:
+        self._request = request
+        self._eager = eager
+        self._device = device
+        self.tolerance = tolerance
+        self._layouts = Layouts(request.module)
+        self._example = {"x": request.x.to(device).clone(), "y": request.y.to(device).clone()}
+        self.inputs = dict(self._example)  # static, laid out as the candidate wants them
+        self._values = copies(self._live())
+        self._batch = request.x.shape[0]
+        self.programs = (False, True) if request.accumulate > 1 else (True,)
+        self.candidates: list[Candidate] = []
+
+    def run(self) -> FoundStep:
+        """The fastest; the weights then lie as it needs them, and nothing else has changed.
+
+        Raises CannotRecord, EngineError, OutOfMemory or CheckFailed where not even eager kernels can be used.
+        """
+        deadline = time.monotonic() + self._request.options.budget_s
+        best = self._try(Source(kernels="eager", layout="given"), must=True)
+        assert best is not None
+        further = self._further_sources()
+        for source in further:
+            if time.monotonic() > deadline:
+                budget = self._request.options.budget_s
+                self._left_out(source.name, f"not tried: the budget of {budget:.0f} s was used up")
+                continue
+            found = self._try(source)
+            if found is not None and found.replay_us < best.replay_us:
+                best = found
+        if further:
+            stop_compilers()
+        self.use(best.source.layout)
+        return best
+
+    def use(self, layout: Layout) -> None:
+        """Lay weights, state and inputs out, with the values that they had before the search."""
+        self._layouts.use(layout)
+        self._eager.arithmetic.follow_layout()
+        x = self._example["x"]
+        images = layout == "channels-last" and x.dim() == 4 and x.is_floating_point()
+        self.inputs = {
+            "x": x.clone(memory_format=torch.channels_last) if images else x.clone(),
+            "y": self._example["y"].clone(),
+        }
+        self.restore()
+
+    def restore(self) -> None:
+        """Give weights, state and inputs the values that they had before the search."""
+        put(self._live(), self._values)
+
+    def capture(self, found: Mapping[bool, Recording], plans: Mapping[bool, Plan]) -> dict[bool, Instance]:
+        """Both programs over the live state, which their trial runs change. Raises EngineError, OutOfMemory."""
+        made: dict[bool, Instance] = {}
+        try:
+            for update in self.programs:
+                made[update] = self._capture(found[update], plans[update])
+        except BaseException:
+            for instance in made.values():
+                instance.close()
+            raise
+        return made
+
+    def check(self, instances: Mapping[bool, Instance]) -> float:
+        """Raises CheckFailed where they disagree with eager. Restores the state."""
+        try:
+            return check_step(
+                self._eager,
+                instances,
+                self.inputs,
+                self._device,
+                tolerance=self.tolerance,
+                seed=secrets.randbits(31),
+            )
+        finally:
+            self.restore()
+
+    def _live(self) -> dict[str, torch.Tensor]:
+        return state_of_step(self._eager.arithmetic, self.inputs)
+
+    def _further_sources(self) -> list[Source]:
+        options = self._request.options
+        if self._device.type == "cpu":
+            return []
+        layouts: list[Layout] = ["given"]
+        if self._layouts.differ and options.layout == "auto":
+            layouts.append("channels-last")
+        fused: list[Source] = []
+        untested = tested_version()
+        if options.fuse != "off" and untested is not None:
+            self._left_out("inductor kernels", f"not tried: {untested}")
+        elif options.fuse != "off":
+            fused = [Source(kernels="inductor", layout=layout) for layout in layouts]
+        if options.fuse == "max" and fused:
+            fused.append(Source(kernels="max-autotune", layout=layouts[-1]))
+        return [*fused, *(Source(kernels="eager", layout=layout) for layout in layouts[1:])]
+
+    def _try(self, source: Source, *, must: bool = False) -> FoundStep | None:
+        try:
+            return self._found(source, must=must)
+        except OutOfMemory:
+            if must:
+                raise
+            self._left_out(source.name, "not built: not enough memory on the device")
+        except CheckFailed as e:
+            if must:
+                raise
+            self._left_out(source.name, str(e), error=e.error)
+        except EngineError as e:
+            if must:
+                raise
+            self._left_out(source.name, f"not built: {e}")
+        return None
+
+    def _found(self, source: Source, *, must: bool) -> FoundStep:
+        self.use(source.layout)
+        arithmetic, compiled = self._eager.arithmetic, source.kernels != "eager"
+        objective = objective_with(arithmetic, source.kernels)
+        recordings, singles = {}, {}
+        for update in self.programs:
+            recordings[update] = record_step(
+                arithmetic, self.inputs, self._device, objective=objective, compiled=compiled, update=update
+            )
+            self.restore()
+        for update, recording in recordings.items():
+            singles[update] = self._single(recording)
+        one = self._checked(source, recordings, singles)
+        chosen = {}
+        for update, recording in recordings.items():
+            chosen[update], why_not = with_streams(
+                recording,
+                singles[update],
+                lambda plan, recording=recording: self._capture(recording, plan),  # type: ignore[misc]
+                self._request.options,
+                self._device,
+            )
+            self.restore()
+            if why_not is not None and update:
+                self._left_out(f"{source.name}, several streams", why_not)
+        if chosen == singles:
+            return one
+        try:
+            return self._checked(source, recordings, chosen)
+        except CheckFailed as e:
+            self._left_out(f"{source.name}, several streams", str(e), error=e.error)
+            return one
+
+    def _single(self, recording: Recording) -> Half:
+        """One program on one stream, measured."""
+        plan, _ = graph.single_stream(recording.program)
+        times = durations_us(recording, plan, self._live(), self._device, 2, {})
+        self.restore()
+        plan, facts = graph.single_stream(recording.program, durations_us=times)
+        instance = self._capture(recording, plan)
+        try:
+            replay_us = measure.time_us(instance.replay, self._device)
+        finally:
+            instance.close()
+            self.restore()
+        return Half(plan=plan, facts=facts, durations_us=times, replay_us=replay_us)
+
+    def _checked(self, source: Source, recordings: dict[bool, Recording], halves: dict[bool, Half]) -> FoundStep:
+        with ExitStack() as opened:
+            instances = self.capture(recordings, {u: h.plan for u, h in halves.items()})
+            for instance in instances.values():
+                opened.callback(instance.close)
+            self.restore()
+            error = self.check(instances)
+            nbytes = sum(i.bytes for i in instances.values())
+        batches = self._request.accumulate
+        replay_us = halves[True].replay_us + (batches - 1) * (halves[False].replay_us if False in halves else 0.0)
+        streams = " and ".join(str(halves[u].plan.streams) for u in self.programs)
+        candidate = Candidate(
+            name=f"{source.name}, {streams} stream{'s' if streams != '1' else ''}",
+            replay_us=replay_us,
+            records_per_s=batches * self._batch / replay_us * 1e6,
+            peak_bytes=nbytes,
+            error=error,
+            chosen=False,
+            reason="",
+        )
+        self.candidates.append(candidate)
+        return FoundStep(source=source, recordings=recordings, halves=halves, error=error, candidate=candidate)
+
+    def _capture(self, recording: Recording, plan: Plan) -> Instance:
+        return capture(
+            recording.program,
+            plan,
+            state=self._live(),
+            constants=recording.constants,
+            kernels=recording.kernels,
+            device=self._device,
+        )
+
+    def _left_out(self, name: str, reason: str, *, error: float | None = None) -> None:
+        self.candidates.append(left_out(name, reason, error=error))
