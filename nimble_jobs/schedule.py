@@ -185,6 +185,7 @@ class Schedule:
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
     kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
+    folded: tuple[tuple[str, str], ...] = ()  # convolutions of the module, each with the normalisation folded into it
     compiled: tuple[CompiledKernel, ...] = ()  # where kernels is not eager; empty: they must be compiled again
     binaries: str | None = None  # SHA-256 of the artifact that holds their machine code
     in_flight: int = 1  # instances that a worker keeps busy at once
@@ -223,6 +224,7 @@ class Schedule:
                     ),
                     "facts": GraphFacts(**raw["facts"]),
                     "durations_us": tuple(raw["durations_us"]),
+                    "folded": tuple((c, n) for c, n in raw["folded"]),
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                 }

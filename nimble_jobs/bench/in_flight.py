@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.bench.cell import Cell
@@ -27,7 +26,7 @@ _SAMPLES = 5
 _MOST_CALLS = 4000  # in one sample
 
 
-def row(cell: Cell, unit: Unit, built: Built, module: nn.Module, number: int, sample_s: float) -> Row:
+def row(cell: Cell, unit: Unit, built: Built, number: int, sample_s: float) -> Row:
     """Records a second with `number` replays in flight: of the chosen plan, or of one stream each where that is more.
 
     Raises EngineError where it cannot be captured again, OutOfMemory.
@@ -35,15 +34,15 @@ def row(cell: Cell, unit: Unit, built: Built, module: nn.Module, number: int, sa
     plans = [built.schedule.plan]
     if built.schedule.plan.streams > 1:
         plans.append(graph.single_stream(built.schedule.program, durations_us=built.schedule.durations_us)[0])
-    found = [_of_plan(cell, unit, built, plan, module, number, sample_s) for plan in plans]
+    found = [_of_plan(cell, unit, built, plan, number, sample_s) for plan in plans]
     return max(found, key=lambda row: row.records_per_s or 0.0)
 
 
-def _of_plan(cell: Cell, unit: Unit, built: Built, plan: Plan, module: nn.Module, number: int, sample_s: float) -> Row:
+def _of_plan(cell: Cell, unit: Unit, built: Built, plan: Plan, number: int, sample_s: float) -> Row:
     cuda = cell.device.type == "cuda"
     meter = Meter(cell.device)
     meter.start()
-    instances = capture_several(built.recording, plan, module, cell.device, number)
+    instances = capture_several(built.recording, plan, built.module, cell.device, number)
     try:
         meter.settle()
         streams = flight_streams(cell.device, number) if cuda else []

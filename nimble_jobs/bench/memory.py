@@ -11,6 +11,8 @@ import gc
 
 import torch
 
+from nimble_jobs.engine.private import clear_workspaces
+
 
 class Meter:
     """Memory of one system at a time. On a CPU every figure is None."""
@@ -62,5 +64,5 @@ def tidy(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_workspaces()
         torch.cuda.empty_cache()

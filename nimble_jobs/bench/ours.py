@@ -45,6 +45,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
         "benchmark",
         BuildOptions(
             fuse=cast(Literal["auto", "off", "max"], settings.fuse),
+            fold=True,
             tolerance=cell.tolerance,
             budget_s=settings.search_s,
         ),
@@ -74,7 +75,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
         built.close()  # in-flight instances come and go, and with them workspaces that it may have captured
         for number in settings.in_flight:
             try:
-                yield in_flight.row(cell, unit, built, module, number, settings.sample_s)
+                yield in_flight.row(cell, unit, built, number, settings.sample_s)
             except (EngineError, torch.OutOfMemoryError) as e:
                 yield dataclasses.replace(failed(unit, [OURS], in_words(e))[0], in_flight=number)
     finally:

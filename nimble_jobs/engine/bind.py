@@ -16,7 +16,7 @@ import torch
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.check import check_memory
-from nimble_jobs.graph.memory import plan_memory
+from nimble_jobs.graph.memory import live_bytes, plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.schedule import Arg, BufferKind, Plan, Port, Program, Task, View
 
@@ -43,7 +43,7 @@ class Bound:
     fixed: Env
     steps: tuple[Step, ...]
     outputs: tuple[Port, ...]
-    arena_bytes: int  # of the intermediates that no operator allocates
+    nbytes: int  # of inputs, outputs and the arena: everything that no operator allocates
 
     def run(self) -> dict[str, torch.Tensor]:
         """Launch every task in the plan's order, all on the current stream, and return the outputs."""
@@ -92,8 +92,9 @@ def bind(
             raise EngineError(f"the constant {port.name[:12]} of the schedule is missing")
         on_host = program.buffers[port.view.buffer].on_host
         fixed[port.view.buffer] = constants[port.name].to("cpu" if on_host else device)
-    made = {v.buffer for t in program.tasks for v in t.writes if v not in t.mutates}
-    starts, arena_bytes = _place_intermediates(program, plan, made, fixed, device)
+    made = _made(program)
+    starts = _place_intermediates(program, plan, made, fixed, device)
+    own = [*inputs.values(), *(t for b, t in fixed.items() if program.buffers[b].kind is BufferKind.INTERMEDIATE)]
     kept = {p.view.buffer for p in program.outputs}
     drops = releases(program, plan, made - kept)
     waits: dict[int, list[int]] = {}
@@ -115,18 +116,42 @@ def bind(
             for i in plan.order
         ),
         outputs=program.outputs,
-        arena_bytes=arena_bytes,
+        nbytes=sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in own}.values()),
     )
+
+
+def planned_bytes(program: Program, plan: Plan) -> int:
+    """Device memory of one instance beyond the module's state, known before it is captured; workspaces of libraries
+    come on top.
+    """
+    made = _made(program)
+    here = _intermediates(program) - made
+    kept = {p.view.buffer for p in program.outputs}
+    own = {p.view.buffer for p in program.inputs} | kept
+    return (
+        sum(program.buffers[b].nbytes for b in own)
+        + plan_memory(program, plan, among=here).peak_bytes
+        + live_bytes(program, among=made - kept)
+    )
+
+
+def _made(program: Program) -> set[int]:
+    """The buffers that operators allocate."""
+    return {v.buffer for t in program.tasks for v in t.writes if v not in t.mutates}
+
+
+def _intermediates(program: Program) -> set[int]:
+    return {b.index for b in program.buffers if b.kind is BufferKind.INTERMEDIATE}
 
 
 def _place_intermediates(
     program: Program, plan: Plan, made: set[int], fixed: Env, device: torch.device
-) -> tuple[dict[int, int], int]:
+) -> dict[int, int]:
     """Give every intermediate that no operator allocates its bytes: in one arena, or of its own if it is an output.
 
-    Returns where in the arena each begins, in bytes, and the size of the arena.
+    Returns where in the arena each begins, in bytes.
     """
-    here = {b.index for b in program.buffers if b.kind is BufferKind.INTERMEDIATE} - made
+    here = _intermediates(program) - made
     memory = plan_memory(program, plan, among=here)
     check_memory(program, plan, memory, among=here)
     arena = torch.empty(memory.peak_bytes, dtype=torch.uint8, device=device)
@@ -138,7 +163,7 @@ def _place_intermediates(
             else arena
         )
         fixed[index] = own
-    return starts, memory.peak_bytes
+    return starts
 
 
 def _allocate(view: View, nbytes: int, device: torch.device) -> torch.Tensor:

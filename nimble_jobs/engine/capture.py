@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from nimble_jobs.engine.bind import Bound, bind
+from nimble_jobs.engine.bind import Bound, bind, planned_bytes
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
+from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.errors import EngineError, OutOfMemory
-from nimble_jobs.graph.memory import live_bytes
 from nimble_jobs.schedule import Plan, Program
 
 _WARM_UP_RUNS = 3  # lets libraries choose algorithms and make workspaces before the capture
@@ -53,7 +53,7 @@ def capture(
         return (
             _GraphInstance(bound, device, plan.streams)
             if device.type == "cuda"
-            else _CallInstance(bound, live_bytes(program))
+            else _CallInstance(bound, planned_bytes(program, plan))
         )
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e
@@ -62,15 +62,14 @@ def capture(
 class _CallInstance:
     """Replays by calling the recorded operators one after another, without any module's code."""
 
-    def __init__(self, bound: Bound, live: int) -> None:
+    def __init__(self, bound: Bound, nbytes: int) -> None:
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
         for tensor in bound.inputs.values():
             tensor.zero_()
         with torch.no_grad():
             self.outputs = bound.run()
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(self)}
-        self.bytes = sum(held.values()) + live
+        self.bytes = nbytes
 
     def replay(self) -> None:
         if self._bound is None:
@@ -103,6 +102,9 @@ class _GraphInstance:
                     synchronize(device)
             torch.cuda.current_stream(device).wait_stream(stream)
             synchronize(device)
+            # Workspaces that are made during the capture lie in this graph's own pool, and live and die with it:
+            # those of others could be freed under it (pytorch#193402).
+            clear_workspaces()
             torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(device)
             self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
@@ -114,8 +116,9 @@ class _GraphInstance:
                 raise
             except RuntimeError as e:
                 raise EngineError(f"the schedule cannot be captured: {str(e).splitlines()[0]}") from e
-            inputs = sum(t.untyped_storage().nbytes() for t in self.inputs.values())
-            self.bytes = torch.cuda.memory_reserved(device) - before + inputs
+            finally:
+                clear_workspaces()
+            self.bytes = torch.cuda.memory_reserved(device) - before + bound.nbytes
 
     def replay(self) -> None:
         if self._graph is None:
@@ -134,7 +137,3 @@ class _GraphInstance:
 
 def _launch(bound: Bound, pool: list[torch.cuda.Stream]) -> dict[str, torch.Tensor]:
     return run_on_streams(bound, pool) if pool else bound.run()
-
-
-def _tensors(instance: Instance) -> list[torch.Tensor]:
-    return [*instance.inputs.values(), *instance.outputs.values()]

@@ -22,6 +22,7 @@ _UNDECLARED_WRITES = {
 
 __all__ = [
     "TorchDispatchMode",
+    "clear_workspaces",
     "conv_backend",
     "cuda_driver",
     "draws_random",
@@ -112,6 +113,11 @@ def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:
 def has_kernel(op: torch._ops.OpOverload, device: str) -> bool:
     """Whether the operator was written for this type of device, and is not made of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), device.upper()))
+
+
+def clear_workspaces() -> None:
+    """Let go of the memory that matrix products keep for every stream they ever ran on."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def conv_backend(*args: Any) -> str:

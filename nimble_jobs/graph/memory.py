@@ -55,9 +55,9 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
     )
 
 
-def live_bytes(program: Program) -> int:
-    """The most bytes of intermediates that are in use at once, tasks one after another in program order."""
-    users = {buffer: tasks for buffer, tasks in arena_users(program).items() if tasks}
+def live_bytes(program: Program, *, among: Collection[int] | None = None) -> int:
+    """The most bytes of intermediates, or of these of them, that are in use at once, tasks in program order."""
+    users = {buffer: tasks for buffer, tasks in arena_users(program, among).items() if tasks}
     return _floor(users, {b: program.buffers[b].nbytes for b in users}, len(program.tasks))
 
 

@@ -17,11 +17,12 @@ from nimble_jobs.errors import CheckFailed
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
-from nimble_jobs.nimble.stored import Stored, bare, load
+from nimble_jobs.nimble.stored import bare, load
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import BUILD_WAIT_S, save_built
 from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.planner.restore import Restored
 from nimble_jobs.planner.source import Source, record_source
 from nimble_jobs.planner.traces import Places, eval_mode, no_traces
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
@@ -153,7 +154,7 @@ def _found(
     options: BuildOptions,
     device: torch.device,
     store: Store | None,
-) -> Built | Stored:
+) -> Built | Restored:
     """What is stored, or else the result of a search, which no other process does at the same time."""
     if store is None:
         return _searched(call, example, key, parts, options, device, store)

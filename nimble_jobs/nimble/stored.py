@@ -6,21 +6,19 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from nimble_jobs import graph
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, NotFound, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below, tolerance_for
-from nimble_jobs.planner.search import capture_several
-from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
-from nimble_jobs.schedule import Program, Schedule
+from nimble_jobs.planner.restore import Restored, restore
+from nimble_jobs.schedule import Program
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 
@@ -37,18 +35,11 @@ def opened(store: object) -> Iterator[Store | None]:
         raise UsageError(f"store: found {type(store).__name__}; expected the path of a state folder, or a Store")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A stored schedule, captured and checked."""
-
-    schedule: Schedule
-    instances: tuple[Instance, ...]
-
-
 def load(
     call: nn.Module, key: str, example: Mapping[str, torch.Tensor], device: torch.device, store: Store
-) -> Stored | None:
-    """What the store has under a key; None on a miss. A schedule that proves unfit is quarantined.
+) -> Restored | None:
+    """What the store has under a key, captured and checked; None on a miss. A schedule that proves unfit is
+    quarantined.
 
     Raises CheckFailed for a schedule that disagrees with eager now or did so before, OutOfMemory.
     """
@@ -57,54 +48,33 @@ def load(
         raise CheckFailed(found.refused)
     if found.stored is None:
         return None
-    layouts = Layouts(call)
+
+    def check(instance: Instance) -> None:
+        verify.check(
+            instance,
+            call,
+            schedule.program.inputs,
+            device,
+            tolerance=tolerance_for(call, next(iter(example.values()))),
+            seed=secrets.randbits(32),
+            below=integers_below(call),
+            integers={n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex())},
+        )
+
     try:
-        stored = _captured(call, found.stored.load(), example, device, layouts)
+        schedule = found.stored.load()
+        restored = restore(call, schedule, example, device, store, check)
     except (OutOfMemory, DeviceFault):
         raise
     except CheckFailed as e:
         store.schedules.refuse(key, str(e), time.time())
         raise
     except (Damaged, EngineError, NotFound, ValueError) as e:
-        layouts.use("given")
         reason = f"the stored schedule was not used: {e}"
         store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
         return None
     store.schedules.touch(key, Hit.STORED, time.time())
-    return stored
-
-
-def _captured(
-    call: nn.Module, schedule: Schedule, example: Mapping[str, torch.Tensor], device: torch.device, layouts: Layouts
-) -> Stored:
-    graph.check_plan(schedule.program, schedule.plan)
-    kernels: Kernels = "eager"
-    if schedule.kernels != "eager":
-        kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
-    layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
-    layouts.use(layout)
-    source = Source(kernels=kernels, layout=layout)
-    recording = record_source(call, source, example, device, compiled_before=kernels != "eager")
-    if bare(recording.program) != bare(schedule.program):
-        raise EngineError("the module now gives another program than the one that was measured")
-    instances = capture_several(recording, schedule.plan, call, device, schedule.in_flight)
-    try:
-        for instance in instances:
-            verify.check(
-                instance,
-                call,
-                recording.program.inputs,
-                device,
-                tolerance=tolerance_for(call, next(iter(example.values()))),
-                seed=secrets.randbits(32),
-                below=integers_below(call),
-                integers={n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex())},
-            )
-    except BaseException:
-        for instance in instances:
-            instance.close()
-        raise
-    return Stored(schedule=schedule, instances=instances)
+    return restored
 
 
 def bare(program: Program) -> Program:

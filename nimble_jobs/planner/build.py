@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, tolerance_of
 from nimble_jobs.planner.search import Found, Search, capture_several
@@ -27,6 +29,8 @@ class Built:
     schedule: Schedule
     instances: tuple[Instance, ...]  # as many as the schedule wants in flight
     recording: Recording
+    module: nn.Module  # whose weights the instances read: the given one, or its folded copy
+    binaries: bytes  # machine code of its kernels, in one piece; empty where they need their compiler, or are operators
     failure: str | None  # why no candidate passed the check against eager; None where one did
 
     @property
@@ -47,6 +51,7 @@ def build_schedule(module: nn.Module, request: Request, key: str, device: torch.
         streams=request.schedule.streams,
         fuse=request.schedule.fuse,
         purpose="throughput",
+        fold=True,
         in_flight=request.schedule.in_flight,
         tolerance=tolerance_of(request),
     )
@@ -83,12 +88,13 @@ def build_best(
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
-    instances = capture_several(found.recording, found.plan, module, device, found.in_flight)
+    instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight)
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():
         error, failure = search.check(instance, found.recording)
         if failure is not None:
             break
+    compiled, binaries = pack(found.recording.kernels) or ((), b"")
     schedule = Schedule(
         key=key,
         program=found.recording.program,
@@ -97,6 +103,9 @@ def build_best(
         durations_us=found.durations_us,
         kernels=found.source.kernels,
         layout=found.source.layout,
+        folded=found.source.folded,
+        compiled=compiled,
+        binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
         in_flight=found.in_flight,
         candidates=_candidates(search, found, failure, eager_us, batch),
         tolerance=tolerance,
@@ -104,10 +113,24 @@ def build_best(
         device=devices.describe(device),
         eager_us=eager_us,
         replay_us=found.replay_us,
-        peak_bytes=sum(i.bytes for i in instances),
+        peak_bytes=sum(i.bytes for i in instances) + _folded_bytes(module, found.module),
         build_s=time.perf_counter() - start,
     )
-    return Built(schedule=schedule, instances=instances, recording=found.recording, failure=failure)
+    return Built(
+        schedule=schedule,
+        instances=instances,
+        recording=found.recording,
+        module=found.module,
+        binaries=binaries,
+        failure=failure,
+    )
+
+
+def _folded_bytes(module: nn.Module, bound: nn.Module) -> int:
+    """Bytes of the weights that a folded copy has beside the module's."""
+    shared = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    own = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in bound.parameters()}
+    return sum(nbytes for address, nbytes in own.items() if address not in shared)
 
 
 def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:

@@ -15,6 +15,7 @@ class BuildOptions:
     purpose: Literal["latency", "throughput"] = "latency"  # the shortest replay, or the most records a second
     in_flight: Literal["auto"] | int = "auto"  # replays in flight at once, where the purpose is throughput
     layout: Literal["auto", "given"] = "auto"  # given: the weights stay where they lie
+    fold: bool = False  # normalisations may be folded into convolutions: the weights will not change
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     budget_s: float = 900.0  # no further candidate is begun after this time
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs import graph
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, JobFailed, NotFound, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
@@ -22,8 +20,7 @@ from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.build import Built, build_schedule, integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
-from nimble_jobs.planner.search import capture_several
-from nimble_jobs.planner.source import Kernels, Layout, Layouts, Source, record_source
+from nimble_jobs.planner.restore import restore
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store, Wait
 
@@ -181,43 +178,12 @@ def _take_stored(loaded: Loaded, store: Store, report: Report) -> str | None:
 
 def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
     """Capture a stored schedule and check it against eager."""
-    graph.check_plan(schedule.program, schedule.plan)
-    layouts = Layouts(loaded.module)
-    try:
-        layouts.use("channels-last" if schedule.layout == "channels-last" else "given")
-        recording = _recording_of(loaded, schedule, store)
-        instances = capture_several(recording, schedule.plan, loaded.module, loaded.device, schedule.in_flight)
-        try:
-            for instance in instances:
-                _check(instance, loaded, schedule)
-        except CheckFailed:
-            for instance in instances:
-                instance.close()
-            raise
-    except BaseException:
-        layouts.use("given")
-        raise
-    loaded.schedule, loaded.instances = schedule, instances
-
-
-def _recording_of(loaded: Loaded, schedule: Schedule, store: Store) -> Recording:
-    """Constants from the store; compiled kernels by compiling again, which must give the program that was stored."""
-    if schedule.kernels == "eager":
-        constants = {
-            p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
-            for p in schedule.program.constants
-        }
-        return Recording(program=schedule.program, constants=constants)
     request = loaded.request
-    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
-    kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
-    layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
-    recording = record_source(
-        loaded.module, Source(kernels=kernels, layout=layout), {"x": example}, loaded.device, compiled_before=True
+    example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
+    restored = restore(
+        loaded.module, schedule, example, loaded.device, store, lambda instance: _check(instance, loaded, schedule)
     )
-    if recording.program != schedule.program:
-        raise EngineError("the compiler made other kernels of the model than those that were measured")
-    return recording
+    loaded.schedule, loaded.bound, loaded.instances = schedule, restored.module, restored.instances
 
 
 def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
@@ -247,7 +213,7 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
         loaded.fallback = f"the schedule is quarantined: {built.failure}"
         built.close()
     else:
-        loaded.instances = built.instances
+        loaded.bound, loaded.instances = built.module, built.instances
 
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
@@ -255,6 +221,8 @@ def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
     with store.artifacts.in_use():
         for tensor in built.recording.constants.values():
             store.artifacts.put(tensor.cpu().numpy().tobytes())
+        if built.binaries:
+            store.artifacts.put(built.binaries)
         store.schedules.save(built.schedule, parts=parts, now=time.time())
     if built.failure is not None:
         store.schedules.refuse(built.schedule.key, built.failure, time.time())

@@ -18,13 +18,14 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import bind
+from nimble_jobs.engine.bind import bind, planned_bytes
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Layouts, Source, record_source
+from nimble_jobs.planner.source import Layout, Source, Variants, record_source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
 
 _CAPS = (2, 4, 8, 16)
@@ -40,6 +41,7 @@ class Found:
 
     candidate: Candidate
     source: Source
+    module: nn.Module  # whose weights the program reads: the searched one, or its folded copy
     recording: Recording
     plan: Plan
     facts: GraphFacts
@@ -77,7 +79,8 @@ class Search:
         self._tolerance = tolerance
         self._below = below
         self._integers = integers
-        self._layouts = Layouts(module)
+        self._variants = Variants(module)
+        self._pairs: Pairs = ()
         self._deadline = time.monotonic() + options.budget_s
         self.candidates: list[Candidate] = []
         self.best: Found | None = None
@@ -98,11 +101,11 @@ class Search:
                 else:
                     self._try(source)
         except BaseException:
-            self._layouts.use("given")
+            self._variants.use("given")
             raise
         found = self.best or self.refused
         assert found is not None
-        self._layouts.use(found.source.layout)
+        found = replace(found, module=self._variants.use(found.source.layout, found.source.folded))
         if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
             found = self._most_records(found)
         return found
@@ -134,7 +137,7 @@ class Search:
             self._left_out(name, f"not tried: needs about {needed} bytes, more than it may use")
             return None
         try:
-            instances = capture_several(found.recording, found.plan, self._module, self._device, count)
+            instances = capture_several(found.recording, found.plan, found.module, self._device, count)
         except EngineError as e:
             self._left_out(name, f"not built: {e}")
             return None
@@ -155,25 +158,30 @@ class Search:
     def _further_sources(self) -> list[Source]:
         if self._device.type == "cpu":
             return []
-        images = self._layouts.differ and self._options.layout == "auto"
+        images = self._variants.differ and self._options.layout == "auto"
+        layout: Layout = "channels-last" if images else "given"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
+        if self._pairs:
+            sources.append(Source(kernels="eager", layout=layout, folded=self._pairs))
         untested = tested_version()
         if self._options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif self._options.fuse != "off":
-            sources.append(Source(kernels="inductor", layout="channels-last" if images else "given"))
+            sources.append(Source(kernels="inductor", layout=layout))
         if self._options.fuse == "max" and untested is None:
-            sources.append(Source(kernels="max-autotune", layout="channels-last" if images else "given"))
+            sources.append(Source(kernels="max-autotune", layout=layout))
+            if self._pairs:
+                sources.append(Source(kernels="max-autotune", layout=layout, folded=self._pairs))
         return sources
 
     def _try(self, source: Source, *, must: bool = False) -> None:
-        self._layouts.use(source.layout)
         try:
-            recording = record_source(self._module, source, self._inputs, self._device)
+            module = self._variants.use(source.layout, source.folded)
+            recording = record_source(module, source, self._inputs, self._device)
+            if must and self._options.fold:
+                self._pairs = foldable(recording.program, module)
             single, facts = graph.single_stream(recording.program)
-            durations = durations_us(
-                recording, single, state_of(self._module), self._device, self._below, self._integers
-            )
+            durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
         except OutOfMemory:
             raise
         except EngineError as e:
@@ -182,7 +190,7 @@ class Search:
             self._left_out(source.name, f"not built: {e}")
             return
         single, facts = graph.single_stream(recording.program, durations_us=durations)
-        one = self._measure(source, recording, single, facts, durations, must=must)
+        one = self._measure(source, module, recording, single, facts, durations, must=must)
         if one is None or one.failure is not None:
             return
         fastest = one.replay_us
@@ -190,12 +198,13 @@ class Search:
         if why_not is not None:
             self._left_out(f"{source.name}, several streams", why_not)
         for plan, known in plans:
-            found = self._measure(source, recording, plan, known, durations, under_us=fastest * PAYS)
+            found = self._measure(source, module, recording, plan, known, durations, under_us=fastest * PAYS)
             fastest = min(fastest, found.replay_us) if found is not None else fastest
 
     def _measure(
         self,
         source: Source,
+        module: nn.Module,
         recording: Recording,
         plan: Plan,
         facts: GraphFacts,
@@ -206,8 +215,16 @@ class Search:
     ) -> Found | None:
         """Capture, check and time one plan; it becomes the best where it is faster than all before."""
         name = f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
+        limit = self._options.memory_bytes
+        planned = planned_bytes(recording.program, plan)
+        if limit is not None and planned > limit:
+            reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
+            if must:
+                raise OutOfMemory(f"{name}: {reason}")
+            self._left_out(name, f"not captured: {reason}")
+            return None
         try:
-            (instance,) = capture_several(recording, plan, self._module, self._device, 1)
+            (instance,) = capture_several(recording, plan, module, self._device, 1)
         except OutOfMemory:
             if must:
                 raise
@@ -236,6 +253,7 @@ class Search:
         found = Found(
             candidate=candidate,
             source=source,
+            module=module,
             recording=recording,
             plan=plan,
             facts=facts,
@@ -244,7 +262,6 @@ class Search:
             failure=failure,
         )
         self.candidates.append(candidate)
-        limit = self._options.memory_bytes
         if failure is None:
             self.passed.append(found)
         if failure is not None:

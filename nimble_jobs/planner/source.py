@@ -1,4 +1,4 @@
-"""Where a program's tasks come from: which kernels, over which memory layout of the weights."""
+"""Where a program's tasks come from: which kernels, over which variant of the module's weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from nimble_jobs.engine.inductor import compile_module
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.planner.fold import Pairs, folded
 
 Kernels = Literal["eager", "inductor", "max-autotune"]
 Layout = Literal["given", "channels-last"]
@@ -24,31 +25,56 @@ class Source:
 
     kernels: Kernels
     layout: Layout
+    folded: Pairs = ()  # convolutions, each with the normalisation that is folded into it
 
     @property
     def name(self) -> str:
         """As candidates are called."""
         words = {"eager": "eager kernels", "inductor": "inductor kernels", "max-autotune": "max-autotune kernels"}
-        return words[self.kernels] + (", channels-last" if self.layout == "channels-last" else "")
+        last = ", channels-last" if self.layout == "channels-last" else ""
+        return words[self.kernels] + last + (", folded" if self.folded else "")
 
 
-class Layouts:
-    """Lets the four-dimensional weights of a module be laid out in another way, and back again exactly."""
+class Variants:
+    """A module with its four-dimensional weights laid out in another way, or its normalisations folded; and back again
+    exactly.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors = [t for t in (*module.parameters(), *module.buffers()) if t.dim() == 4 and t.is_floating_point()]
-        self._given = [t.data for t in self._tensors]
+        self._module = module
+        self._given = _images(module)
+        self._folded: tuple[Pairs, nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
 
     @property
     def differ(self) -> bool:
         """Whether there is anything to lay out."""
-        return bool(self._tensors)
+        return bool(self._given)
 
-    def use(self, layout: Layout) -> None:
-        """Lay the weights out; no value changes."""
-        for tensor, given in zip(self._tensors, self._given, strict=True):
+    def use(self, layout: Layout, pairs: Pairs = ()) -> nn.Module:
+        """The module to be recorded and bound. Raises EngineError for pairs that the module does not have."""
+        if pairs and (self._folded is None or self._folded[0] != pairs):
+            self._lay_out(self._given, "given")
+            twin = folded(self._module, pairs)
+            shared = {id(t) for t, _ in self._given}
+            self._folded = (pairs, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
+        self._lay_out(self._given, layout)
+        if not pairs or self._folded is None:
+            self._folded = None  # its weights take memory
+            return self._module
+        self._lay_out(self._folded[2], layout)
+        return self._folded[1]
+
+    @staticmethod
+    def _lay_out(tensors: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> None:
+        for tensor, given in tensors:
             channels_last = layout == "channels-last"
             tensor.data = given.contiguous(memory_format=torch.channels_last) if channels_last else given
+
+
+def _images(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Four-dimensional parameters and buffers, each with its data as they lie now."""
+    tensors = (*module.parameters(), *module.buffers())
+    return [(t, t.data) for t in tensors if t.dim() == 4 and t.is_floating_point()]
 
 
 def record_source(
@@ -59,7 +85,7 @@ def record_source(
     *,
     compiled_before: bool = False,
 ) -> Recording:
-    """Record a module whose weights lie in the source's layout. Inputs are laid out alike.
+    """Record a module that is the source's variant. Inputs are laid out as its weights are.
 
     Raises CannotRecord where the module does what no schedule can hold.
     """

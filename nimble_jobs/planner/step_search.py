@@ -25,7 +25,7 @@ from nimble_jobs.planner.compare import copies, put
 from nimble_jobs.planner.eager_step import EagerStep
 from nimble_jobs.planner.half import Half, with_streams
 from nimble_jobs.planner.search import durations_us, left_out
-from nimble_jobs.planner.source import Layout, Layouts, Source
+from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
 from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
 from nimble_jobs.planner.step_request import StepRequest
@@ -56,7 +56,7 @@ class StepSearch:
         self._eager = eager
         self._device = device
         self.tolerance = tolerance
-        self._layouts = Layouts(request.module)
+        self._variants = Variants(request.module)
         self._example = {"x": request.x.to(device).clone(), "y": request.y.to(device).clone()}
         self.inputs = dict(self._example)  # static, laid out as the candidate wants them
         self._values = copies(self._live())
@@ -88,7 +88,7 @@ class StepSearch:
 
     def use(self, layout: Layout) -> None:
         """Lay weights, state and inputs out, with the values that they had before the search."""
-        self._layouts.use(layout)
+        self._variants.use(layout)
         self._eager.arithmetic.follow_layout()
         x = self._example["x"]
         images = layout == "channels-last" and x.dim() == 4 and x.is_floating_point()
@@ -136,7 +136,7 @@ class StepSearch:
         if self._device.type == "cpu":
             return []
         layouts: list[Layout] = ["given"]
-        if self._layouts.differ and options.layout == "auto":
+        if self._variants.differ and options.layout == "auto":
             layouts.append("channels-last")
         fused: list[Source] = []
         untested = tested_version()

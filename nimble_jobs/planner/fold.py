@@ -1,0 +1,119 @@
+"""Batch normalisation folded into the convolution before it: w' = w s, b' = (b - mean) s + shift, s = scale / sqrt(var
++ eps), for inference.
+
+Which pairs fold is read off a recorded program, where nothing else can hide that reads the convolution's output.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from nimble_jobs.errors import EngineError
+from nimble_jobs.schedule import Arg, Program, View
+
+Pairs = tuple[tuple[str, str], ...]  # names of a convolution and of the normalisation of its output
+
+_CONVOLUTIONS = ("aten.convolution.", "aten.cudnn_convolution.", "aten._conv_depthwise2d.")
+_NORMALISATIONS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.")
+_WEIGHT = ".weight"
+
+
+def foldable(program: Program, module: nn.Module) -> Pairs:
+    """Pairs of the module's children whose result is the same when the second is folded into the first.
+
+    The program is the module's, with operators as tasks, in evaluation mode.
+    """
+    names = {port.view.buffer: port.name for port in program.state}
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    writers: defaultdict[int, list[int]] = defaultdict(list)
+    for task in program.tasks:
+        for buffer in {v.buffer for v in task.reads}:
+            readers[buffer].append(task.index)
+        for buffer in {v.buffer for v in task.writes}:
+            writers[buffer].append(task.index)
+    returned = {port.view.buffer for port in program.outputs}
+    pairs = []
+    for task in program.tasks:
+        if not task.op.startswith(_NORMALISATIONS) or not isinstance(task.args[0], View):
+            continue
+        between = task.args[0].buffer
+        if len(writers[between]) != 1 or readers[between] != [task.index] or between in returned:
+            continue
+        before = program.tasks[writers[between][0]]
+        if not before.op.startswith(_CONVOLUTIONS):
+            continue
+        pair = (_owner(before.args[1], names), _owner(task.args[1], names))
+        if None not in pair and _folds(module, *pair, ends=(before.args[1], task.args[1]), readers=readers):
+            pairs.append(pair)
+    uses = Counter(name for pair in pairs for name in pair)
+    return tuple((c, n) for c, n in pairs if c is not None and n is not None and uses[c] == uses[n] == 1)
+
+
+def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
+    """A copy of the module with these pairs folded. It shares every other tensor with the module.
+
+    Raises EngineError where the module has no such children.
+    """
+    shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    twin = copy.deepcopy(module, dict(shared))
+    for convolution, normalisation in pairs:
+        try:
+            first, second = twin.get_submodule(convolution), twin.get_submodule(normalisation)
+        except AttributeError as e:
+            raise EngineError(f"the module cannot be folded as its schedule says: {e}") from e
+        assert isinstance(first, nn.modules.conv._ConvNd)
+        assert isinstance(second, nn.modules.batchnorm._BatchNorm)
+        _fold(first, second)
+        parent, _, name = normalisation.rpartition(".")
+        setattr(twin.get_submodule(parent), name, nn.Identity())
+    return twin
+
+
+def _fold(convolution: nn.modules.conv._ConvNd, normalisation: nn.modules.batchnorm._BatchNorm) -> None:
+    weight, bias = convolution.weight, convolution.bias
+    mean, variance = normalisation.running_mean, normalisation.running_var
+    assert mean is not None
+    assert variance is not None
+    with torch.no_grad():
+        factor = (variance.float() + normalisation.eps).rsqrt()
+        shift = torch.zeros_like(factor)
+        if normalisation.affine:
+            factor, shift = factor * normalisation.weight.float(), normalisation.bias.float()
+        start = bias.float() if bias is not None else torch.zeros_like(factor)
+        scaled = weight.float() * factor.reshape(-1, *[1] * (weight.dim() - 1))
+        moved = (start - mean.float()) * factor + shift
+    convolution.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
+    convolution.bias = nn.Parameter(moved.to(weight.dtype), requires_grad=False)
+
+
+def _owner(argument: Arg, names: dict[int, str]) -> str | None:
+    """The module whose parameter `weight` this argument is."""
+    name = names.get(argument.buffer) if isinstance(argument, View) else None
+    return name.removesuffix(_WEIGHT) if name is not None and name.endswith(_WEIGHT) else None
+
+
+def _folds(
+    module: nn.Module,
+    convolution: str | None,
+    normalisation: str | None,
+    *,
+    ends: tuple[Arg, Arg],
+    readers: dict[int, list[int]],
+) -> bool:
+    """Whether both are what their names say, and nothing else uses their weights."""
+    assert convolution is not None
+    assert normalisation is not None
+    children = dict(module.named_modules())
+    first, second = children.get(convolution), children.get(normalisation)
+    return (
+        isinstance(first, nn.modules.conv._ConvNd)
+        and not first.transposed
+        and isinstance(second, nn.modules.batchnorm._BatchNorm)
+        and second.running_mean is not None
+        and all(isinstance(end, View) and len(readers[end.buffer]) == 1 for end in ends)
+    )

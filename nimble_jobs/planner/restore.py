@@ -1,0 +1,83 @@
+"""A stored schedule back over a module: constants and machine code from the store, weights laid out or folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.static_kernel import unpack
+from nimble_jobs.errors import EngineError
+from nimble_jobs.planner.search import capture_several
+from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A stored schedule, captured and checked."""
+
+    schedule: Schedule
+    module: nn.Module  # whose weights the instances read: the given one, or its folded copy
+    instances: tuple[Instance, ...]
+
+
+def restore(
+    module: nn.Module,
+    schedule: Schedule,
+    example: Mapping[str, torch.Tensor],
+    device: torch.device,
+    store: Store,
+    check: Callable[[Instance], None],
+) -> Restored:
+    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong.
+
+    Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
+    module is as it was: CheckFailed, Damaged, EngineError, NotFound, OutOfMemory, ValueError.
+    """
+    graph.check_plan(schedule.program, schedule.plan)
+    layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
+    variants = Variants(module)
+    instances: tuple[Instance, ...] = ()
+    try:
+        bound = variants.use(layout, schedule.folded)
+        recording = _recording(bound, schedule, layout, example, device, store)
+        instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight)
+        for instance in instances:
+            check(instance)
+    except BaseException:
+        for instance in instances:
+            instance.close()
+        variants.use("given")
+        raise
+    return Restored(schedule=schedule, module=bound, instances=instances)
+
+
+def _recording(
+    module: nn.Module,
+    schedule: Schedule,
+    layout: Layout,
+    example: Mapping[str, torch.Tensor],
+    device: torch.device,
+    store: Store,
+) -> Recording:
+    """What was recorded when the schedule was built; kernels that need it are compiled again."""
+    if schedule.kernels != "eager" and not schedule.compiled:
+        kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
+        source = Source(kernels=kernels, layout=layout, folded=schedule.folded)
+        recording = record_source(module, source, example, device, compiled_before=True)
+        if recording.program != schedule.program:
+            raise EngineError("the compiler made other kernels of the model than those that were measured")
+        return recording
+    constants = {
+        p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
+        for p in schedule.program.constants
+    }
+    binaries = store.artifacts.get(schedule.binaries) if schedule.binaries is not None else b""
+    return Recording(program=schedule.program, constants=constants, kernels={**unpack(schedule.compiled, binaries)})

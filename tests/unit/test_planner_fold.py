@@ -1,0 +1,89 @@
+"""Folding: which normalisations fold into which convolutions, and that the folded module computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.planner.fold import Pairs, foldable, folded
+from nimble_jobs.planner.source import Variants
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """One pair that folds, and four that must not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.read_twice, self.norm_twice = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.shared, self.norm_shared = nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
+        self.transposed, self.norm_transposed = nn.ConvTranspose2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.by_batch = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.plain(x)
+        y = self.read_twice(x)
+        x = self.norm_twice(y) + y
+        x = self.norm_shared(self.shared(x)) + self.shared(x * 2)
+        return self.by_batch(self.norm_transposed(self.transposed(x)))  # type: ignore[no-any-return]
+
+
+def net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    module = Net().eval()
+    for child in module.modules():
+        if isinstance(child, nn.BatchNorm2d) and child.running_mean is not None and child.running_var is not None:
+            child.running_mean.normal_()
+            child.running_var.uniform_(0.5, 2)
+            child.weight.data.normal_()
+            child.bias.data.normal_()
+    return module
+
+
+def pairs_of(module: nn.Module, x: torch.Tensor) -> Pairs:
+    return foldable(record(module, {"x": x}, state_of(module), CPU, module).program, module)
+
+
+def test_only_what_nothing_else_reads_folds() -> None:
+    """A convolution that is read or called twice, a transposed one, and statistics of the batch stay as they are."""
+    assert pairs_of(net(), torch.randn(2, 3, 5, 5)) == (("plain.0", "plain.1"),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_folded_module_computes_the_same_with_the_weights_of_its_time(dtype: torch.dtype) -> None:
+    """Constants are computed from the weights that the module has when it is folded; the module itself is untouched."""
+    module = net().to(dtype)
+    x = torch.randn(2, 3, 5, 5, dtype=dtype)
+    pairs = pairs_of(module, x)
+    other = net(1).to(dtype)
+    before = {n: t.clone() for n, t in other.state_dict().items()}
+    twin = folded(other, pairs)
+    assert isinstance(twin.get_submodule("plain.1"), nn.Identity)
+    assert relative_norm(twin(x), other(x)) < 1e-5
+    assert all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
+    assert twin.get_parameter("shared.weight") is other.get_parameter("shared.weight")
+
+
+def test_pairs_that_the_module_does_not_have_are_an_error() -> None:
+    """A schedule of another module is not forced upon this one."""
+    with pytest.raises(EngineError, match="cannot be folded"):
+        folded(net(), [("plain.9", "plain.1")])
+
+
+def test_variants_come_and_go_without_a_trace() -> None:
+    """Layouts and folded copies leave addresses and strides of the given weights as they were."""
+    module = net()
+    given = {n: (t.data_ptr(), t.stride()) for n, t in module.state_dict().items()}
+    variants = Variants(module)
+    twin = variants.use("channels-last", (("plain.0", "plain.1"),))
+    assert twin is not module
+    assert twin.get_parameter("plain.0.weight").is_contiguous(memory_format=torch.channels_last)
+    assert twin.get_parameter("shared.weight").is_contiguous(memory_format=torch.channels_last)
+    assert variants.use("given") is module
+    assert {n: (t.data_ptr(), t.stride()) for n, t in module.state_dict().items()} == given
