@@ -96,6 +96,8 @@ def prepare(
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
     hit, reason = _give_schedule(loaded, parts, store, report, waiting)
+    if hit is Hit.MISS:
+        store.schedules.missed(reason or "", time.time())
     if loaded.instances or loaded.unschedulable:  # what runs in eager for this job's sake must not bind the next one
         residents.put(resident_key(key, request), loaded)
     return Prepared(
@@ -151,6 +153,7 @@ def _take_stored(loaded: Loaded, store: Store, report: Report) -> str | None:
     """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
     point in building it now.
     """
+    store.guard()
     with store.artifacts.in_use():
         found = store.schedules.lookup(loaded.key)
         if found.refused is not None:  # it failed its check before; building it again would fail again

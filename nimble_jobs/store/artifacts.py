@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,17 @@ _POLL_S = 0.02
 PATIENCE_S = 30.0  # how long a lock is waited for; loading a schedule takes seconds
 
 
+def check_ours(path: Path, info: os.stat_result) -> None:
+    """Raises Damaged for what is no file or folder of ours that nobody else can write to."""
+    mode = stat.S_IMODE(info.st_mode)
+    if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+        raise Damaged(f"{path}: is neither a file nor a folder")
+    if info.st_uid != os.geteuid():
+        raise Damaged(f"{path}: belongs to user {info.st_uid}, not to {os.geteuid()}")
+    if mode & 0o022:
+        raise Damaged(f"{path}: others can write to it (mode {mode:04o})")
+
+
 class Artifacts:
     """The `artifacts` folder. Files are mode 0600, spread over 256 folders by the first two digits."""
 
@@ -30,21 +42,24 @@ class Artifacts:
         name = hashlib.sha256(data).hexdigest()
         path = self._path(name)
         try:
-            if path.is_file() and path.read_bytes() == data:
-                return name
-            if not path.parent.is_dir():
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                sync_folder(self._folder)
-            write_whole(path, data)
+            self._make_folder(path.parent)
+            if not self._sound(name):
+                write_whole(path, data)
         except OSError as e:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not stored") from e
         return name
 
     def get(self, name: str) -> bytes:
-        """The bytes of a SHA-256. Raises NotFound, and Damaged when they are not what was put."""
+        """The bytes of a SHA-256. Raises NotFound, and Damaged when they are not what was put, or when somebody else
+        owns the file or its folder, or could have written to it.
+        """
         path = self._path(name)
         try:
-            data = path.read_bytes()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                check_ours(path, os.fstat(descriptor))
+                check_ours(path.parent, path.parent.lstat())
+                data = file.read()
         except FileNotFoundError as e:
             raise NotFound(f"artifact {name}: is not stored") from e
         except OSError as e:
@@ -60,6 +75,22 @@ class Artifacts:
     def names(self) -> Iterator[str]:
         """Every stored SHA-256, sorted."""
         return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))
+
+    def _sound(self, name: str) -> bool:
+        try:
+            self.get(name)
+        except (NotFound, Damaged):
+            return False
+        return True
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            if stat.S_IMODE(folder.lstat().st_mode) & 0o022:
+                folder.chmod(0o700)
+        else:
+            sync_folder(self._folder)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -51,6 +51,8 @@ def digest_of(covered: Mapping[str, Any], artifacts: Iterable[ArtifactRef], text
 
 def verified_record(row: ScheduleRow, artifacts: Collection[ArtifactRef], text: str | None) -> StoredSchedule:
     """The row and its text as a record. Raises Damaged where they are not what was stored."""
+    if row.state not in (ScheduleState.READY.value, ScheduleState.QUARANTINED.value):
+        raise Damaged(f"schedule {row.key}: damaged: its state is {row.state!r}")
     if text is None:
         raise Damaged(f"schedule {row.key}: damaged: its JSON is missing")
     if digest_of({name: getattr(row, name) for name in COVERED}, artifacts, text) != row.sha256:

@@ -55,7 +55,7 @@ class Schedules:
         row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
         if row is None:
             return Lookup(reason="no schedule is stored under this key")
-        if row.state != ScheduleState.READY.value:
+        if row.state == ScheduleState.QUARANTINED.value:
             refused = row.reason if row.refused else None
             return Lookup(reason=f"the stored schedule is quarantined: {row.reason}", refused=refused)
         try:

@@ -35,6 +35,11 @@ class Store:
         """Give up the attempts whose worker holds no lock any more. Returns their jobs."""
         return self.jobs.recover(self.workers.alive, now)
 
+    def guard(self) -> None:
+        """Look again whether others can write here. Raises StateFolderRefused: a process may run for weeks."""
+        for folder in (self.home, self.home / "artifacts"):
+            home_module.guard(folder)
+
     def check(self) -> list[str]:
         """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
         return list(problems_of(self, self._database))

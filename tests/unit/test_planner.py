@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,42 @@ def test_a_resident_whose_schedule_was_removed_or_set_aside_serves_no_more(store
     store.schedules.quarantine(key, "in doubt", 1.0)
     assert prepared(request(code), store, residents).hit is Hit.MISS
     assert prepared(request(code), store, residents).hit is Hit.RESIDENT
+
+
+def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
+    store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row may go at any moment. Its artifacts are deleted once it is loaded, and not before."""
+    key = prepared(request(code), store).loaded.key
+    preparing = sys.modules["nimble_jobs.planner.prepare"]
+    capture_several = preparing.capture_several
+    order: list[str] = []
+
+    def delete() -> None:
+        with store.artifacts.alone():
+            order.append("deleted")
+            for name in store.artifacts.names():
+                (store.home / "artifacts" / name[:2] / name).unlink()
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def removed_meanwhile(*args: Any) -> Any:
+            assert store.schedules.remove([key]) == 1
+            deletion = pool.submit(delete)
+            assert not wait([deletion], timeout=0.1).done
+            instances = capture_several(*args)
+            order.append("captured")
+            return instances
+
+        with monkeypatch.context() as patched:
+            patched.setattr(preparing, "capture_several", removed_meanwhile)
+            made = prepared(request(code), store)
+    assert (made.hit, order) == (Hit.STORED, ["captured", "deleted"])
+    assert list(store.artifacts.names()) == []
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        assert torch.equal(outputs(made, x), made.loaded.module(x))
+    assert prepared(request(code), store).hit is Hit.MISS
 
 
 def test_an_unschedulable_model_stays_resident_but_not_for_a_job_that_demands_a_schedule(
