@@ -72,6 +72,21 @@ class Artifacts:
         """Is there a file of that name? Whether it is sound only `get` says."""
         return self._path(name).is_file()
 
+    def size(self, name: str) -> int:
+        """Bytes of the file; 0 where there is none."""
+        try:
+            return self._path(name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def remove(self, name: str) -> None:
+        """Delete the file, if it is there. For use inside `alone`, where no schedule needs it. Raises StoreError."""
+        path = self._path(name)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise StoreError(f"{path}: {e.strerror}; the artifact was not removed") from e
+
     def names(self) -> Iterator[str]:
         """Every stored SHA-256, sorted."""
         return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))

@@ -7,7 +7,10 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import platformdirs
 
@@ -117,11 +120,18 @@ def check_database(home: Path) -> None:
 
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file, mode 0600, that others see either as it was or as a whole."""
+    with written_whole(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file, mode 0600, to write in the block. Others see it when the block has ended well, and never a part of it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several may write the same
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

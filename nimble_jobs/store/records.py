@@ -30,7 +30,7 @@ class ArtifactRef:
     """An artifact that a schedule cannot be loaded without."""
 
     name: str  # its SHA-256
-    kind: str  # what it is to the schedule: constant, ...
+    kind: str  # constant | kernels (their machine code)
     bytes: int
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import Damaged
-from nimble_jobs.schedule import FORMAT_VERSION, Program
+from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.store.records import (
     ArtifactRef,
     ScheduleEntry,
@@ -87,17 +87,22 @@ def artifacts_of(session: Session, keys: Collection[str] | None = None) -> dict[
 def delete_rows(session: Session, keys: Collection[str]) -> int:
     """Forget schedules; how many there were."""
     count = 0
-    for key in keys:
-        changed(session, delete(ScheduleTextRow).where(ScheduleTextRow.key == key))
-        changed(session, delete(ScheduleArtifactRow).where(ScheduleArtifactRow.key == key))
-        count += changed(session, delete(ScheduleRow).where(ScheduleRow.key == key))
+    for several in _batches(sorted(keys)):
+        changed(session, delete(ScheduleTextRow).where(ScheduleTextRow.key.in_(several)))
+        changed(session, delete(ScheduleArtifactRow).where(ScheduleArtifactRow.key.in_(several)))
+        count += changed(session, delete(ScheduleRow).where(ScheduleRow.key.in_(several)))
     return count
 
 
-def constants_of(program: Program) -> set[ArtifactRef]:
-    """The artifacts that a program names itself."""
+def needed_by(schedule: Schedule) -> set[ArtifactRef]:
+    """The artifacts without which a schedule cannot be loaded."""
+    program = schedule.program
     sizes = {port.name: program.buffers[port.view.buffer].nbytes for port in program.constants}
-    return {ArtifactRef(name=name, kind="constant", bytes=nbytes) for name, nbytes in sizes.items()}
+    needed = {ArtifactRef(name=name, kind="constant", bytes=nbytes) for name, nbytes in sizes.items()}
+    if schedule.binaries is not None:
+        end = max((kernel.start + kernel.nbytes for kernel in schedule.compiled), default=0)
+        needed.add(ArtifactRef(name=schedule.binaries, kind="kernels", bytes=end))
+    return needed
 
 
 def _values(row: ScheduleRow) -> dict[str, Any]:
@@ -111,3 +116,8 @@ def _values(row: ScheduleRow) -> dict[str, Any]:
         reason = f"written in format {row.format_version}; this version reads {FORMAT_VERSION}"
     texts = {name: {k: str(v) for k, v in load_object(values[name]).items()} for name in ("parts", "provenance")}
     return values | texts | {"state": state, "reason": reason}
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Databases bound how many values one statement may hold."""
+    return (keys[i : i + 500] for i in range(0, len(keys), 500))

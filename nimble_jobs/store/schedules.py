@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState,
 from nimble_jobs.store.schedule_rows import (
     COVERED,
     artifacts_of,
-    constants_of,
     delete_rows,
     digest_of,
     entry_record,
+    needed_by,
     read_rows,
     verified_record,
 )
@@ -68,14 +68,19 @@ class Schedules:
         return Lookup(stored=stored)
 
     def save(
-        self, schedule: Schedule, *, parts: Mapping[str, str], now: float, artifacts: Iterable[ArtifactRef] = ()
+        self,
+        schedule: Schedule,
+        *,
+        parts: Mapping[str, str],
+        now: float,
+        origin: Mapping[str, str] | None = None,
     ) -> None:
         """Keep a schedule under its key, durably, in place of what was there. It is ready from now on.
 
-        `artifacts`: what it needs beside the constants that its program names. All of them must be stored already.
+        Its artifacts must be stored already. `origin`: what built it, where that was not this process.
         """
         text = schedule.to_json()
-        needed = constants_of(schedule.program) | set(artifacts)
+        needed = needed_by(schedule)
         covered: dict[str, Any] = {
             "key": schedule.key,
             "format_version": schedule.format_version,
@@ -92,7 +97,7 @@ class Schedules:
             "bytes": len(text.encode()) + sum(ref.bytes for ref in needed),
             "created_at": float(now),
             "build_s": float(schedule.build_s),
-            "provenance": dump(provenance()),
+            "provenance": dump(dict(provenance() if origin is None else origin)),
         }
         assert tuple(covered) == COVERED
         ready = ScheduleState.READY.value
@@ -159,19 +164,20 @@ class Schedules:
             raise UsageError(f"schedule {prefix}: the beginning of several keys: {keys}; expected more characters")
         return found[0]
 
-    def remove(self, keys: Collection[str]) -> int:
-        """Forget schedules. Returns how many there were. Artifacts stay: other schedules may use them."""
-        return self._db.write(lambda session: delete_rows(session, keys))
+    def remove(self, keys: Collection[str], *, digests: Mapping[str, str] | None = None) -> int:
+        """Forget schedules. Returns how many there were. Artifacts stay: other schedules may use them.
 
-    def stats(self) -> dict[str, int]:
-        """How many schedules there are, in each state, with their hits and bytes."""
-        entries = self.list()
-        return {
-            "schedules": len(entries),
-            **{state.value: sum(entry.state == state for entry in entries) for state in ScheduleState},
-            "hits": sum(entry.hits for entry in entries),
-            "bytes": sum(entry.bytes for entry in entries),
-        }
+        `digests`: of the rows that were looked at; what another process has saved since is spared.
+        """
+
+        def work(session: Session) -> int:
+            if digests is None:
+                return delete_rows(session, keys)
+            stored = session.execute(select(ScheduleRow.key, ScheduleRow.sha256)).all()
+            same = {row.key for row in stored if row.sha256 == digests.get(row.key)}
+            return delete_rows(session, same.intersection(keys))
+
+        return self._db.write(work)
 
     def set_residents(self, worker: str, keys: Collection[str]) -> None:
         """Say which captured graphs a worker holds. What follows a colon in a key (which weights) is left out."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
+from nimble_jobs.store import cap
 from nimble_jobs.store import home as home_module
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds
@@ -44,6 +46,10 @@ class Store:
         """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
         return list(problems_of(self, self._database))
 
+    def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> None:
+        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE."""
+        cap.keep(self, now, in_use=in_use)
+
     def close(self) -> None:
         """Close the database."""
         self._database.close()
@@ -60,8 +66,10 @@ class Store:
 def open_store(home: Path, url: str | None = None) -> Store:
     """Open the store in a folder that `home.resolve` gave; make the database, or bring it up to date, where needed.
 
-    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Raises StoreError, Damaged.
+    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Raises StoreError, Damaged,
+    and UsageError for a NIMBLE_JOBS_CACHE_SIZE that is no size.
     """
+    cap.limit_bytes()  # a setting that cannot be read is said now, not at the end of a long build
     url = url or os.environ.get("NIMBLE_JOBS_DB") or None
     try:
         return _open(home, url)

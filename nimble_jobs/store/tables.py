@@ -156,7 +156,7 @@ class ScheduleArtifactRow(Base):
 
     key: Mapped[str] = mapped_column(ForeignKey("schedules.key", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(String(64), primary_key=True)  # its SHA-256
-    kind: Mapped[str] = mapped_column(String(20))  # what it is to the schedule: constant, ...
+    kind: Mapped[str] = mapped_column(String(20))  # constant | kernels
     bytes: Mapped[int] = mapped_column(BigInteger)
 
 

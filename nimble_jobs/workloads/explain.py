@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import planner
-from nimble_jobs.data import open_reader
 from nimble_jobs.draw import Drawing
-from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import NotFound, UsageError
+from nimble_jobs.errors import NotFound
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
-from nimble_jobs.workloads.score import request_of
+from nimble_jobs.workloads.ahead import asked
 
 
 def explain(
@@ -29,11 +27,7 @@ def explain(
     Saves the drawings of it. Raises UsageError for a fine-tuning, which has no schedule yet, NotFound where there is
     nothing to draw, and whatever `planner.explain_schedule` raises.
     """
-    if spec.kind != "score":
-        raise UsageError(f"kind: {spec.kind} has no schedule to explain; expected score")
-    with open_reader(spec.input) as reader:
-        request = request_of(spec, reader, allowed_python)
-    device = devices.resolve(spec.run.device)
+    request, device = asked(spec, allowed_python)
     answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build)
     if drawings and schedule is None:
         why = answer["refused"] or answer["miss_reason"] or "it was never built"

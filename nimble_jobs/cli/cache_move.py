@@ -1,0 +1,63 @@
+"""Commands that carry schedules to machines with equal GPUs: cache export, import."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import KeyList, count, found, shape
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(export)
+    app.command("import")(import_)
+
+
+def export(
+    ctx: typer.Context,
+    keys: KeyList,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; a new one.", show_default=False)],
+) -> None:
+    """Write schedules and all that they need into one file, for machines with the same GPU and software."""
+    with options.store(ctx) as store:
+        from nimble_jobs.store.bundle import write_bundle
+
+        chosen = [entry.key for entry in found(store, keys)]
+        nbytes = write_bundle(store, chosen, file, time.time())
+    output.note(f"{file}: {count(len(chosen))}, {render.size(nbytes)}")
+
+
+def import_(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `cache export` wrote.", show_default=False)],
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Take schedules over from a file, all or none.
+
+    Every digest, key and plan is checked first; a schedule for another device or made with other software is refused.
+    One that is stored here already stays as it is. Kernels in the file are machine code that jobs will run: only take
+    what you trust.
+    """
+
+    def agreed(code_bytes: int) -> bool:
+        question = f"{file} holds {render.size(code_bytes)} of machine code that jobs will run. Import it?"
+        return options.confirmed(question, yes=yes)
+
+    with options.store(ctx) as store:
+        from nimble_jobs.planner.transfer import take_over  # loads torch: only it knows this machine's devices
+
+        taken = take_over(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
+    if json:
+        output.emit_json([asdict(each) for each in taken])
+        return
+    for each in taken:
+        output.note(f"{each.key[:12]} {each.model} {shape(each.input)}: {each.said}")
+    what = count(sum(each.taken for each in taken))
+    output.note(f"would import {what}" if dry_run else f"imported {what}")

@@ -1,0 +1,113 @@
+"""Commands that delete schedules: cache rm, prune."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import KeyList, count, found, named
+from nimble_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
+    from nimble_jobs.store.prune import Removals
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(rm)
+    app.command()(prune)
+
+
+def rm(
+    ctx: typer.Context,
+    keys: KeyList,
+    force: Annotated[bool, typer.Option("--force", help="Also those that a running worker holds resident.")] = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Remove stored schedules. Jobs that need one build it again.
+
+    One that a running worker holds on its device is refused without --force: it would be of no use there any more.
+    """
+    with options.store(ctx) as store:
+        from nimble_jobs.store.prune import Wish, look
+
+        chosen = [entry.key for entry in found(store, keys)]
+        removals = look(store, Wish(), time.time(), keys=chosen, force=force)
+        if removals.kept:
+            held = ", ".join(r.entry.key[:12] for r in removals.kept)
+            raise UsageError(f"resident in a running worker: {held}; stop the worker, or add --force")
+        _carry_out(store, removals, dry_run=dry_run, yes=yes, json=json)
+
+
+def prune(
+    ctx: typer.Context,
+    unused_for: Annotated[
+        str | None, typer.Option("--unused-for", metavar="TIME", help="Schedules not used for 12h, 30d.")
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="The least recently used, until all others fit 500MB, 10GB."),
+    ] = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Those made with other software than this machine's, for its devices.")
+    ] = False,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Those that were found unfit.")] = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Remove schedules that are not worth their bytes, and artifacts that no schedule needs.
+
+    What a running worker holds resident stays. Without an option only artifacts go.
+    """
+    with options.store(ctx) as store:
+        from nimble_jobs.store.prune import Wish, look
+
+        wish = Wish(
+            quarantined=quarantined,
+            stale=stale,
+            unused_for_s=options.duration(unused_for, "--unused-for"),
+            max_bytes=options.size(max_size, "--max-size"),
+        )
+        _carry_out(store, look(store, wish, time.time()), dry_run=dry_run, yes=yes, json=json)
+
+
+def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, json: bool) -> None:
+    """Say what goes, ask, remove."""
+    from nimble_jobs.store.prune import remove
+
+    what = f"{count(len(removals.schedules))} and {count(len(removals.artifacts), 'artifact')}"
+    what += f", {render.size(removals.bytes)}"
+    if not json:
+        for removal in removals.schedules:
+            output.note(named(removal.entry) + ("" if removal.why == "named" else f": {removal.why}"))
+        for removal in removals.kept:
+            output.note(f"{named(removal.entry)}: {removal.why}; stays, a running worker holds it")
+    nothing = not removals.schedules and not removals.artifacts
+    done = not dry_run and not nothing and options.confirmed(f"Remove {what}?", yes=yes)
+    if done:
+        remove(store, removals)
+    if json:
+        output.emit_json(_json(removals, removed=done))
+    elif nothing:
+        output.note("nothing to remove")
+    else:
+        output.note(f"would remove {what}" if dry_run else f"removed {what}" if done else "nothing was removed")
+
+
+def _json(removals: Removals, *, removed: bool) -> dict[str, Any]:
+    return {
+        "removed": removed,
+        "schedules": [
+            {"key": r.entry.key, "model": r.entry.model, "bytes": r.entry.bytes, "why": r.why}
+            for r in removals.schedules
+        ],
+        "artifacts": list(removals.artifacts),
+        "bytes": removals.bytes,
+        "kept": [{"key": r.entry.key, "why": r.why} for r in removals.kept],
+    }

@@ -1,0 +1,72 @@
+"""The command cache show: everything that is known of one schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import Key, rows_of
+from nimble_jobs.cli.listing import Row
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(show)
+
+
+def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
+    """Show one schedule: measurements, graph, candidates, origin, artifacts, and every part of its key."""
+    with options.store(ctx) as store:
+        from nimble_jobs.store.prune import aged
+
+        entry = aged([store.schedules.get(key)])[0]
+        row = rows_of(store, [entry])[0]
+        found = store.schedules.find(entry.key)
+        artifacts = store.schedules.artifacts([entry.key]).get(entry.key, ())
+        files = [dataclasses.asdict(ref) | {"stored": store.artifacts.has(ref.name)} for ref in artifacts]
+    schedule = found.load() if found else None
+    facts: dict[str, Any] = {}
+    if schedule:
+        facts = {
+            "graph": dataclasses.asdict(schedule.facts),
+            "candidates": [dataclasses.asdict(candidate) for candidate in schedule.candidates],
+            "check": {"tolerance": schedule.tolerance, "error": schedule.error},
+            "memory": {"peak_bytes": schedule.peak_bytes},
+        }
+    origin = {name: entry.parts[name] for name in ("torch", "cuda", "driver", "triton") if name in entry.parts}
+    facts["provenance"] = entry.provenance | origin
+    if json:
+        output.emit_json(row | {"sha256": entry.sha256, "key_parts": entry.parts, "artifacts": files} | facts)
+        return
+    render.sections(_sections(row, entry.parts, facts, files))
+
+
+def _sections(
+    row: Row, parts: dict[str, str], facts: dict[str, Any], files: list[dict[str, Any]]
+) -> list[render.Section]:
+    told = {"speedup", "created_at", "build_s", "last_used_at", "hits", "resident_hits"}
+    head = render.flat({name: value for name, value in row.items() if name not in told and value not in ("", [])})
+    speed = render.speedup(row)
+    if speed:
+        head.insert(1, ("speed", speed))
+    hits = f"{row['hits']:,}, {row['resident_hits']:,} of them resident"
+    head += [("hits", hits), ("last used", _clock(row["last_used_at"]))]
+    origin = [("built", f"{_clock(row['created_at'])}, in {render.duration(row['build_s'])}")]
+    sections = [("Schedule", head), ("Origin", origin + render.flat(facts["provenance"]))]
+    sections += [
+        (title.capitalize(), render.flat(facts[title])) for title in ("graph", "check", "memory") if title in facts
+    ]
+    sections += render.candidates(facts.get("candidates", ()))
+    if files:
+        sections.append(("Artifacts", [(file["name"][:16], _file(file)) for file in files]))
+    return [*sections, ("Key", render.flat(parts))]
+
+
+def _file(file: dict[str, Any]) -> str:
+    return f"{file['kind']}, {render.size(file['bytes'])}" + ("" if file["stored"] else ", missing")
+
+
+def _clock(iso: str) -> str:
+    return iso[:19].replace("T", " ") + " UTC"

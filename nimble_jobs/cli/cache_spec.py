@@ -1,0 +1,123 @@
+"""Commands about the schedules that a spec asks for: cache why, build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import rows_of, shape
+from nimble_jobs.cli.steps import steps
+from nimble_jobs.errors import JobFailed, UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.planner.ahead import Ahead
+    from nimble_jobs.planner.why import Difference, Why
+
+_FILE = "model.file:"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(why)
+    app.command()(build)
+
+
+def why(
+    ctx: typer.Context, spec: options.SpecFile, overrides: options.Overrides = None, json: options.Json = False
+) -> None:
+    """Say whether a spec's schedule is stored; if not, what of its key differs from the nearest one.
+
+    The nearest is of the same model, if there is any, and differs in the fewest parts. Nothing is built. Exits 0 for a
+    hit and for a miss.
+    """
+    from nimble_jobs.spec import load
+
+    loaded = load(spec, overrides or ())
+    with options.store(ctx) as store:
+        from nimble_jobs.workloads.ahead import why as ask  # loads torch: the key names the device
+
+        answer = ask(loaded, store=store)
+        near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
+    if json:
+        told = {"key": answer.key, "hit": answer.hit, "reason": answer.reason, "key_parts": answer.parts}
+        output.emit_json(told | {"nearest": near, "differences": [asdict(d) for d in answer.differences]})
+        return
+    render.sections(_sections(answer))
+
+
+def build(
+    ctx: typer.Context,
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    batch_size: Annotated[
+        list[str] | None,
+        typer.Option("--batch-size", metavar="N,N", help="Batch sizes in place of the spec's. Repeatable."),
+    ] = None,
+    allow_python: options.AllowPython = None,
+    json: options.Json = False,
+) -> None:
+    """Build and store the schedules that a spec's jobs will need. No job is queued."""
+    from nimble_jobs.client import allowed_python
+    from nimble_jobs.spec import load
+
+    sizes = _sizes(batch_size or ())
+    loaded = load(spec, overrides or ())
+    allowed = allowed_python(allow_python or ())
+    with options.store(ctx) as store:
+        from nimble_jobs.workloads.ahead import build as ahead  # loads torch
+
+        made = []
+        building = ahead(loaded, store=store, batch_sizes=sizes, allowed_python=allowed)
+        for each in steps(building, len(sizes) or 1, "building"):
+            made.append(each)
+            if not json:
+                output.emit(_line(each))
+    if json:
+        output.emit_json([asdict(each) for each in made])
+    failed = [each for each in made if each.fallback]
+    if failed:
+        raise JobFailed("\n".join(f"{each.input}: jobs will run in eager: {each.fallback}" for each in failed))
+
+
+def _sizes(texts: Sequence[str]) -> tuple[int, ...]:
+    sizes = [word.strip() for text in texts for word in text.split(",")]
+    for word in sizes:
+        if not (word.isascii() and word.isdigit() and int(word) > 0):
+            raise UsageError(f"--batch-size: found {word!r}; expected whole numbers above 0 such as 1,8,32")
+    return tuple(dict.fromkeys(int(word) for word in sizes))
+
+
+def _line(made: Ahead) -> str:
+    head = f"{made.key[:12]}  {shape(made.input)}"
+    if made.fallback:
+        return f"{head}  no schedule: {made.fallback}"
+    took = render.duration(made.build_s)
+    state = f"stored before, built in {took}" if made.hit else f"built in {took}"
+    measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "device": made.device}
+    return f"{head}  {state}; {render.speedup(measured)}"
+
+
+def _sections(answer: Why) -> list[render.Section]:
+    head = [("key", answer.key[:16]), ("answer", "hit" if answer.hit else f"miss: {answer.reason}")]
+    near = answer.nearest
+    if near is None:
+        return [("Schedule", head)]
+    said = f"{near.key[:16]} {near.model}, {near.state.value}" + (f": {near.reason}" if near.reason else "")
+    head.append(("nearest", said))
+    changed = [d.part.removeprefix(_FILE) for d in answer.differences if d.part.startswith(_FILE)]
+    if changed and near.parts.get("model.source") == answer.parts.get("model.source"):
+        head.append(("changed", f"file {', '.join(changed)}"))
+    lines = [(d.part, _difference(d)) for d in answer.differences]
+    return [("Schedule", head), ("Differs from the nearest", lines)] if lines else [("Schedule", head)]
+
+
+def _difference(difference: Difference) -> str:
+    def short(value: str | None) -> str:
+        if value is None:
+            return "absent"
+        return value[:16] if difference.part.startswith(_FILE) else value
+
+    return f"{short(difference.wanted)}; stored: {short(difference.stored)}"

@@ -1,0 +1,50 @@
+"""The command cache stats: are schedules found, why not, and what did finding them save?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import count
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(stats)
+
+
+def stats(ctx: typer.Context, json: options.Json = False) -> None:
+    """Show hit rates, reasons of misses, build time saved, and sizes.
+
+    Uses count since the state folder was made, also those of schedules that were removed since. A hit saves the build
+    time of its schedule.
+    """
+    with options.store(ctx) as store:
+        from nimble_jobs.store.stats import statistics
+
+        found = statistics(store)
+    if json:
+        output.emit_json(found)
+    else:
+        render.sections(_sections(found))
+
+
+def _sections(found: dict[str, Any]) -> list[render.Section]:
+    states = [f"{found[state]:,} {state}" for state in ("ready", "stale", "quarantined") if found[state]]
+    uses = found["uses"]
+    schedules = [
+        ("stored", count(found["schedules"]) + (f": {', '.join(states)}" if states else "")),
+        ("size", f"{render.size(found['bytes'])} with {count(found['artifacts'], 'artifact')}"),
+        ("hits", f"{found['hits']:,} of these schedules"),
+    ]
+    asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
+    saved = [("build time", render.duration(found["saved_s"]))]
+    parts = [("Schedules", schedules), ("Uses", asked), ("Saved", saved)]
+    if found["misses"]:
+        parts.append(("Misses", [(f"{number:,}", reason) for reason, number in found["misses"].items()]))
+    return parts
+
+
+def _share(number: int, total: int) -> str:
+    return f"{number:,} of {total:,}, {100 * number / total:.1f} %" if total else "-"

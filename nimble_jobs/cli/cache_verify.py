@@ -1,0 +1,106 @@
+"""The command cache verify: is every stored byte what was written, and do replays still agree with eager?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.cache_rows import count, found
+from nimble_jobs.cli.steps import steps
+from nimble_jobs.errors import JobFailed
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import ScheduleEntry, Store
+
+Row = dict[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(verify)
+
+
+def verify(
+    ctx: typer.Context,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY...]", help="Keys, or their beginnings; default: all.", show_default=False),
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also load those of this machine's devices and compare them with eager.")
+    ] = False,
+    allow_python: options.AllowPython = None,
+    json: options.Json = False,
+) -> None:
+    """Hash every stored schedule and artifact again. Exits 0 when all are sound, 100 when any was quarantined.
+
+    A replay counts as a stored hit.
+    """
+    from nimble_jobs.client import allowed_python
+
+    allowed = allowed_python(allow_python or ())
+    with options.store(ctx) as store:
+        entries = found(store, keys) if keys else store.schedules.list()
+        rows = _hashed(store, entries)
+        leftovers = [] if keys else _leftovers(store)
+        if replay:
+            sound = {row["key"] for row in rows if row["sound"]}
+            _replayed(store, [entry for entry in entries if entry.key in sound], rows, allowed)
+    if json:
+        output.emit_json(rows)
+    else:
+        _tell(rows, leftovers, replay=replay)
+    quarantined = sum(row["quarantined_now"] for row in rows)
+    if quarantined:
+        raise JobFailed(f"{count(quarantined)} quarantined; the next job that needs one builds it again")
+
+
+def _hashed(store: Store, entries: list[ScheduleEntry]) -> list[Row]:
+    from nimble_jobs.store.verify import verify as hashed
+
+    return [
+        {
+            "key": verdict.entry.key,
+            "model": verdict.entry.model,
+            "sound": verdict.sound,
+            "quarantined_now": verdict.found_now,
+            "said": verdict.said,
+            "hashed_bytes": verdict.hashed_bytes,
+            "replayed": None,
+        }
+        for verdict in steps(hashed(store, entries, time.time()), len(entries), "verifying")
+    ]
+
+
+def _leftovers(store: Store) -> list[str]:
+    from nimble_jobs.store.verify import damaged_leftovers
+
+    return damaged_leftovers(store)
+
+
+def _replayed(store: Store, entries: list[ScheduleEntry], rows: list[Row], allowed: Any) -> None:
+    from nimble_jobs.workloads.ahead import replay_stored  # loads torch
+
+    by_key = {row["key"]: row for row in rows}
+    for entry, result in steps(replay_stored(entries, store=store, allowed_python=allowed), len(entries), "replaying"):
+        row = by_key[entry.key]
+        row |= {"replayed": result.agrees is not None, "said": result.said}
+        if result.agrees is False:
+            row |= {"sound": False, "quarantined_now": True}
+
+
+def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
+    for row in rows:
+        if not row["sound"] or replay:
+            verdict = "sound" if row["sound"] else "quarantined"
+            if replay and row["sound"]:
+                verdict = "replayed" if row["replayed"] else "not replayed"
+            output.emit(f"{row['key'][:12]}  {row['model']}  {verdict}: {row['said']}")
+    for line in leftovers:
+        output.note(f"not needed by any schedule, and damaged: {line}; `cache prune` removes it")
+    sound = sum(row["sound"] for row in rows)
+    hashed = render.size(sum(row["hashed_bytes"] for row in rows))
+    replayed = f", {sum(bool(row['replayed']) and row['sound'] for row in rows):,} replayed" if replay else ""
+    output.note(f"{sound:,} of {count(len(rows))} sound, {hashed} hashed{replayed}")

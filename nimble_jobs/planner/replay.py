@@ -1,0 +1,125 @@
+"""Replay a stored schedule against eager, from what is stored alone: no spec is needed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nimble_jobs.errors import ModelError, NimbleError
+from nimble_jobs.job import Hit
+from nimble_jobs.planner.ahead import KeepsNothing
+from nimble_jobs.planner.prepare import prepare
+from nimble_jobs.planner.request import Request, key_parts
+from nimble_jobs.planner.why import differences
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
+from nimble_jobs.store import ScheduleEntry, Store
+
+_INPUT = re.compile(r"x:(\w+)(\[.*\])")
+_IN_FOLDERS = ("python", "exported")  # sources of which a key names the file without its folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a replay found."""
+
+    agrees: bool | None  # None: it was not replayed
+    said: str  # the tolerance that it kept to, or why it did not, or was not replayed
+
+
+def replay(
+    entry: ScheduleEntry,
+    *,
+    device: torch.device,
+    store: Store,
+    folders: Sequence[Path],
+    allowed_python: tuple[Path, ...],
+) -> Replay:
+    """Load a schedule on `device` and check it against eager, with random weights. One that fails is quarantined.
+
+    Files of models are looked for in `folders`; `python:` models run only from `allowed_python`. A schedule of another
+    device, of other software, or of a model that is not here is not replayed.
+    """
+    try:
+        request = request_of(entry.parts, folders, allowed_python)
+        parts = key_parts(request, device)
+    except (ValueError, ModelError) as e:
+        return Replay(agrees=None, said=str(e))
+    differ = differences(parts, entry.parts)
+    if differ:
+        said = "; ".join(f"{d.part} is {d.stored or 'absent'}, here {d.wanted or 'absent'}" for d in differ[:3])
+        return Replay(agrees=None, said=said + (f"; and {len(differ) - 3} more" if len(differ) > 3 else ""))
+    try:
+        prepared = prepare(request, device=device, store=store, residents=KeepsNothing())
+    except ModelError as e:
+        return Replay(agrees=None, said=str(e))
+    try:
+        if prepared.hit is Hit.STORED:
+            return Replay(agrees=True, said=f"agrees with eager within {entry.parts['tolerance']}")
+        return Replay(agrees=False, said=prepared.loaded.fallback or prepared.miss_reason or "was not loaded")
+    finally:
+        prepared.loaded.close()
+
+
+def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python: tuple[Path, ...]) -> Request:
+    """The request that has these key parts. Raises ValueError where none can be told from them."""
+    source, shape, dtype = _source(parts, folders), *_input(parts)
+    args: dict[str, Any] = json.loads(parts.get("model.args", "{}"))
+    streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
+    try:
+        return Request(
+            model=ModelSpec.model_validate(
+                {
+                    "source": source,
+                    "args": args,
+                    "dtype": parts["model.dtype"],
+                    "weights": parts.get("model.weights_entry"),
+                }
+            ),
+            shape=tuple(shape[1:]),
+            dtype=dtype,
+            batch_size=shape[0],
+            schedule=ScheduleSpec.model_validate(
+                {
+                    "streams": streams if streams == "auto" else int(streams),
+                    "fuse": parts["schedule.fuse"],
+                    "in_flight": in_flight if in_flight == "auto" else int(in_flight),
+                    "tolerance": float(parts["tolerance"]),
+                    "on_miss": "eager",
+                }
+            ),
+            embedding="embedding" in parts.get("outputs", ""),
+            allowed_python=allowed_python,
+        )
+    except (KeyError, NimbleError) as e:
+        raise ValueError(f"its key does not tell how to ask for it: {e}") from e
+
+
+def _source(parts: Mapping[str, str], folders: Sequence[Path]) -> str:
+    source = parts.get("model.source", "")
+    scheme, _, target = source.partition(":")
+    if scheme in ("torchvision", "timm"):
+        return source
+    if scheme not in _IN_FOLDERS:
+        raise ValueError(f"its model, {source or 'unnamed'}, cannot be built from its key")
+    name, *rest = target.split(":")
+    for folder in folders:
+        if (folder / name).is_file():
+            return ":".join([scheme, str(folder / name), *rest])
+    raise ValueError(f"its model's file, {name}, is not in {', '.join(map(str, folders))}")
+
+
+def _input(parts: Mapping[str, str]) -> tuple[list[int], str]:
+    found = _INPUT.fullmatch(parts.get("input", ""))
+    if not found:
+        raise ValueError(f"its input, {parts.get('input') or 'unnamed'}, is not that of a job")
+    shape = [int(size) for size in ast.literal_eval(found[2])]
+    if not shape:
+        raise ValueError("its input has no batch dimension")
+    return shape, "int64" if found[1] == "int64" else "float32"

@@ -1,0 +1,127 @@
+"""Take schedules over from a file of another state folder: only for this device and software, and only whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from nimble_jobs import graph
+from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import NotFound, PlanError, UsageError
+from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.schedule import FORMAT_VERSION, Schedule
+from nimble_jobs.store import ScheduleEntry, Store
+from nimble_jobs.store.bundle import Bundle, Bundled
+from nimble_jobs.store.schedule_rows import needed_by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What became of one schedule of the file."""
+
+    key: str
+    model: str
+    input: str
+    taken: bool
+    said: str
+
+
+def take_over(
+    path: Path, *, store: Store, now: float, agreed: Callable[[int], bool], dry_run: bool = False
+) -> list[Taken]:
+    """Import every schedule of a file that `write_bundle` wrote, or none of them.
+
+    Digests, format, keys (from their parts), plans, device and software are checked before anything is stored; the
+    comparison with eager follows at the first load, as always. One that is stored here already stays as it is.
+    `agreed` is asked, with the bytes of machine code in the file, before that may ever run. Raises UsageError with one
+    line for each schedule that is refused.
+    """
+    here = [devices.facts(device) for device in _devices()]
+    with Bundle(path) as bundle:
+        problems: list[str] = []
+        schedules: dict[str, Schedule] = {}
+        for bundled in bundle.schedules:
+            try:
+                schedules[bundled.key] = _checked(bundle, bundled, here)
+            except _Refused as e:
+                problems.append(f"{path}: schedule {bundled.key[:12]}: {e}; nothing was imported")
+        if problems:
+            raise UsageError("\n".join(problems))
+        code = {ref.name: ref.bytes for b in bundle.schedules for ref in b.artifacts if ref.kind == "kernels"}
+        if code and not dry_run and not agreed(sum(code.values())):
+            return []
+        return [_take(bundle, bundled, schedules[bundled.key], store, now, dry_run) for bundled in bundle.schedules]
+
+
+class _Refused(Exception):
+    """A schedule that must not be stored here."""
+
+
+def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Schedule:
+    if schedule_key(bundled.parts) != bundled.key:
+        raise _Refused("its key is not that of its parts")
+    if bundled.parts.get("format") != str(FORMAT_VERSION):
+        raise _Refused(f"written in format {bundled.parts.get('format')}; this version reads {FORMAT_VERSION}")
+    foreign = min((_foreign(bundled.parts, facts) for facts in here), key=len)
+    if foreign:
+        raise _Refused("made elsewhere: " + "; ".join(foreign))
+    text = bundle.text(bundled)
+    try:
+        schedule = Schedule.from_json(text)
+        graph.check_plan(schedule.program, schedule.plan)
+        canonical = schedule.to_json() == text
+    except (ValueError, PlanError, RecursionError) as e:
+        raise _Refused(str(e)) from e
+    if not canonical:
+        raise _Refused("its JSON is not in the canonical form")
+    if schedule.key != bundled.key:
+        raise _Refused(f"its JSON is that of schedule {schedule.key[:12]}")
+    if needed_by(schedule) != set(bundled.artifacts):
+        raise _Refused("its artifacts in the file are not those that it needs")
+    for ref in bundled.artifacts:
+        bundle.artifact(ref)
+    return schedule
+
+
+def _foreign(parts: dict[str, str], facts: dict[str, str]) -> list[str]:
+    """How a schedule's device and software differ from those of a device here."""
+    return [
+        f"{name} is {parts.get(name, 'absent')}, here {fact}" for name, fact in facts.items() if parts.get(name) != fact
+    ]
+
+
+def _take(bundle: Bundle, bundled: Bundled, schedule: Schedule, store: Store, now: float, dry_run: bool) -> Taken:
+    described = {
+        "key": bundled.key,
+        "model": bundled.parts.get("model.source", ""),
+        "input": bundled.parts.get("input", ""),
+    }
+    there = _stored(store, bundled.key)
+    if there is not None:
+        return Taken(**described, taken=False, said=f"is stored here already, {there.state.value}; left as it is")
+    if dry_run:
+        return Taken(**described, taken=True, said="would be imported")
+    built_at = datetime.fromtimestamp(bundled.created_at, UTC).isoformat(timespec="seconds")
+    origin = {"built_at": built_at} | bundled.provenance | {"imported_from": bundle.name}
+    with store.artifacts.in_use():
+        for ref in bundled.artifacts:
+            store.artifacts.put(bundle.artifact(ref))
+        store.schedules.save(schedule, parts=bundled.parts, now=now, origin=origin)
+    store.keep_to_size(now, in_use=[bundled.key])
+    return Taken(**described, taken=True, said="imported")
+
+
+def _stored(store: Store, key: str) -> ScheduleEntry | None:
+    try:
+        return store.schedules.get(key)
+    except NotFound:
+        return None
+
+
+def _devices() -> list[torch.device]:
+    """Every device of this machine."""
+    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]

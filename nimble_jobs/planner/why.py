@@ -1,0 +1,78 @@
+"""Is there a schedule for a request; if not, what of its key differs from the schedule that comes nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
+from nimble_jobs.store.prune import aged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A part of a key that two keys do not share. None where a key has no such part."""
+
+    part: str
+    wanted: str | None
+    stored: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """The answer."""
+
+    key: str
+    parts: dict[str, str]
+    hit: bool
+    reason: str | None  # of a miss
+    nearest: ScheduleEntry | None  # of a miss; None where nothing is stored
+    differences: tuple[Difference, ...]  # from the nearest
+
+
+def why(request: Request, *, device: torch.device, store: Store) -> Why:
+    """Compute the key and compare it with the stored ones. The model is not built. Raises ModelError."""
+    parts = key_parts(request, device)
+    key = schedule_key(parts)
+    found = store.schedules.lookup(key)
+    if found.stored is not None:
+        return Why(key=key, parts=parts, hit=True, reason=None, nearest=None, differences=())
+    near = nearest(parts, aged(store.schedules.list()))
+    return Why(
+        key=key,
+        parts=parts,
+        hit=False,
+        reason=found.reason,
+        nearest=near,
+        differences=differences(parts, near.parts) if near else (),
+    )
+
+
+def nearest(parts: Mapping[str, str], entries: Sequence[ScheduleEntry]) -> ScheduleEntry | None:
+    """The entry whose key differs in the fewest parts, those of the same model before all others.
+
+    Among equals a ready one comes first, then the one that was used last.
+    """
+    model = parts.get("model.source")
+    return min(
+        entries,
+        key=lambda entry: (
+            entry.parts.get("model.source") != model,
+            len(differences(parts, entry.parts)),
+            entry.state != ScheduleState.READY,
+            -entry.last_used_at,
+        ),
+        default=None,
+    )
+
+
+def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
+    """The parts that differ, by name."""
+    return tuple(
+        Difference(part=name, wanted=wanted.get(name), stored=stored.get(name))
+        for name in sorted({*wanted, *stored})
+        if wanted.get(name) != stored.get(name)
+    )

@@ -1,0 +1,208 @@
+"""One file with stored schedules and all that they need, and its reading, which trusts nothing in it.
+
+A ZIP archive: `manifest.json` names every schedule with its key parts, and every other member with its SHA-256.
+Nothing is unpacked to disk under a name from the archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from nimble_jobs import __version__
+from nimble_jobs.errors import UsageError
+from nimble_jobs.store.home import written_whole
+from nimble_jobs.store.records import ArtifactRef, ScheduleState, dump, sha256
+
+if TYPE_CHECKING:
+    from nimble_jobs.store.store import Store
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_TEXT_BYTES = 512 << 20
+MAX_ARTIFACT_BYTES = 8 << 30
+_MANIFEST = "manifest.json"
+_HEX = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundled:
+    """A schedule in such a file, as the file describes it."""
+
+    key: str
+    parts: dict[str, str]
+    provenance: dict[str, str]
+    created_at: float
+    text_sha256: str
+    text_bytes: int
+    artifacts: tuple[ArtifactRef, ...]
+
+
+def write_bundle(store: Store, keys: Sequence[str], path: Path, now: float) -> int:
+    """Write the schedules, every byte of them hashed again, to a new file; returns its size.
+
+    Raises UsageError where the file exists or a schedule is not ready, NotFound, Damaged.
+    """
+    if path.exists():
+        raise UsageError(f"{path}: exists already; expected the name of a new file")
+    with (
+        store.artifacts.in_use(),
+        written_whole(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        described = [_written(store, key, archive) for key in dict.fromkeys(keys)]
+        head = {"format": FORMAT, "nimble_jobs": __version__, "created_at": now}
+        archive.writestr(_MANIFEST, dump(head | {"schedules": described}))
+    return path.stat().st_size
+
+
+def _written(store: Store, key: str, archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Write one schedule, with those of its artifacts that are not in the archive yet; its entry in the manifest."""
+    stored = store.schedules.verified(key)
+    if stored.state != ScheduleState.READY:
+        raise UsageError(f"schedule {key[:12]}: is {stored.state.value}: {stored.reason}; expected a ready one")
+    archive.writestr(f"schedules/{key}.json", stored.text)
+    for ref in stored.artifacts:
+        if f"artifacts/{ref.name}" not in archive.NameToInfo:
+            archive.writestr(f"artifacts/{ref.name}", store.artifacts.get(ref.name), zipfile.ZIP_STORED)
+    return {
+        "key": key,
+        "parts": stored.parts,
+        "provenance": stored.provenance,
+        "created_at": stored.created_at,
+        "text_sha256": sha256(stored.text),
+        "text_bytes": len(stored.text.encode()),
+        "artifacts": [asdict(ref) for ref in stored.artifacts],
+    }
+
+
+class Bundle:
+    """Such a file, opened. Every method raises UsageError for a file that is not one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name = path.name
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as e:
+            raise UsageError(f"{path}: {e}; expected a file that `cache export` wrote") from e
+        try:
+            self.schedules = self._schedules()
+        except BaseException:
+            self._archive.close()
+            raise
+
+    def text(self, bundled: Bundled) -> str:
+        """The JSON of a schedule, its digest verified."""
+        member = f"schedules/{bundled.key}.json"
+        data = self._read(member, bundled.text_bytes, MAX_TEXT_BYTES)
+        if hashlib.sha256(data).hexdigest() != bundled.text_sha256:
+            raise self._refused(f"{member}: its SHA-256 is not the one that the manifest names")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as e:
+            raise self._refused(f"{member}: {e}") from e
+
+    def artifact(self, ref: ArtifactRef) -> bytes:
+        """The bytes of an artifact, its digest verified."""
+        member = f"artifacts/{ref.name}"
+        data = self._read(member, ref.bytes, MAX_ARTIFACT_BYTES)
+        if hashlib.sha256(data).hexdigest() != ref.name:
+            raise self._refused(f"{member}: its bytes do not have the SHA-256 that names them")
+        return data
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _schedules(self) -> tuple[Bundled, ...]:
+        names = self._archive.namelist()
+        if len(set(names)) != len(names):
+            raise self._refused("holds a name twice")
+        if _MANIFEST not in names:
+            raise self._refused(f"has no {_MANIFEST}")
+        try:
+            raw = json.loads(self._read(_MANIFEST, None, MAX_MANIFEST_BYTES))
+            if raw["format"] != FORMAT:
+                raise self._refused(f"{_MANIFEST}: format {raw['format']!r}; this version reads {FORMAT}")
+            schedules = tuple(_bundled(each) for each in raw["schedules"])
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            if isinstance(e, UsageError):
+                raise
+            raise self._refused(f"{_MANIFEST}: {type(e).__name__}: {e}") from e
+        expected = {_MANIFEST, *(f"schedules/{s.key}.json" for s in schedules)}
+        expected |= {f"artifacts/{ref.name}" for s in schedules for ref in s.artifacts}
+        for name in sorted(set(names) ^ expected):
+            raise self._refused(f"{name!r} is {'not in the manifest' if name in names else 'missing'}")
+        if len({s.key for s in schedules}) != len(schedules):
+            raise self._refused(f"{_MANIFEST}: names a schedule twice")
+        return schedules
+
+    def _read(self, member: str, nbytes: int | None, limit: int) -> bytes:
+        """A whole member, never more of it than was promised."""
+        if nbytes is not None and nbytes > limit:
+            raise self._refused(f"{member}: {nbytes} bytes; expected at most {limit}")
+        promised = limit if nbytes is None else nbytes
+        if self._archive.getinfo(member).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise self._refused(f"{member}: compressed in another way than ours")
+        try:
+            with self._archive.open(member) as file:
+                data = file.read(promised + 1)
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as e:
+            raise self._refused(f"{member}: cannot be read ({e})") from e
+        if len(data) > promised or (nbytes is not None and len(data) != nbytes):
+            raise self._refused(f"{member}: has not the {promised} bytes that it should")
+        return data
+
+    def _refused(self, problem: str) -> UsageError:
+        return UsageError(f"{self._path}: {problem}; expected a file that `cache export` wrote")
+
+
+def _bundled(raw: Any) -> Bundled:
+    """Raises ValueError, TypeError, KeyError, AttributeError for anything else than a description of a schedule."""
+    artifacts = tuple(
+        ArtifactRef(name=_hex(ref["name"]), kind=_text(ref["kind"]), bytes=_count(ref["bytes"]))
+        for ref in raw["artifacts"]
+    )
+    return Bundled(
+        key=_hex(raw["key"]),
+        parts={_text(name): _text(part) for name, part in raw["parts"].items()},
+        provenance={_text(name): _text(fact) for name, fact in raw["provenance"].items()},
+        created_at=float(raw["created_at"]),
+        text_sha256=_hex(raw["text_sha256"]),
+        text_bytes=_count(raw["text_bytes"]),
+        artifacts=artifacts,
+    )
+
+
+def _hex(value: Any) -> str:
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise ValueError(f"found {value!r:.80}; expected a SHA-256 in lower-case hex")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"found {value!r:.80}; expected a text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"found {value!r:.80}; expected a number of bytes")
+    return value

@@ -1,0 +1,52 @@
+"""The size that a user allows the schedules of a state folder: NIMBLE_JOBS_CACHE_SIZE, kept after each save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from nimble_jobs.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.store.store import Store
+
+VARIABLE = "NIMBLE_JOBS_CACHE_SIZE"
+
+
+def limit_bytes() -> int | None:
+    """What the environment says; None where it says nothing. Raises UsageError."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    from nimble_jobs.spec.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as e:
+        raise UsageError(f"{VARIABLE}: {e}") from e
+
+
+def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> None:
+    """Remove what is over the limit, least recently used first, and note it as an event.
+
+    Schedules `in_use`, and those that a live worker holds resident, stay. What cannot be removed is noted, too: the
+    job at hand has its schedule all the same.
+    """
+    limit = limit_bytes()
+    if limit is None:
+        return
+    from nimble_jobs.store import prune
+
+    removals = prune.look(store, prune.Wish(max_bytes=limit), now, in_use=in_use)
+    if not removals.schedules:
+        return
+    try:
+        count = prune.remove(store, removals)
+    except StoreError as e:
+        store.jobs.event("pruned", f"{VARIABLE}: nothing was removed: {e}", now=now)
+        return
+    keys = [r.entry.key for r in removals.schedules]
+    store.jobs.event(
+        "pruned", f"{VARIABLE}: {count} schedules, {removals.bytes:,} bytes removed", data={"keys": keys}, now=now
+    )

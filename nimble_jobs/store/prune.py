@@ -1,0 +1,159 @@
+"""Which schedules and artifacts nobody needs any more, and their removal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nimble_jobs.spec.units import format_bytes, format_duration
+from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState
+from nimble_jobs.store.toolchain import Toolchain, toolchain
+
+if TYPE_CHECKING:
+    from nimble_jobs.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What may go. A schedule goes for the first reason that applies."""
+
+    quarantined: bool = False
+    stale: bool = False
+    unused_for_s: float | None = None
+    max_bytes: int | None = None  # of all schedules together; the least recently used go first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """A schedule to remove."""
+
+    entry: ScheduleEntry
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removals:
+    """What is to be removed. Making this changes nothing."""
+
+    schedules: tuple[Removal, ...]
+    artifacts: tuple[str, ...]  # that no schedule needs then
+    bytes: int  # of both
+    kept: tuple[Removal, ...]  # `why` says why they should have gone; a live worker holds them
+
+
+def aged(entries: Sequence[ScheduleEntry], here: Toolchain | None = None) -> list[ScheduleEntry]:
+    """The entries, with the state `stale` where the software of this machine differs from what they were made with."""
+    here = here or toolchain()
+    return [_aged(entry, here) for entry in entries]
+
+
+def look(
+    store: Store,
+    wish: Wish,
+    now: float,
+    *,
+    keys: Collection[str] = (),
+    in_use: Collection[str] = (),
+    force: bool = False,
+) -> Removals:
+    """What the wish, or the removal of `keys`, takes away.
+
+    What is `in_use`, or resident in a live worker, stays unless `force`d: that worker's next job would have to build it
+    anew.
+    """
+    entries = aged(store.schedules.list())
+    artifacts = store.schedules.artifacts()
+    resident = {*in_use, *store.schedules.residents([worker.id for worker in store.workers.live()])}
+    chosen = [Removal(entry=entry, why="named") for entry in entries if entry.key in keys]
+    chosen += [r for r in _chosen(entries, artifacts, wish, now, resident) if r.entry.key not in keys]
+    going = tuple(r for r in chosen if force or r.entry.key not in resident)
+    gone = {r.entry.key for r in going}
+    needed = {ref.name for key, refs in artifacts.items() if key not in gone for ref in refs}
+    unneeded = tuple(name for name in store.artifacts.names() if name not in needed)
+    texts = sum(_text_bytes(r.entry, artifacts) for r in going)
+    return Removals(
+        schedules=going,
+        artifacts=unneeded,
+        bytes=texts + sum(store.artifacts.size(name) for name in unneeded),
+        kept=tuple(r for r in chosen if r.entry.key in resident and r.entry.key not in gone),
+    )
+
+
+def remove(store: Store, removals: Removals) -> int:
+    """Carry it out; how many schedules went. Waits until nobody loads or saves. Raises StoreError.
+
+    What was saved anew since `look`, and artifacts that it needs, stay.
+    """
+    with store.artifacts.alone():
+        digests = {r.entry.key: r.entry.sha256 for r in removals.schedules}
+        count = store.schedules.remove(digests, digests=digests)
+        needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
+        for name in removals.artifacts:
+            if name not in needed:
+                store.artifacts.remove(name)
+    return count
+
+
+def stored_bytes(entries: Sequence[ScheduleEntry], artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:
+    """Bytes of schedules and their artifacts; an artifact that several need counts once."""
+    shared = {ref.name: ref.bytes for entry in entries for ref in artifacts.get(entry.key, ())}
+    return sum(_text_bytes(entry, artifacts) for entry in entries) + sum(shared.values())
+
+
+def _aged(entry: ScheduleEntry, here: Toolchain) -> ScheduleEntry:
+    if entry.state != ScheduleState.READY:
+        return entry
+    why = here.outdated(entry.parts)
+    return entry if why is None else replace(entry, state=ScheduleState.STALE, reason=why)
+
+
+def _chosen(
+    entries: Sequence[ScheduleEntry],
+    artifacts: Mapping[str, Collection[ArtifactRef]],
+    wish: Wish,
+    now: float,
+    resident: Collection[str],
+) -> list[Removal]:
+    chosen = []
+    for entry in entries:
+        unused_s = max(0.0, now - entry.last_used_at)
+        if wish.quarantined and entry.state == ScheduleState.QUARANTINED:
+            chosen.append(Removal(entry=entry, why=f"quarantined: {entry.reason}"))
+        elif wish.stale and entry.state == ScheduleState.STALE:
+            chosen.append(Removal(entry=entry, why=f"stale: {entry.reason}"))
+        elif wish.unused_for_s is not None and unused_s >= wish.unused_for_s:
+            chosen.append(Removal(entry=entry, why=f"unused for {format_duration(unused_s)}"))
+    if wish.max_bytes is not None:
+        gone = {r.entry.key for r in chosen if r.entry.key not in resident}
+        left = [entry for entry in entries if entry.key not in gone]
+        chosen += _over(left, artifacts, wish.max_bytes, {r.entry.key for r in chosen} | set(resident))
+    return chosen
+
+
+def _over(
+    entries: Sequence[ScheduleEntry],
+    artifacts: Mapping[str, Collection[ArtifactRef]],
+    max_bytes: int,
+    spared: Collection[str],
+) -> list[Removal]:
+    """The least recently used that must go so that the others fit."""
+    total = stored_bytes(entries, artifacts)
+    users = Counter(ref.name for entry in entries for ref in artifacts.get(entry.key, ()))
+    found = []
+    for entry in sorted(entries, key=lambda entry: (entry.last_used_at, entry.key)):
+        if total <= max_bytes:
+            break
+        if entry.key in spared:
+            continue
+        total -= _text_bytes(entry, artifacts)
+        for ref in artifacts.get(entry.key, ()):
+            users[ref.name] -= 1
+            total -= ref.bytes if not users[ref.name] else 0
+        found.append(Removal(entry=entry, why=f"over {format_bytes(max_bytes)}, and least recently used"))
+    return found
+
+
+def _text_bytes(entry: ScheduleEntry, artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:
+    return entry.bytes - sum(ref.bytes for ref in artifacts.get(entry.key, ()))

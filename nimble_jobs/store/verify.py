@@ -1,0 +1,61 @@
+"""Is every byte of the stored schedules still what was written? What is not is quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nimble_jobs.errors import NotFound, StoreError
+from nimble_jobs.store.records import ScheduleEntry, ScheduleState
+
+if TYPE_CHECKING:
+    from nimble_jobs.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of one schedule."""
+
+    entry: ScheduleEntry
+    sound: bool
+    found_now: bool = False  # it was ready until this look
+    said: str = ""
+    hashed_bytes: int = 0
+
+
+def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterator[Verdict]:
+    """Hash each schedule's row, text and artifacts again; quarantine those that are not what was stored.
+
+    One that is quarantined already is said to be, and is not sound.
+    """
+    for entry in entries:
+        if entry.state == ScheduleState.QUARANTINED:
+            yield Verdict(entry=entry, sound=False, said=f"quarantined before: {entry.reason}")
+            continue
+        try:
+            with store.artifacts.in_use():
+                stored = store.schedules.verified(entry.key)
+                if entry.state == ScheduleState.READY:  # the JSON of another format means nothing here
+                    stored.load()
+                artifacts = [len(store.artifacts.get(ref.name)) for ref in stored.artifacts]
+        except (StoreError, NotFound) as e:
+            if entry.key not in {left.key for left in store.schedules.list()}:
+                continue  # removed by somebody meanwhile
+            store.schedules.quarantine(entry.key, str(e), now, digest=entry.sha256)
+            yield Verdict(entry=entry, sound=False, found_now=True, said=str(e))
+        else:
+            yield Verdict(entry=entry, sound=True, hashed_bytes=len(stored.text.encode()) + sum(artifacts))
+
+
+def damaged_leftovers(store: Store) -> list[str]:
+    """One line for each artifact that no schedule needs and that is damaged. Nothing ever reads one."""
+    needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
+    found = []
+    for name in store.artifacts.names():
+        if name not in needed:
+            try:
+                store.artifacts.get(name)
+            except (StoreError, NotFound) as e:
+                found.append(str(e))
+    return found

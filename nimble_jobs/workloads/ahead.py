@@ -1,0 +1,59 @@
+"""Schedules that a spec asks for, without running its job: is it stored, and if not, why; build it now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from nimble_jobs.data import open_reader
+from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import UsageError
+from nimble_jobs.models import permission
+from nimble_jobs.planner import Request
+from nimble_jobs.planner.ahead import Ahead, build_ahead
+from nimble_jobs.planner.replay import Replay, replay
+from nimble_jobs.planner.why import Why
+from nimble_jobs.planner.why import why as planner_why
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import ScheduleEntry, Store
+from nimble_jobs.workloads.score import request_of
+
+
+def asked(spec: JobSpec, allowed_python: tuple[Path, ...] = ()) -> tuple[Request, torch.device]:
+    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning, which has no schedule yet."""
+    if spec.kind != "score":
+        raise UsageError(f"kind: {spec.kind} has no schedule; expected score")
+    with open_reader(spec.input) as reader:
+        request = request_of(spec, reader, allowed_python)
+    return request, devices.resolve(spec.run.device)
+
+
+def why(spec: JobSpec, *, store: Store) -> Why:
+    """Hit or miss, and what differs. Nothing is built."""
+    request, device = asked(spec)
+    return planner_why(request, device=device, store=store)
+
+
+def build(
+    spec: JobSpec, *, store: Store, batch_sizes: Sequence[int] = (), allowed_python: tuple[Path, ...] = ()
+) -> Iterator[Ahead]:
+    """Build the schedule of each batch size (none: the spec's own), one after the other."""
+    permission.check(spec.model, allowed_python)
+    request, device = asked(spec, allowed_python)
+    for size in batch_sizes or (request.batch_size,):
+        yield build_ahead(replace(request, batch_size=size), device=device, store=store)
+
+
+def replay_stored(
+    entries: Sequence[ScheduleEntry], *, store: Store, allowed_python: tuple[Path, ...] = ()
+) -> Iterator[tuple[ScheduleEntry, Replay]]:
+    """Replay schedules against eager where this machine has their device; files are looked for in the current folder
+    and in those of `allowed_python`.
+    """
+    for entry in entries:
+        device = devices.resolve("auto" if entry.parts.get("device") == "cuda" else "cpu")
+        folders = [Path.cwd(), *allowed_python]
+        yield entry, replay(entry, device=device, store=store, folders=folders, allowed_python=allowed_python)
