@@ -97,7 +97,7 @@ def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
         for step in bound.steps:
             for buffer in step.drops:
                 del env[buffer]
-            scratch = dict(env)
+            scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
             step.call(env)
             graphs.append(torch.cuda.CUDAGraph())
             times.append(_one_task_us(step, scratch, graphs[-1], pool, stream))

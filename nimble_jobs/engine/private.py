@@ -29,6 +29,7 @@ __all__ = [
     "has_kernel",
     "launch_kernel",
     "modes_off",
+    "returns_seeds",
     "returns_unused_seeds",
     "storage_id",
     "tested_version",
@@ -90,8 +91,10 @@ def write_arguments(
 
 
 def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call of the operator draws from a generator. Attention does only where its dropout is not zero."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
+    """Whether this call of the operator draws from a generator. Attention does only where its dropout is not zero, and
+    its backward never does: it is given the forward's seeds.
+    """
+    if torch.Tag.nondeterministic_seeded not in op.tags or "_attention_backward" in str(op):
         return False
     for position, argument in enumerate(op._schema.arguments):
         if argument.name == "dropout_p":
@@ -103,6 +106,14 @@ def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
 def returns_unused_seeds(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what the call returns on the host is only the seed of a dropout that did not happen: attention's."""
     return "_attention" in str(op) and not draws_random(op, args, kwargs)
+
+
+def returns_seeds(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the call returns the seeds of a dropout, for its backward to draw the same mask: attention's.
+
+    They lie on the host while nothing is captured, and on the device inside of a capture.
+    """
+    return "_attention" in str(op) and draws_random(op, args, kwargs)
 
 
 def write_only_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:

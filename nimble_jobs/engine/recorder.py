@@ -21,6 +21,7 @@ from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
     modes_off,
+    returns_seeds,
     returns_unused_seeds,
     storage_id,
     tree_leaves,
@@ -139,9 +140,11 @@ class Recorder(TorchDispatchMode):
             for t in tree_leaves(args[position] if position < len(args) else kwargs.get(name))
             if isinstance(t, torch.Tensor)
         ]
-        fresh = [t for t in outputs if storage_id(t) not in self._index and t.device.type == self.device.type]
+        seeds = returns_seeds(op, args, kwargs)
+        kept = result if seeds else _tensors_on(self.device, result)
         strays = any(t.device.type != self.device.type for t in outputs)
-        if strays and not returns_unused_seeds(op, args, kwargs):
+        fresh = [t for t in tree_leaves(kept) if isinstance(t, torch.Tensor) and storage_id(t) not in self._index]
+        if strays and not seeds and not returns_unused_seeds(op, args, kwargs):
             raise CannotRecord(f"{op} at {self._source()} moves data from the device to the host")
         write_only = write_only_arguments(op)
         for name in write_only:
@@ -161,7 +164,7 @@ class Recorder(TorchDispatchMode):
                 op=str(op),
                 args=encoded,
                 kwargs=encoded_kwargs,
-                outputs=encode(_tensors_on(self.device, result), self._view, self.device),
+                outputs=encode(kept, self._view, self.device),
                 reads=reads,
                 writes=tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh)))),
                 mutates=mutates,
@@ -265,7 +268,7 @@ class Recorder(TorchDispatchMode):
             if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
                 return value
             if storage_id(value) in self._index:
-                if value.dim() == 0:
+                if value.dim() == 0 or self._buffers[self._index[storage_id(value)]].kind is BufferKind.INTERMEDIATE:
                     return value
                 raise CannotRecord(f"{op} at {self._source()} reads a host tensor that changes between replays")
             if value.dim() == 0:

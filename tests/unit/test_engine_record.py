@@ -219,3 +219,31 @@ def test_operators_fill_planned_buffers_where_they_can() -> None:
         assert all(t.op.endswith("out") and t.outputs is not None for t in program.tasks)
         assert {v for t in program.tasks for v in t.writes} == {v for t in program.tasks for v in t.mutates}
         assert all(not set(t.reads) & set(t.writes) for t in program.tasks)
+
+
+def test_seeds_on_the_host_are_made_by_one_task_and_read_by_another() -> None:
+    """Attention returns the seeds of its dropout on the host while nothing is captured; they are no constants."""
+    library = torch.library.Library("nimble_jobs_test", "FRAGMENT")  # lives as long as the test
+    tags = (torch.Tag.nondeterministic_seeded,)
+    library.define("_some_attention(Tensor x, float dropout_p=0.) -> (Tensor, Tensor)", tags=tags)
+    library.define("_some_attention_backward(Tensor x, Tensor seed, float dropout_p=0.) -> Tensor", tags=tags)
+    library.impl("_some_attention", lambda x, dropout_p=0.0: (torch.empty_like(x), torch.tensor(3)), "Meta")
+    library.impl(
+        "_some_attention_backward", lambda x, seed, dropout_p=0.0: torch.empty_like(x), "CompositeExplicitAutograd"
+    )
+    ops = torch.ops.nimble_jobs_test
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y, seed = ops._some_attention(x, 0.5)
+        result: torch.Tensor = ops._some_attention_backward(y, seed, 0.5)
+        return result
+
+    x = torch.empty(3, device="meta")
+    program = record(call, {"x": x}, {}, x.device).program
+    first, second = (t for t in program.tasks if "attention" in t.op)
+    (seed,) = [v for v in first.writes if v.shape == ()]
+    assert program.buffers[seed.buffer].kind is BufferKind.INTERMEDIATE
+    assert seed in second.reads
+    assert first.random
+    assert not second.random
+    assert not program.constants
