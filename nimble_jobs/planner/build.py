@@ -70,7 +70,8 @@ def build_best(
     """The fastest schedule found for a module that lies on `device`, captured.
 
     `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
-    another memory layout, as the schedule says. With `keep_integers` checks use the integers of `inputs`, in another
+    another memory layout, as the schedule says; where it says that some are folded, the module is not needed any more,
+    and its twin in the answer takes its place. With `keep_integers` checks use the integers of `inputs`, in another
     order, instead of random ones. Raises CannotRecord where the model does what no schedule can hold, EngineError
     where it cannot be captured, OutOfMemory.
     """
@@ -113,7 +114,7 @@ def build_best(
         device=devices.describe(device),
         eager_us=eager_us,
         replay_us=found.replay_us,
-        peak_bytes=sum(i.bytes for i in instances) + _folded_bytes(module, found.module),
+        peak_bytes=sum(i.bytes for i in instances),
         build_s=time.perf_counter() - start,
     )
     return Built(
@@ -124,13 +125,6 @@ def build_best(
         binaries=binaries,
         failure=failure,
     )
-
-
-def _folded_bytes(module: nn.Module, bound: nn.Module) -> int:
-    """Bytes of the weights that a folded copy has beside the module's."""
-    shared = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    own = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in bound.parameters()}
-    return sum(nbytes for address, nbytes in own.items() if address not in shared)
 
 
 def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:

@@ -50,8 +50,7 @@ class Loaded:
     key: str
     request: Request
     device: torch.device
-    module: nn.Module
-    bound: nn.Module | None = None  # whose weights the instances read: the module, or its folded copy
+    module: nn.Module  # whose weights the instances read
     instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None
@@ -62,8 +61,9 @@ class Loaded:
     @property
     def bytes(self) -> int:
         """Device memory of the module's state and the instances."""
-        tensors = [t for m in (self.module, self.bound) if m is not None for t in state_of(m).values()]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(self.module).values()
+        }
         return sum(storages.values()) + sum(i.bytes for i in self.instances)
 
     def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
@@ -86,4 +86,3 @@ class Loaded:
         self.instances = ()
         self._flight = None
         self.module = nn.Identity()
-        self.bound = None

@@ -186,7 +186,7 @@ def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
     restored = restore(
         loaded.module, schedule, example, loaded.device, store, lambda instance: _check(instance, loaded, schedule)
     )
-    loaded.schedule, loaded.bound, loaded.instances = schedule, restored.module, restored.instances
+    loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
 
 
 def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
@@ -216,7 +216,7 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
         loaded.fallback = f"the schedule is quarantined: {built.failure}"
         built.close()
     else:
-        loaded.bound, loaded.instances = built.module, built.instances
+        loaded.module, loaded.instances = built.module, built.instances
 
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
@@ -229,3 +229,4 @@ def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
         store.schedules.save(built.schedule, parts=parts, now=time.time())
     if built.failure is not None:
         store.schedules.refuse(built.schedule.key, built.failure, time.time())
+    store.keep_to_size(time.time(), in_use=[built.schedule.key])

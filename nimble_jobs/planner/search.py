@@ -25,7 +25,7 @@ from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Layout, Source, Variants, record_source
+from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
 
 _CAPS = (2, 4, 8, 16)
@@ -95,11 +95,13 @@ class Search:
         try:
             first = Source(kernels="eager", layout="given")
             self._try(first, must=True)
-            for source in self._further_sources():
+            waiting = self._further_sources()
+            while waiting:
+                source = waiting.pop(0)
                 if time.monotonic() > self._deadline:
                     self._left_out(source.name, f"not tried: the budget of {self._options.budget_s:.0f} s was used up")
-                else:
-                    self._try(source)
+                elif not self._try(source) and source.folded and source.kernels != "eager":
+                    waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
         except BaseException:
             self._variants.use("given")
             raise
@@ -167,14 +169,13 @@ class Search:
         if self._options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif self._options.fuse != "off":
-            sources.append(Source(kernels="inductor", layout=layout))
-        if self._options.fuse == "max" and untested is None:
-            sources.append(Source(kernels="max-autotune", layout=layout))
-            if self._pairs:
-                sources.append(Source(kernels="max-autotune", layout=layout, folded=self._pairs))
+            compilers: list[Kernels] = ["inductor", "max-autotune"] if self._options.fuse == "max" else ["inductor"]
+            # the same kernels do less work over folded weights
+            sources += [Source(kernels=kernels, layout=layout, folded=self._pairs) for kernels in compilers]
         return sources
 
-    def _try(self, source: Source, *, must: bool = False) -> None:
+    def _try(self, source: Source, *, must: bool = False) -> bool:
+        """Measure the plans of a source; False where not even one stream works."""
         try:
             module = self._variants.use(source.layout, source.folded)
             recording = record_source(module, source, self._inputs, self._device)
@@ -188,11 +189,11 @@ class Search:
             if must:
                 raise
             self._left_out(source.name, f"not built: {e}")
-            return
+            return False
         single, facts = graph.single_stream(recording.program, durations_us=durations)
         one = self._measure(source, module, recording, single, facts, durations, must=must)
         if one is None or one.failure is not None:
-            return
+            return False
         fastest = one.replay_us
         plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
         if why_not is not None:
@@ -200,6 +201,7 @@ class Search:
         for plan, known in plans:
             found = self._measure(source, module, recording, plan, known, durations, under_us=fastest * PAYS)
             fastest = min(fastest, found.replay_us) if found is not None else fastest
+        return True
 
     def _measure(
         self,

@@ -223,8 +223,8 @@ def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
 ) -> None:
     """Its row may go at any moment. Its artifacts are deleted once it is loaded, and not before."""
     key = prepared(request(code), store).loaded.key
-    preparing = sys.modules["nimble_jobs.planner.prepare"]
-    capture_several = preparing.capture_several
+    restoring = sys.modules["nimble_jobs.planner.restore"]
+    capture_several = restoring.capture_several
     order: list[str] = []
 
     def delete() -> None:
@@ -244,7 +244,7 @@ def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
             return instances
 
         with monkeypatch.context() as patched:
-            patched.setattr(preparing, "capture_several", removed_meanwhile)
+            patched.setattr(restoring, "capture_several", removed_meanwhile)
             made = prepared(request(code), store)
     assert (made.hit, order) == (Hit.STORED, ["captured", "deleted"])
     assert list(store.artifacts.names()) == []
