@@ -56,7 +56,7 @@ class BadSpec:
 
 def lay_out(folder: Path) -> None:
     """The files that the specs below name."""
-    for name in ("digits.npz", "notes.txt", "net.pt2", "old.pt", "scans/a.npz"):
+    for name in ("digits.npz", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "link").symlink_to(folder / "scans")
@@ -546,14 +546,6 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
-        name="not built yet: checkpoints and resuming",
-        text=FINETUNE + "  checkpoint: {every_steps: 100}\n  resume: auto\n",
-        messages=(
-            "{file}:18: train.checkpoint: not supported yet; expected no checkpoint",
-            "{file}:19: train.resume: not supported yet; expected never",
-        ),
-    ),
-    BadSpec(
         name="score with train",
         text=SCORE + "train: {epochs: 5}\n",
         messages=("{file}:16: train: given, but kind is score; expected kind: finetune, or no train",),
@@ -571,13 +563,11 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
-        name="finetune in half precision, with a schedule",
-        text=edit(
-            ("args:", "dtype: fp16\n  args:"), ("train:\n", "schedule: {tolerance: 1e-5}\ntrain:\n"), base=FINETUNE
-        ),
+        name="finetune with replays in flight, and no schedule to find",
+        text=edit(("train:\n", "schedule:\n  on_miss: fail\n  in_flight: 4\ntrain:\n"), base=FINETUNE),
         messages=(
-            "{file}:6: model.dtype: not supported yet; expected fp32 where kind is finetune",
-            "{file}:17: schedule: not supported yet; expected the defaults, or on_miss: eager, where kind is finetune",
+            "{file}:17: schedule.on_miss: not supported yet; expected build or eager where kind is finetune",
+            "{file}:18: schedule.in_flight: more than 1; expected auto or 1, as each training step needs the one before",
         ),
     ),
     BadSpec(
@@ -614,6 +604,147 @@ BAD_SPECS = [
         messages=(
             "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected an existing one, or a job in run.after",
             "{file}:20: train.validation.every_epochs: more than train.epochs; expected at most 5",
+        ),
+    ),
+    BadSpec(
+        name="resume from weights",
+        text=FINETUNE + "  resume: old.pt\n",
+        messages=(
+            "{file}:18: train.resume: found the weights file {dir}/old.pt; expected the folder of a checkpoint, or train.init_from for a new training from these weights",
+        ),
+    ),
+    BadSpec(
+        name="init from a checkpoint",
+        text=FINETUNE + "  init_from: kept\n",
+        messages=(
+            "{file}:18: train.init_from: found the checkpoint 'kept'; expected train.resume to go on with its training, or its model.safetensors to start a new one",
+        ),
+    ),
+    BadSpec(
+        name="resume and init at once",
+        text=FINETUNE + "  resume: kept\n  init_from: old.pt\n",
+        messages=(
+            "{file}:18: train.resume: names a checkpoint, and train.init_from gives weights too; expected resume, which goes on with a training, or init_from, which starts a new one",
+        ),
+    ),
+    BadSpec(
+        name="resume from what is no checkpoint",
+        text=FINETUNE + "  resume: scans\n",
+        messages=(
+            "{file}:18: train.resume: no {dir}/scans/checkpoint.json; expected a folder with a checkpoint.json, auto or never",
+        ),
+    ),
+    BadSpec(
+        name="an output over the checkpoint",
+        text=edit(("../out/digits-score", "kept"), base=FINETUNE) + "  resume: kept\n",
+        messages=("{file}:13: output.path: is train.resume or holds it; expected a folder of its own",),
+    ),
+    BadSpec(
+        name="moments for sgd, and decay for no one",
+        text=FINETUNE + "  optimizer:\n    betas: [0.9, 0.99]\n    eps: 1e-6\n    no_decay_on_norms: true\n",
+        messages=(
+            "{file}:19: train.optimizer.betas: given, but the optimizer is sgd; expected adam or adamw, or no betas",
+            "{file}:20: train.optimizer.eps: given, but the optimizer is sgd; expected adam or adamw, or no eps",
+            "{file}:21: train.optimizer.no_decay_on_norms: true without weight_decay; expected weight_decay above 0",
+        ),
+    ),
+    BadSpec(
+        name="betas that are none",
+        text=FINETUNE + "  optimizer: {name: adam, betas: [0.9, 1]}\n",
+        messages=("{file}:18: train.optimizer.betas: found a list; expected two numbers from 0 to below 1",),
+    ),
+    BadSpec(
+        name="one beta",
+        text=FINETUNE + "  optimizer: {name: adam, betas: 0.9}\n",
+        messages=("{file}:18: train.optimizer.betas: found 0.9; expected two numbers from 0 to below 1",),
+    ),
+    BadSpec(
+        name="a warm-up before one cycle",
+        text=FINETUNE + "  lr_schedule: {name: one_cycle, warmup_steps: 5}\n",
+        messages=(
+            "{file}:18: train.lr_schedule.warmup_steps: given, but one_cycle has a rise of its own; expected another schedule, or no warmup_steps",
+        ),
+    ),
+    BadSpec(
+        name="an unknown loss",
+        text=FINETUNE + "  loss: hinge\n",
+        messages=("{file}:18: train.loss: found 'hinge'; expected cross_entropy, mse, bce or python:FILE.py:FUNCTION",),
+    ),
+    BadSpec(
+        name="a loss of the user's without a function",
+        text=FINETUNE + "  loss: python:loss.py\n",
+        messages=(
+            "{file}:18: train.loss: found 'python:loss.py'; expected cross_entropy, mse, bce or python:FILE.py:FUNCTION",
+        ),
+    ),
+    BadSpec(
+        name="a loss of the user's that is not there",
+        text=FINETUNE + "  loss: python:loss.py:fn\n",
+        messages=("{file}:18: train.loss: no file {dir}/loss.py; expected an existing file",),
+    ),
+    BadSpec(
+        name="numbers from the folders of images, smoothed",
+        text=edit(
+            ("format: npz", "format: images"), ("{x: images, id: ids, label: labels}", "{label: parent}"), base=FINETUNE
+        ).replace("digits.npz", "scans")
+        + "  loss: bce\n  label_smoothing: 0.1\n",
+        messages=(
+            "{file}:18: train.loss: bce compares numbers, and the labels of images are names of folders; expected cross_entropy, or another input.format",
+            "{file}:19: train.label_smoothing: given, but the loss is bce; expected cross_entropy, or no label_smoothing",
+        ),
+    ),
+    BadSpec(
+        name="measures without a validation",
+        text=FINETUNE + "  checkpoint: {best: val_accuracy}\n  early_stopping: {patience: 2}\n",
+        messages=(
+            "{file}:18: train.checkpoint.best: val_accuracy is measured by a validation; expected train.validation, or another measure",
+            "{file}:19: train.early_stopping.metric: val_loss is measured by a validation; expected train.validation, or another measure",
+        ),
+    ),
+    BadSpec(
+        name="the accuracy of numbers",
+        text=FINETUNE + "  loss: mse\n  checkpoint: {best: accuracy}\n",
+        messages=("{file}:19: train.checkpoint.best: mse has no accuracy; expected loss",),
+    ),
+    BadSpec(
+        name="an unknown measure",
+        text=FINETUNE + "  checkpoint: {best: f1}\n",
+        messages=("{file}:18: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",),
+    ),
+    BadSpec(
+        name="patience that never ends",
+        text=FINETUNE
+        + "  early_stopping: {patience: 3}\n  validation: {source: digits.npz, every_epochs: 2}\n"
+        + "  checkpoint: {every_epochs: 6}\n",
+        messages=(
+            "{file}:18: train.early_stopping.patience: val_loss is measured 2 times, so that it never ends the training; expected less than 2",
+            "{file}:20: train.checkpoint.every_epochs: more than train.epochs; expected at most 5",
+        ),
+    ),
+    BadSpec(
+        name="early stopping without patience",
+        text=FINETUNE + "  early_stopping: {metric: loss}\n",
+        messages=(
+            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one",
+        ),
+    ),
+    BadSpec(
+        name="a glob twice",
+        text=FINETUNE + "  freeze:\n  - conv*\n  - conv*\n",
+        messages=("{file}:20: train.freeze[1]: conv* is given twice; expected each glob once",),
+    ),
+    BadSpec(
+        name="numbers out of range in a training",
+        text=FINETUNE
+        + "  clip_norm: 0\n  accumulate: 0\n  label_smoothing: 1\n  last_batch: pad\n"
+        + "  augment: {crop_padding: -1, flip: sideways}\n",
+        messages=(
+            "{file}:18: train.clip_norm: found 0; expected more than 0",
+            "{file}:19: train.accumulate: found 0; expected at least 1",
+            "{file}:20: train.label_smoothing: found 1; expected less than 1",
+            "{file}:21: train.last_batch: found 'pad'; expected keep or drop",
+            "{file}:22: train.augment.crop_padding: found -1; expected at least 0",
+            "{file}:22: train.augment.flip: found 'sideways'; expected horizontal, vertical or both",
         ),
     ),
     BadSpec(

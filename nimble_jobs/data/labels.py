@@ -1,6 +1,7 @@
-"""Labels as class numbers. Text becomes the position in the sorted names, or in the names that a training used.
+"""Labels as class numbers, or as the numbers that a regression is to meet.
 
-Where any label written as text is a whole number, all of them are taken for numbers.
+Text becomes the position in the sorted names, or in the names that a training used. Where any label written as text is
+a whole number, all of them are taken for numbers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from nimble_jobs.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
-    """One class number a record; `bad` are the records whose label cannot be one."""
+    """One label a record; `bad` are the records that have none."""
 
-    values: np.ndarray  # int64 [total]
+    values: np.ndarray  # int64 [total], of numbers float32 [total] or [total, n]
     bad: dict[int, str]
     names: tuple[str, ...] | None  # by class number, where labels are text
 
@@ -49,6 +50,23 @@ def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where
     for i in np.flatnonzero(values < 0).tolist():
         bad[i] = f"label is {values[i]}; expected 0 or more"
     return Labels(values=values, bad=bad, names=None)
+
+
+def numbers(raw: np.ndarray, total: int, *, where: str) -> Labels:
+    """Labels as stored, one number a record or several, as float32.
+
+    Raises DataError for a column that holds no numbers.
+    """
+    if raw.ndim not in (1, 2) or len(raw) != total:
+        raise DataError(f"{where}: has shape {raw.shape}; expected ({total},) or ({total}, N), numbers for each record")
+    if raw.dtype.kind not in "biuf":
+        raise DataError(f"{where}: holds {raw.dtype}; expected numbers")
+    with np.errstate(over="ignore"):
+        values = raw.astype(np.float32)
+    wrong = ~np.isfinite(values.reshape(total, -1)).all(axis=1)
+    bad = dict.fromkeys(np.flatnonzero(wrong).tolist(), "label is missing or not finite; expected a number")
+    values[wrong] = 0.0
+    return Labels(values=values[:, 0] if values.shape == (total, 1) else values, bad=bad, names=None)
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, list_files
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
+
+Targets = Literal["classes", "numbers", "stored"]
 
 _SUFFIXES = {"npy": (".npy",), "npz": (".npz",), "parquet": (".parquet", ".pq"), "csv": (".csv",)}
 
@@ -24,7 +26,14 @@ class Reader:
     `fingerprint` changes whenever a file of the input does.
     """
 
-    def __init__(self, source: Source, *, allow_nan: bool, label_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        allow_nan: bool,
+        label_names: Sequence[str] | None = None,
+        targets: Targets = "classes",
+    ) -> None:
         if source.total == 0:
             raise DataError(f"{source.stamps[0].path}: no records; expected at least one")
         where = source.stamps[0].path
@@ -33,7 +42,10 @@ class Reader:
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
-            self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
+            if targets == "numbers" or (targets == "stored" and source.labels.dtype.kind == "f"):
+                self._labels = label_values.numbers(source.labels, source.total, where=at)
+            else:
+                self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
         self._source = source
         self._allow_nan = allow_nan
         self.total: int = source.total
@@ -153,12 +165,13 @@ class Reader:
         self.close()
 
 
-def open_reader(spec: InputSpec, *, label_names: Sequence[str] | None = None) -> Reader:
+def open_reader(spec: InputSpec, *, label_names: Sequence[str] | None = None, targets: Targets = "classes") -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
+    `targets` says what labels are: classes, numbers (float32), or what the file holds: numbers if it holds fractions.
     Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
     """
-    return Reader(_open(spec), allow_nan=spec.allow_nan, label_names=label_names)
+    return Reader(_open(spec), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
 
 
 def _open(spec: InputSpec) -> Source:

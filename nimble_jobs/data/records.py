@@ -33,7 +33,7 @@ class Batch:
     indexes: np.ndarray  # int64 [n], position in the input of each row
     ids: list[str]
     x: np.ndarray  # [n, *signature.shape], C-contiguous
-    labels: np.ndarray | None  # int64 [n]
+    labels: np.ndarray | None  # int64 [n], or numbers as float32 [n] or [n, m]
     bad: tuple[BadRecord, ...]
 
     def __len__(self) -> int:

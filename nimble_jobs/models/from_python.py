@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,9 +28,24 @@ def build(file: Path, factory: str, args: dict[str, Any], folders: Sequence[Path
     """
     main = existing(file).resolve()
     check_python(main, folders)
+    with _explained(main), imported(main) as module:
+        return _made(_named(module, factory, main, "model.source"), factory, args, main)
+
+
+def load_function(file: Path, name: str, folders: Sequence[Path], field: str) -> Callable[..., Any]:
+    """Run the file and return its function `name`; `field` is the spec's, for messages. Raises ModelError, as above."""
+    main = existing(file).resolve()
+    check_python(main, folders, field)
+    with _explained(main), imported(main) as module:
+        function: Callable[..., Any] = _named(module, name, main, field)
+        return function
+
+
+@contextmanager
+def _explained(main: Path) -> Iterator[None]:
+    """Turns whatever a user's code raises into an error that names the line."""
     try:
-        with imported(main) as module:
-            return _made(_factory(module, factory, main), factory, args, main)
+        yield
     except ModelError:
         raise
     except torch.OutOfMemoryError as e:
@@ -40,12 +56,12 @@ def build(file: Path, factory: str, args: dict[str, Any], folders: Sequence[Path
         raise ModelError(f"{_where(e, main)}: {type(e).__name__}: {_message(e)}") from e
 
 
-def _factory(module: ModuleType, name: str, main: Path) -> Any:
+def _named(module: ModuleType, name: str, main: Path, field: str) -> Any:
     found = getattr(module, name, None)
     if callable(found):
         return found
     names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    raise ModelError(f"model.source: {main} has no function or class {name!r}{similar(name, names)}")
+    raise ModelError(f"{field}: {main} has no function or class {name!r}{similar(name, names)}")
 
 
 def _made(factory: Any, name: str, args: dict[str, Any], main: Path) -> nn.Module:

@@ -50,7 +50,7 @@ def identity(spec: ModelSpec) -> dict[str, str]:
             parts["model.source"] = f"exported:{path.name}"
             parts[f"model.file:{path.name}"] = _digest(existing(path))
         case _:
-            parts.update(_python(source))
+            parts.update(python_identity(source))
     return dict(sorted(parts.items()))
 
 
@@ -79,7 +79,8 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _python(source: Source) -> dict[str, str]:
+def python_identity(source: Source) -> dict[str, str]:
+    """Digests of the Python file and of what it imports from beside it. Raises ModelError for a missing file."""
     main = existing(Path(source.target)).resolve()
     found = local_files(main)
     parts = {f"model.file:{name}": _digest(path) for name, path in found.files.items()}

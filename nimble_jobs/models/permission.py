@@ -27,10 +27,10 @@ def check(spec: ModelSpec, folders: Sequence[Path]) -> None:
             check_exported(file, opened, folders)
 
 
-def check_python(file: Path, folders: Sequence[Path]) -> None:
-    """Raises ModelError for a Python file outside of the folders."""
+def check_python(file: Path, folders: Sequence[Path], field: str = "model.source") -> None:
+    """Raises ModelError, naming the spec's field, for a Python file outside of the folders."""
     if not _allowed(file, folders):
-        raise ModelError(f"model.source: {file} may not be run; {_how_to_allow(file)}")
+        raise ModelError(f"{field}: {file} may not be run; {_how_to_allow(file)}")
 
 
 def check_exported(file: Path, opened: Any, folders: Sequence[Path]) -> None:

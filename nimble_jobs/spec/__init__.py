@@ -5,20 +5,29 @@ from nimble_jobs.spec.model import (
     FieldsSpec,
     InputSpec,
     JobSpec,
-    LrScheduleSpec,
     ModelSpec,
-    OptimizerSpec,
     OutputSpec,
     RetrySpec,
     RunSpec,
     ScheduleSpec,
-    TrainSpec,
     TransformSpec,
 )
 from nimble_jobs.spec.paths import Source, parse_source
 from nimble_jobs.spec.schema import json_schema
+from nimble_jobs.spec.training import (
+    AugmentSpec,
+    CheckpointSpec,
+    EarlyStoppingSpec,
+    LrScheduleSpec,
+    OptimizerSpec,
+    TrainSpec,
+    ValidationSpec,
+)
 
 __all__ = [
+    "AugmentSpec",
+    "CheckpointSpec",
+    "EarlyStoppingSpec",
     "FieldsSpec",
     "InputSpec",
     "JobSpec",
@@ -32,6 +41,7 @@ __all__ = [
     "Source",
     "TrainSpec",
     "TransformSpec",
+    "ValidationSpec",
     "digest",
     "dump",
     "json_schema",

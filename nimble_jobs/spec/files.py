@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nimble_jobs.spec.findings import Finding
 from nimble_jobs.spec.model import JobSpec
-from nimble_jobs.spec.paths import Source, is_file_of_weights, parse_source
+from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
 from nimble_jobs.spec.units import show
 
 Known = Callable[[Iterable[str]], bool]
@@ -36,12 +36,19 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool) -> Iter
     source = parse_source(spec.model.source) if known(("model.source",)) else None
     if check_files:
         yield from _missing_source(source)
+        if loss := _loss(spec, known):
+            yield from _missing_file("train.loss", Path(loss.target))
         if not made_earlier:
             yield from _missing({**inputs, **dict(_weights(spec, known))})
+            yield from _missing_checkpoint(spec, known)
     if known(("output.path",)):
         kept = {**inputs, **dict(_weights(spec, known))}
         if source and source.local:
             kept["model.source"] = source.target
+        if loss := _loss(spec, known):
+            kept["train.loss"] = loss.target
+        if resume := _resume(spec, known):
+            kept["train.resume"] = resume
         yield from _output(spec.output.path, kept, base)
         if check_files:
             yield from _output_place(spec.output.path)
@@ -62,6 +69,27 @@ def _weights(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
         yield "train.init_from", spec.train.init_from
 
 
+def _loss(spec: JobSpec, known: Known) -> Source | None:
+    """The file of a loss of the user's own."""
+    if spec.train is None or not known(("train.loss",)) or ":" not in spec.train.loss:
+        return None
+    return parse_source(spec.train.loss)
+
+
+def _resume(spec: JobSpec, known: Known) -> str | None:
+    """The checkpoint that the training goes on from, where one is named."""
+    named = spec.train is not None and known(("train.resume",)) and spec.train.resume not in ("auto", "never")
+    return spec.train.resume if named and spec.train else None
+
+
+def _missing_checkpoint(spec: JobSpec, known: Known) -> Iterator[Finding]:
+    path = _resume(spec, known)
+    if path is None or path.endswith(WEIGHTS_SUFFIXES):  # a rule of its own speaks of these
+        return
+    if not isfile(Path(path) / CHECKPOINT):
+        yield Finding("train.resume", f"no {Path(path) / CHECKPOINT}", f"a folder with a {CHECKPOINT}, auto or never")
+
+
 def _suffix(field: str, path: str, format_: str) -> Iterator[Finding]:
     """A suffix that belongs to another format is a mistake; one that belongs to none is the reader's to judge."""
     suffix = Path(path).suffix.lower()
@@ -77,8 +105,13 @@ def _missing_source(source: Source | None) -> Iterator[Finding]:
     if source.scheme == "transformers":
         if not isfile(path / "config.json"):
             yield Finding("model.source", f"no {path / 'config.json'}", "a folder with a config.json")
-    elif not isfile(path):
-        yield Finding("model.source", f"no file {path}", "an existing file")
+    else:
+        yield from _missing_file("model.source", path)
+
+
+def _missing_file(field: str, path: Path) -> Iterator[Finding]:
+    if not isfile(path):
+        yield Finding(field, f"no file {path}", "an existing file")
 
 
 def _missing(paths: dict[str, str]) -> Iterator[Finding]:

@@ -1,9 +1,11 @@
-"""What a rule found."""
+"""What a rule found, and the register of rules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.tree import Where
 
 
@@ -22,3 +24,20 @@ def place(field: str, index: int | None = None) -> Where:
     """A dotted field as a place in the tree."""
     where: Where = tuple(field.split("."))
     return where if index is None else (*where, index)
+
+
+Check = Callable[[JobSpec], Iterable[Finding]]
+Rule = tuple[tuple[str, ...], Check]  # the fields that the check looks at
+
+
+def register(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
+    """A decorator `rule(*fields)` that adds a check that looks at these fields to `rules`."""
+
+    def rule(*needs: str) -> Callable[[Check], Check]:
+        def add(check: Check) -> Check:
+            rules.append((needs, check))
+            return check
+
+        return add
+
+    return rule

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nimble_jobs.spec.units import BadValue, show
 
+CHECKPOINT = "checkpoint.json"  # what makes a folder a checkpoint
 WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth")
 SOURCE_EXPECTED = "torchvision:NAME, timm:NAME, transformers:DIR, python:FILE.py:FACTORY or exported:FILE.pt2"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -52,9 +53,12 @@ def weights(text: str, base: Path | None) -> str:
 
 def weights_file(text: str, base: Path | None) -> str:
     """A weights file as an absolute path. Raises BadValue for anything else."""
-    if not text.endswith(WEIGHTS_SUFFIXES):
-        raise BadValue(f"found {show(text)}", "a .safetensors, .pt or .pth file")
-    return absolute(text, base)
+    if text.endswith(WEIGHTS_SUFFIXES):
+        return absolute(text, base)
+    if text.strip() and exists(os.path.join(base or "", text, CHECKPOINT)):  # noqa: PTH110, PTH118 - Path raises
+        expected = "train.resume to go on with its training, or its model.safetensors to start a new one"
+        raise BadValue(f"found the checkpoint {show(text)}", expected)
+    raise BadValue(f"found {show(text)}", "a .safetensors, .pt or .pth file")
 
 
 def is_file_of_weights(value: str) -> bool:

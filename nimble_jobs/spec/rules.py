@@ -2,7 +2,7 @@
 
 A rule names the fields that it looks at: it is left out where one of them is wrong already, so nobody reads about
 consequences.
-What needs the file system is in `files.py`.
+What needs the file system is in `files.py`, what is about a training in `training_rules.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nimble_jobs.spec import files
-from nimble_jobs.spec.findings import Finding, place
-from nimble_jobs.spec.model import JobSpec, ScheduleSpec
+from nimble_jobs.spec import files, training_rules
+from nimble_jobs.spec.findings import Finding, Rule, place, register
+from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
 from nimble_jobs.spec.tree import Tree, Where
 from nimble_jobs.spec.units import show
@@ -31,33 +31,14 @@ class NotYet:
 NOT_YET = (
     NotYet(field="cron", accepted=lambda s: s.cron is None, expected="no cron"),
     NotYet(
-        field="schedule",
-        accepted=lambda s: s.kind == "score" or s.schedule in (ScheduleSpec(), ScheduleSpec(on_miss="eager")),
-        expected="the defaults, or on_miss: eager, where kind is finetune",
-    ),
-    NotYet(field="train.resume", accepted=lambda s: not s.train or s.train.resume == "never", expected="never"),
-    NotYet(
-        field="train.checkpoint", accepted=lambda s: not s.train or s.train.checkpoint is None, expected="no checkpoint"
-    ),
-    NotYet(
-        field="model.dtype",
-        accepted=lambda s: s.kind == "score" or s.model.dtype == "fp32",
-        expected="fp32 where kind is finetune",
+        field="schedule.on_miss",
+        accepted=lambda s: s.kind == "score" or s.schedule.on_miss != "fail",
+        expected="build or eager where kind is finetune",
     ),
 )
 
-Check = Callable[[JobSpec], Iterable[Finding]]
-RULES: list[tuple[tuple[str, ...], Check]] = []
-
-
-def rule(*needs: str) -> Callable[[Check], Check]:
-    """Register a check that looks at the fields `needs`."""
-
-    def register(check: Check) -> Check:
-        RULES.append((needs, check))
-        return check
-
-    return register
+RULES: list[Rule] = []
+rule = register(RULES)
 
 
 def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
@@ -70,7 +51,7 @@ def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
     for row in NOT_YET:
         if known((row.field, "kind")) and not row.accepted(spec):
             findings.append(Finding(row.field, "not supported yet", row.expected))
-    for needs, rule_check in RULES:
+    for needs, rule_check in (*RULES, *training_rules.RULES):
         if known(needs):
             findings += rule_check(spec)
     findings += files.check(spec, known, base=base, check_files=check_files)
@@ -82,34 +63,6 @@ def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
 def _spoils(bad: Where, need: Where) -> bool:
     """Does a wrong value at `bad` leave a rule on `need` without sense? So it does around it, at it, or as its item."""
     return need[: len(bad)] == bad or (bad[: len(need)] == need and isinstance(bad[len(need)], int))
-
-
-@rule("kind", "train")
-def _kind(spec: JobSpec) -> Iterator[Finding]:
-    if spec.kind == "score" and spec.train is not None:
-        yield Finding("train", "given, but kind is score", "kind: finetune, or no train")
-    if spec.kind == "finetune" and spec.train is None:
-        yield Finding("train", "missing", "a mapping, as kind is finetune", at="kind")
-
-
-@rule("kind", "output")
-def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
-    if spec.kind == "finetune":
-        for name in ("format", "fields", "shard_size"):
-            if name in spec.output.model_fields_set:
-                yield Finding(f"output.{name}", "given, but kind is finetune", f"kind: score, or no {name}")
-
-
-@rule("kind", "input.fields.label", "input.format")
-def _labels(spec: JobSpec) -> Iterator[Finding]:
-    if spec.kind != "finetune":
-        return
-    if spec.input.format == "npy":
-        yield Finding("input.format", "npy holds no labels", "npz, parquet, csv or images where kind is finetune")
-    elif spec.input.fields.label is None:
-        parent = spec.input.format == "images"
-        expected = "parent, the folder of each image" if parent else "the array or column of labels"
-        yield Finding("input.fields.label", "missing", f"{expected}, as kind is finetune")
 
 
 @rule("output.fields", "input.fields.label")
@@ -185,12 +138,6 @@ def _exported(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("model.source", "an exported program cannot be trained", "another source")
 
 
-@rule("model.weights", "train.init_from")
-def _two_weights(spec: JobSpec) -> Iterator[Finding]:
-    if spec.model.weights is not None and spec.train and spec.train.init_from is not None:
-        yield Finding("train.init_from", "given, and model.weights too", "one of them")
-
-
 @rule("name", "run.after")
 def _after(spec: JobSpec) -> Iterator[Finding]:
     for index, parent in enumerate(spec.run.after):
@@ -211,24 +158,3 @@ def _retry(spec: JobSpec) -> Iterator[Finding]:
     retry = spec.run.retry
     if retry.max < retry.initial:
         yield Finding("run.retry.max", "less than run.retry.initial", "at least as long", at="run.retry")
-
-
-@rule("train.optimizer.name", "train.optimizer.momentum", "train.optimizer.nesterov")
-def _optimizer(spec: JobSpec) -> Iterator[Finding]:
-    if spec.train is None:
-        return
-    optimizer = spec.train.optimizer
-    if optimizer.name != "sgd":
-        for name in ("momentum", "nesterov"):
-            if name in optimizer.model_fields_set:
-                yield Finding(
-                    f"train.optimizer.{name}", f"given, but the optimizer is {optimizer.name}", f"sgd, or no {name}"
-                )
-    elif optimizer.nesterov and not optimizer.momentum:
-        yield Finding("train.optimizer.nesterov", "true without momentum", "momentum above 0")
-
-
-@rule("train.epochs", "train.validation.every_epochs")
-def _validation(spec: JobSpec) -> Iterator[Finding]:
-    if spec.train and spec.train.validation and spec.train.validation.every_epochs > spec.train.epochs:
-        yield Finding("train.validation.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")

@@ -35,7 +35,7 @@ _EXPECTED = {
     "too_short": "at least one item",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
+    "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le}",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nimble_jobs.workloads import finetune, score
+from nimble_jobs.workloads import score, training
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 
 __all__ = ["JobContext", "Outcome", "Stop", "run"]
@@ -12,4 +12,4 @@ def run(context: JobContext) -> Outcome:
     """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong."""
     if context.spec.kind == "score":
         return score.run(context)
-    return finetune.run(context)
+    return training.run(context)

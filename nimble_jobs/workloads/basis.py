@@ -4,21 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import Reader
 from nimble_jobs.models import identity, weights_identity
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.models.identity import python_identity
+from nimble_jobs.spec import JobSpec, parse_source
+
+_NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # of `train`, on the weights
 
 
 def basis(spec: JobSpec, reader: Reader) -> str:
-    """SHA-256, in hex, over the spec's model, input, output and training, and the present state of their files."""
+    """SHA-256, in hex, of `basis_parts`."""
+    return digest(basis_parts(spec, reader))
+
+
+def basis_parts(spec: JobSpec, reader: Reader, held_out: Reader | None = None) -> dict[str, Any]:
+    """The spec's model, input, output and training, and the present state of their files, as JSON-able values."""
     resolved = specs.dump(spec)
-    parts = {
+    parts: dict[str, Any] = {
         "spec": {name: resolved.get(name) for name in ("kind", "model", "input", "train")},
         "output": {name: resolved["output"].get(name) for name in ("format", "fields", "shard_size")},
         "input": reader.fingerprint,
         "model": identity(spec.model),
         "weights": weights_identity(spec.model),
     }
+    if spec.train is not None:
+        train = {name: value for name, value in resolved["train"].items() if name not in _NO_EFFECT}
+        train["best"] = spec.train.checkpoint.best if spec.train.checkpoint else None
+        parts["spec"]["train"] = train
+        if spec.train.init_from is not None:
+            parts["weights"] = weights_identity(spec.model.model_copy(update={"weights": spec.train.init_from}))
+        if ":" in spec.train.loss:
+            parts["loss"] = python_identity(parse_source(spec.train.loss))
+        if held_out is not None:
+            parts["validation"] = held_out.fingerprint
+    return parts
+
+
+def digest(parts: dict[str, Any]) -> str:
+    """SHA-256, in hex, of JSON-able values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def differences(there: Any, here: Any, where: str = "") -> list[str]:
+    """What two values of `basis_parts` disagree about, as `train.epochs is 3 there and 5 here`."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = [*there, *(name for name in here if name not in there)]
+        return [
+            line
+            for name in names
+            for line in differences(there.get(name), here.get(name), f"{where}.{name}" if where else name)
+        ]
+    if there == here:
+        return []
+    field = where.removeprefix("spec.")
+    if where in ("input", "validation", "weights") or where.startswith(("model.", "loss.")):
+        return [f"the files or versions behind {field} changed"]
+    return [f"{field} is {_shown(there)} there and {_shown(here)} here"]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:60]

@@ -9,7 +9,7 @@ import pytest
 
 from nimble_jobs import spec
 from nimble_jobs.errors import SpecError
-from nimble_jobs.spec.model import KNOWN_OUTPUTS
+from nimble_jobs.spec.fields import KNOWN_OUTPUTS
 from tests.bad_specs import FINETUNE, SCORE, edit, lay_out
 
 FULL_SCORE = """\
@@ -58,11 +58,19 @@ FULL_TRAIN = (
     + """\
   loss: cross_entropy
   optimizer: {name: sgd, lr: 5e-2, momentum: 0.9, nesterov: true, weight_decay: 0}
+  label_smoothing: 0.1
   lr_schedule: {name: cosine, warmup_steps: 50}
+  clip_norm: 1.0
+  accumulate: 2
+  last_batch: drop
+  freeze: [conv1.*, bn1.*]
+  augment: {crop_padding: 2, flip: horizontal}
   init_from: old.pt
   resume: never
-  checkpoint: null
+  checkpoint: {every_steps: 100, keep_last: 3, best: val_accuracy}
   validation: {source: digits.npz, every_epochs: 1}
+  early_stopping: {metric: val_loss, patience: 3, min_delta: 1e-3}
+  tensorboard: true
 """
 )
 
@@ -105,6 +113,21 @@ def test_every_field_of_a_fine_tuning(tmp_path: Path) -> None:
     assert (job.train.optimizer.lr, job.train.optimizer.weight_decay) == (0.05, 0.0)
     assert job.train.init_from == str(tmp_path / "old.pt")
     assert job.train.validation.source == str(tmp_path / "digits.npz")
+    assert job.train.checkpoint is not None
+    assert (job.train.checkpoint.every_steps, job.train.checkpoint.epochs) == (100, None)
+    assert (job.train.freeze, job.train.augment.crop_padding) == (("conv1.*", "bn1.*"), 2)
+
+
+def test_defaults_of_a_fine_tuning(tmp_path: Path) -> None:
+    """Without a word about it, a training is kept after each epoch and goes on by itself; null keeps nothing."""
+    job = loads(FINETUNE, tmp_path)
+    assert job.train is not None
+    assert job.train.checkpoint is not None
+    assert (job.train.resume, job.train.checkpoint.epochs, job.train.checkpoint.keep_last) == ("auto", 1, 2)
+    bare = loads(FINETUNE + "  checkpoint: null\n  loss: python:l.py:fn\n", tmp_path)
+    assert bare.train is not None
+    assert bare.train.checkpoint is None
+    assert bare.train.loss == f"python:{tmp_path}/l.py:fn"
 
 
 def test_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""The types of fields that several sections of a spec share.
+
+Validators raise `BadValue`, which says what was found and what was expected. Relative paths become absolute where the
+validation context holds `base`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
+
+from nimble_jobs.spec import paths
+from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show
+
+
+def based(make: Callable[[str, Path | None], str]) -> AfterValidator:
+    def validate(value: str, info: ValidationInfo) -> str:
+        return make(value, (info.context or {}).get("base"))
+
+    return AfterValidator(validate)
+
+
+def _matching(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSchema]:
+    compiled = re.compile(pattern)
+
+    def validate(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise BadValue(f"found {show(value)}", expected)
+        return value
+
+    return AfterValidator(validate), WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$"})
+
+
+def _pair(value: object) -> object:
+    sizes = value if isinstance(value, list | tuple) else [value, value]
+    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 65_536 for n in sizes):
+        raise BadValue(f"found {show(value)}", "a size in pixels, or [height, width]")
+    return tuple(sizes)
+
+
+def _auto_or_count(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= 1024):
+        return value
+    raise BadValue(f"found {show(value)}", "auto or a whole number from 1 to 1024")
+
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+NAME_EXPECTED = "1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit"
+KNOWN_OUTPUTS = ("id", "label", "top1", "top5", "probability", "logits", "embedding")
+
+_NameCheck, _NameSchema = _matching(NAME, NAME_EXPECTED)
+_FieldCheck, _FieldSchema = _matching(
+    r"[A-Za-z_][A-Za-z0-9_]*", f"{', '.join(KNOWN_OUTPUTS)}, or the name of one of the model's outputs"
+)
+Whole = Annotated[int, Field(ge=1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Name = Annotated[str, _NameCheck, _NameSchema]
+Device = Annotated[
+    str, AfterValidator(parse_device), WithJsonSchema({"type": "string", "pattern": f"^(?:{DEVICE_PATTERN})$"})
+]
+OutputField = Annotated[str, _FieldCheck, _FieldSchema]
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": DURATION_PATTERN}]}),
+]
+HeightWidth = Annotated[
+    tuple[int, int],
+    BeforeValidator(_pair),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2, "maxItems": 2},
+            ]
+        }
+    ),
+]
+AutoOrCount = Annotated[
+    Literal["auto"] | int,
+    PlainValidator(_auto_or_count),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}),
+]
+WeightsFile = Annotated[str, based(paths.weights_file)]
+DataPath = Annotated[str, based(paths.absolute_glob)]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

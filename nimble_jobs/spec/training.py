@@ -1,0 +1,150 @@
+"""The section `train` of a spec, as frozen values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from nimble_jobs.spec import paths
+from nimble_jobs.spec.fields import DataPath, Frozen, Positive, WeightsFile, Whole, based
+from nimble_jobs.spec.units import BadValue, show
+
+LOSSES = ("cross_entropy", "mse", "bce")
+LOSS_EXPECTED = f"{', '.join(LOSSES)} or python:FILE.py:FUNCTION"
+
+
+def _betas(value: object) -> object:
+    numbers = value if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or not all(type(n) in (int, float) and 0 <= n < 1 for n in numbers):
+        raise BadValue(f"found {show(value)}", "two numbers from 0 to below 1")
+    return tuple(float(n) for n in numbers)
+
+
+def _resume(text: str, base: Path | None) -> str:
+    return text if text in ("auto", "never") else paths.absolute(text, base)
+
+
+def _loss(text: str, base: Path | None) -> str:
+    if text in LOSSES:
+        return text
+    scheme, _, rest = text.partition(":")
+    file, _, function = rest.rpartition(":")
+    if scheme != "python" or not file.endswith(".py") or not function.isidentifier():
+        raise BadValue(f"found {show(text)}", LOSS_EXPECTED)
+    return str(paths.parse_source(text, base))
+
+
+Metric = Literal["loss", "accuracy", "val_loss", "val_accuracy"]
+Betas = Annotated[
+    tuple[float, float],
+    BeforeValidator(_betas),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+]
+
+
+class OptimizerSpec(Frozen):
+    """How the weights are moved."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="The optimizer.")
+    lr: Positive = Field(default=0.01, description="Learning rate, the largest one of the schedule.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum, for sgd.")
+    nesterov: bool = Field(default=False, description="Nesterov momentum, for sgd.")
+    betas: Betas = Field(default=(0.9, 0.999), description="Decay of both moments, for adam and adamw.")
+    eps: Positive = Field(default=1e-8, description="Added to the denominator, for adam and adamw.")
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Weight decay.")
+    no_decay_on_norms: bool = Field(
+        default=False, description="Leave parameters of one dimension, those of norms and biases, without decay."
+    )
+
+
+class LrScheduleSpec(Frozen):
+    """How the learning rate changes."""
+
+    name: Literal["constant", "cosine", "linear", "one_cycle"] = Field(
+        default="constant", description="Its shape after the warm-up; one_cycle has a rise of its own."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate rises from zero.")
+
+
+class AugmentSpec(Frozen):
+    """Random changes to training images, the same for equal seed, epoch and record."""
+
+    crop_padding: int = Field(
+        default=0, ge=0, le=1024, description="Black pixels added around, before a crop to the old size."
+    )
+    flip: Literal["horizontal", "vertical", "both"] | None = Field(
+        default=None, description="Mirror every other image, by chance; both: in each direction for itself."
+    )
+
+
+class ValidationSpec(Frozen):
+    """Held-out records, of the same format as the input."""
+
+    source: DataPath = Field(description="A file, a folder or a glob.", examples=["digits-val.npz"])
+    every_epochs: int = Field(default=1, ge=1, description="Epochs between two validations.")
+
+
+class CheckpointSpec(Frozen):
+    """When the state of a training is kept, and how much of it."""
+
+    every_steps: Whole | None = Field(default=None, description="Steps between two checkpoints.")
+    every_epochs: Whole | None = Field(
+        default=None, description="Epochs between two checkpoints; 1 unless every_steps is given."
+    )
+    keep_last: int = Field(default=2, ge=1, description="How many checkpoints are kept.")
+    best: Metric | None = Field(
+        default=None, description="The measure whose best epoch is kept, and becomes model.safetensors."
+    )
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs between two checkpoints, None for no checkpoints by epochs."""
+        return 1 if self.every_epochs is None and self.every_steps is None else self.every_epochs
+
+
+class EarlyStoppingSpec(Frozen):
+    """When a training ends before its last epoch."""
+
+    metric: Metric = Field(default="val_loss", description="The measure that must get better.")
+    patience: int = Field(ge=1, description="Measurements in a row without a new best one.", examples=[3])
+    min_delta: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="By how much a new best one must be better."
+    )
+
+
+class TrainSpec(Frozen):
+    """The fine-tuning."""
+
+    epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the input.")
+    loss: Annotated[str, based(_loss)] = Field(default="cross_entropy", description=f"The loss: {LOSS_EXPECTED}.")
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of each label spread over all classes.")
+    optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="How the weights are moved.")
+    lr_schedule: LrScheduleSpec = Field(default=LrScheduleSpec(), description="How the learning rate changes.")
+    clip_norm: Positive | None = Field(default=None, description="Largest norm of all gradients together.")
+    accumulate: int = Field(default=1, ge=1, le=65_536, description="Batches whose gradients make one step.")
+    last_batch: Literal["keep", "drop"] = Field(
+        default="keep", description="What happens to the last batch of an epoch where it is short."
+    )
+    freeze: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="Globs of the names of parameters that stay as they are."
+    )
+    augment: AugmentSpec = Field(default=AugmentSpec(), description="Random changes to training images.")
+    init_from: WeightsFile | None = Field(default=None, description="Weights file that a new training starts from.")
+    resume: Annotated[str, based(_resume)] = Field(
+        default="auto", min_length=1, description="Which unfinished training goes on: auto, never, or a checkpoint."
+    )
+    checkpoint: CheckpointSpec | None = Field(
+        default=CheckpointSpec(), description="When the state of the training is kept; null: never."
+    )
+    validation: ValidationSpec | None = Field(default=None, description="Held-out records.")
+    early_stopping: EarlyStoppingSpec | None = Field(default=None, description="When the training ends early.")
+    tensorboard: bool = Field(default=False, description="Write the measures for TensorBoard too.")

@@ -1,0 +1,153 @@
+"""What contradicts what in the spec of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.paths import WEIGHTS_SUFFIXES
+
+RULES: list[Rule] = []
+rule = register(RULES)
+
+
+@rule("kind", "train")
+def _kind(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "score" and spec.train is not None:
+        yield Finding("train", "given, but kind is score", "kind: finetune, or no train")
+    if spec.kind == "finetune" and spec.train is None:
+        yield Finding("train", "missing", "a mapping, as kind is finetune", at="kind")
+
+
+@rule("kind", "output")
+def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "finetune":
+        for name in ("format", "fields", "shard_size"):
+            if name in spec.output.model_fields_set:
+                yield Finding(f"output.{name}", "given, but kind is finetune", f"kind: score, or no {name}")
+
+
+@rule("kind", "input.fields.label", "input.format")
+def _labels(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind != "finetune":
+        return
+    if spec.input.format == "npy":
+        yield Finding("input.format", "npy holds no labels", "npz, parquet, csv or images where kind is finetune")
+    elif spec.input.fields.label is None:
+        parent = spec.input.format == "images"
+        expected = "parent, the folder of each image" if parent else "the array or column of labels"
+        yield Finding("input.fields.label", "missing", f"{expected}, as kind is finetune")
+
+
+@rule("model.weights", "train.init_from")
+def _two_weights(spec: JobSpec) -> Iterator[Finding]:
+    if spec.model.weights is not None and spec.train and spec.train.init_from is not None:
+        yield Finding("train.init_from", "given, and model.weights too", "one of them")
+
+
+@rule("train.resume", "train.init_from")
+def _resume(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or spec.train.resume in ("auto", "never"):
+        return
+    if spec.train.resume.endswith(WEIGHTS_SUFFIXES):
+        expected = "the folder of a checkpoint, or train.init_from for a new training from these weights"
+        yield Finding("train.resume", f"found the weights file {spec.train.resume}", expected)
+    elif spec.train.init_from is not None:
+        expected = "resume, which goes on with a training, or init_from, which starts a new one"
+        yield Finding("train.resume", "names a checkpoint, and train.init_from gives weights too", expected)
+
+
+@rule("kind", "schedule.in_flight")
+def _in_flight(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "finetune" and spec.schedule.in_flight not in ("auto", 1):
+        yield Finding("schedule.in_flight", "more than 1", "auto or 1, as each training step needs the one before")
+
+
+_OF_ADAM, _OF_SGD = ("betas", "eps"), ("momentum", "nesterov")
+
+
+@rule(*(f"train.optimizer.{name}" for name in ("name", "weight_decay", "no_decay_on_norms", *_OF_ADAM, *_OF_SGD)))
+def _optimizer(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    optimizer = spec.train.optimizer
+    others, expected = (_OF_ADAM, "adam or adamw") if optimizer.name == "sgd" else (_OF_SGD, "sgd")
+    for name in others:
+        if name in optimizer.model_fields_set:
+            problem = f"given, but the optimizer is {optimizer.name}"
+            yield Finding(f"train.optimizer.{name}", problem, f"{expected}, or no {name}")
+    if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
+        yield Finding("train.optimizer.nesterov", "true without momentum", "momentum above 0")
+    if optimizer.no_decay_on_norms and not optimizer.weight_decay:
+        yield Finding("train.optimizer.no_decay_on_norms", "true without weight_decay", "weight_decay above 0")
+
+
+@rule("train.lr_schedule")
+def _lr_schedule(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train and spec.train.lr_schedule.name == "one_cycle" and spec.train.lr_schedule.warmup_steps:
+        problem = "given, but one_cycle has a rise of its own"
+        yield Finding("train.lr_schedule.warmup_steps", problem, "another schedule, or no warmup_steps")
+
+
+@rule("train.loss", "train.label_smoothing", "input.format")
+def _loss(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    if spec.train.label_smoothing and spec.train.loss != "cross_entropy":
+        problem = f"given, but the loss is {spec.train.loss}"
+        yield Finding("train.label_smoothing", problem, "cross_entropy, or no label_smoothing")
+    if spec.train.loss in ("mse", "bce") and spec.input.format == "images":
+        problem = f"{spec.train.loss} compares numbers, and the labels of images are names of folders"
+        yield Finding("train.loss", problem, "cross_entropy, or another input.format")
+
+
+@rule("train.epochs", "train.validation.every_epochs")
+def _validation(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train and spec.train.validation and spec.train.validation.every_epochs > spec.train.epochs:
+        yield Finding("train.validation.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")
+
+
+@rule("train.checkpoint", "train.early_stopping", "train.validation", "train.loss")
+def _metrics(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    named: list[tuple[str, str]] = []
+    if spec.train.checkpoint and spec.train.checkpoint.best:
+        named.append(("train.checkpoint.best", spec.train.checkpoint.best))
+    if spec.train.early_stopping:
+        named.append(("train.early_stopping.metric", spec.train.early_stopping.metric))
+    for field, metric in named:
+        if metric.startswith("val_") and spec.train.validation is None:
+            yield Finding(field, f"{metric} is measured by a validation", "train.validation, or another measure")
+        if metric.endswith("accuracy") and spec.train.loss in ("mse", "bce"):
+            yield Finding(field, f"{spec.train.loss} has no accuracy", metric.replace("accuracy", "loss"))
+
+
+@rule("train.checkpoint.every_epochs", "train.epochs")
+def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or spec.train.checkpoint is None:
+        return
+    epochs = spec.train.checkpoint.every_epochs
+    if epochs is not None and epochs > spec.train.epochs:
+        yield Finding("train.checkpoint.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")
+
+
+@rule("train.early_stopping", "train.epochs", "train.validation.every_epochs")
+def _patience(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or spec.train.early_stopping is None:
+        return
+    stopping, measured = spec.train.early_stopping, spec.train.epochs
+    if stopping.metric.startswith("val_") and spec.train.validation is not None:
+        measured //= spec.train.validation.every_epochs
+    if stopping.patience >= measured:
+        problem = f"{stopping.metric} is measured {measured} times, so that it never ends the training"
+        yield Finding("train.early_stopping.patience", problem, f"less than {measured}")
+
+
+@rule("train.freeze")
+def _freeze(spec: JobSpec) -> Iterator[Finding]:
+    names = spec.train.freeze if spec.train else ()
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Finding("train.freeze", f"{name} is given twice", "each glob once", index=index)

@@ -1,0 +1,88 @@
+"""Named tensors as the bytes of one safetensors file, copied off the device in one piece.
+
+The format (https://github.com/huggingface/safetensors): the length of a JSON header as 8 bytes, the header, the values.
+Larger element types come first, so that every tensor is aligned without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+
+from nimble_jobs.errors import ModelError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Flat:
+    """A copy of tensors of fixed names, shapes and types, on their device and on the host.
+
+    On CUDA `take` costs copies on the device; the way to the host runs beside later work, on a stream of its own.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Raises ModelError for a tensor that the format cannot hold."""
+        self._device = device
+        self._names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._places: dict[str, tuple[int, int]] = {}
+        end = 0
+        for name in self._names:
+            tensor = tensors[name]
+            if tensor.dtype not in _DTYPES or tensor.is_meta or tensor.layout is not torch.strided:
+                raise ModelError(f"{name}: is {tensor.dtype}, {tensor.layout}; a checkpoint cannot hold it")
+            start, end = end, end + math.prod(tensor.shape) * tensor.element_size()
+            self._places[name] = (start, end)
+            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.head = len(text).to_bytes(8, "little") + text
+        self._values = torch.empty(end, dtype=torch.uint8, device=device)
+        self._views = [
+            self._values[slice(*self._places[n])].view(tensors[n].dtype).view(tensors[n].shape) for n in self._names
+        ]
+        self._host = self._values
+        if device.type == "cuda":
+            self._host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
+            self._stream = torch.cuda.Stream(device)
+            self._copied = torch.cuda.Event()
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the values that the tensors have after all work launched so far. The last copy must be used up."""
+        torch._foreach_copy_(self._views, [tensors[n].detach() for n in self._names])
+        if self._device.type == "cuda":
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                self._host.copy_(self._values, non_blocking=True)
+                self._copied.record()
+            # The next `take` must not overwrite what is still on its way.
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+
+    def values(self) -> memoryview:
+        """The host's copy, once it is complete."""
+        if self._device.type == "cuda":
+            self._copied.synchronize()
+        return self._host.numpy().data
+
+    def not_finite(self, names: Collection[str]) -> str | None:
+        """One of these names whose tensor, in the host's copy, holds NaN or infinity."""
+        for name, view in zip(self._names, self._views, strict=True):
+            start, end = self._places[name]
+            if name in names and not self._host[start:end].view(view.dtype).isfinite().all():
+                return name
+        return None

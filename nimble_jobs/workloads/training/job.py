@@ -1,0 +1,262 @@
+"""Fine-tune a model on labelled records: from a spec to published weights, through any number of attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.data.files import link_or_copy
+from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
+from nimble_jobs.models import permission
+from nimble_jobs.models.weights import save_weights
+from nimble_jobs.planner.training import EagerStep, TrainingStep, prepare_step
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.basis import basis_parts, digest
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.score import already_published
+from nimble_jobs.workloads.training import curves, random_state, resume, setup
+from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
+from nimble_jobs.workloads.training.checkpoints import Checkpoints
+from nimble_jobs.workloads.training.figures import Steps
+from nimble_jobs.workloads.training.journal import METRICS, Journal
+from nimble_jobs.workloads.training.keeper import Keeper, restore
+from nimble_jobs.workloads.training.loop import Loop
+from nimble_jobs.workloads.training.losses import targets
+from nimble_jobs.workloads.training.progress import Progress
+from nimble_jobs.workloads.training.sampler import Sampler
+
+CURVES, LAST = "curves.png", "last.safetensors"
+
+
+def run(context: JobContext) -> Outcome:
+    """Train on `input` and publish model.safetensors, metrics.jsonl and curves.png.
+
+    An interrupted training goes on from its newest sound checkpoint. Raises DataError, ModelError, OutputExists,
+    OutOfMemory, and JobFailed for a loss that is not finite.
+    """
+    spec = context.spec
+    assert spec.train is not None  # the spec's rules see to it
+    device = devices.resolve(context.device)
+    permission.check(spec.model, context.allowed_python)
+    start = time.perf_counter()
+    with open_reader(spec.input, targets=targets(spec.train.loss)) as reader, _held_out(spec, reader) as held_out:
+        if not reader.has_labels:
+            raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
+        parts = basis_parts(spec, reader, held_out)
+        basis = digest(parts)
+        staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis)
+        key = basis[:16] if spec.train.resume != "never" else f"{basis[:16]}-{context.job.id}"
+        checkpoints = Checkpoints(spec.output.path, key, owner=context.job.id)
+        if staging.finished is not None:
+            checkpoints.clear()
+            return already_published(context, staging)
+        sheet = {
+            "basis": basis,
+            "parts": parts,
+            "spec": specs.dump(spec),
+            "job": {"id": context.job.id, "attempt": context.job.attempt},
+        }
+        try:
+            with _repeatable():
+                return _trained(context, reader, held_out, staging, checkpoints, sheet, device, start)
+        except torch.OutOfMemoryError as e:
+            raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
+
+
+def _trained(
+    context: JobContext,
+    reader: Reader,
+    held_out: Reader | None,
+    staging: Staging,
+    checkpoints: Checkpoints,
+    sheet: dict[str, Any],
+    device: torch.device,
+    start: float,
+) -> Outcome:
+    spec = context.spec
+    train = spec.train
+    assert train is not None
+    sampler = Sampler(reader.total, spec.input.batch_size, seed=spec.model.seed, last_batch=train.last_batch)
+    if not sampler.batches:
+        raise DataError(
+            f"train.last_batch: drop leaves nothing of {reader.total} records in batches of {spec.input.batch_size}"
+        )
+    context.report(phase="load", total=sampler.records * train.epochs)
+    found = resume.find(context, checkpoints, sheet)
+    ready = setup.prepare(spec, reader, device, context.allowed_python)
+    _check_metrics(spec, ready.classes)
+    load_s = time.perf_counter() - start
+    if spec.schedule.on_miss == "eager":
+        step: TrainingStep = EagerStep(ready.request, device, fallback="the spec says so: schedule.on_miss is eager")
+    else:
+        step = prepare_step(ready.request, device=device, report=context.report)
+    build_s = time.perf_counter() - start - load_s
+    summary = _summary(step, device)
+    if step.fallback is not None:
+        context.event("fallback", f"runs in eager: {step.fallback}", {})
+    sheet["environment"] = resume.environment(step, device)
+    keeper = None
+    if train.checkpoint is not None:
+        keeper = Keeper(checkpoints, ready.module, step, device, keep_last=train.checkpoint.keep_last, found=found)
+    journal = Journal(
+        staging.file(METRICS),
+        classes=ready.classes is not None,
+        tensorboard=train.tensorboard,
+        report=context.report,
+    )
+    try:
+        progress, steps = _begin(context, ready, step, found, device)
+        journal.replay(steps, progress.epochs)
+        loop = Loop(
+            context,
+            ready,
+            step,
+            reader=reader,
+            held_out=held_out,
+            keeper=keeper,
+            sheet=sheet,
+            progress=progress,
+            steps=steps,
+            journal=journal,
+            sampler=sampler,
+        )
+        if found is not None:
+            resume.tell(context, found, sheet["environment"], steps=loop.total)
+        context.report(phase="run", schedule=summary)
+        earlier, began = len(steps), time.perf_counter()
+        stop = loop.run()
+    finally:
+        written = journal.close()
+        if keeper is not None:
+            keeper.close()
+        step.close()
+    run_s = time.perf_counter() - began
+    if stop is not Stop.GO:
+        kept = "no checkpoint" if keeper is None else f"a checkpoint after step {progress.step}"
+        context.event("stopped", f"after step {progress.step} of {loop.total}, with {kept}", {"step": progress.step})
+        return Outcome(stop=stop, schedule=summary)
+    timings = {
+        "load_s": load_s,
+        "build_s": build_s,
+        "run_s": run_s,
+        "steps_per_s": (len(steps) - earlier) / run_s,
+        "records_per_s": sum(row["records"] for row in list(steps.rows())[earlier:]) / run_s,
+    }
+    if keeper is not None:
+        timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
+    context.report(done=sampler.records * len(progress.epochs))
+    outputs = _publish(context, staging, checkpoints, ready, progress, steps, written)
+    checkpoints.clear()
+    return Outcome(outputs=outputs, timings=timings, schedule=summary)
+
+
+def _begin(
+    context: JobContext, ready: setup.Setup, step: TrainingStep, found: Checkpoint | None, device: torch.device
+) -> tuple[Progress, Steps]:
+    """The first step's state, or that of a checkpoint."""
+    if found is None:
+        random_state.seed_all(context.spec.model.seed, device)
+        return Progress(), Steps()
+    return restore(found, ready.module, step, device)
+
+
+def _publish(
+    context: JobContext,
+    staging: Staging,
+    checkpoints: Checkpoints,
+    ready: setup.Setup,
+    progress: Progress,
+    steps: Steps,
+    written: list[str],
+) -> dict[str, Any]:
+    context.report(phase="publish")
+    if progress.best is None:
+        save_weights(ready.module, staging.file(MODEL))
+    else:
+        save_weights(ready.module, staging.file(LAST))
+        link_or_copy(checkpoints.path(progress.best["step"]) / MODEL, staging.file(MODEL))
+    for name in written:
+        staging.file(name)
+    if curves.available():
+        last = progress.epochs[-1]
+        title = f"{context.spec.name}: {last['step']} steps, {last['epoch']} epochs"
+        curves.draw(staging.file(CURVES), steps.rows(), progress.epochs, title=title)
+    else:
+        context.event("no-curves", f"{CURVES} is left out: matplotlib is missing; it comes with nimble-jobs[plots]", {})
+    summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
+    return staging.publish(summary)
+
+
+@contextmanager
+def _held_out(spec: JobSpec, reader: Reader) -> Iterator[Reader | None]:
+    """The records of `train.validation`, if it is given. Raises DataError where they do not fit the input."""
+    assert spec.train is not None
+    if spec.train.validation is None:
+        with nullcontext():
+            yield None
+        return
+    source = spec.input.model_copy(update={"source": spec.train.validation.source})
+    with open_reader(source, label_names=reader.label_names, targets=targets(spec.train.loss)) as held_out:
+        if held_out.signature != reader.signature:
+            raise DataError(
+                f"train.validation.source: records are {held_out.signature.dtype} {list(held_out.signature.shape)}; "
+                f"expected {reader.signature.dtype} {list(reader.signature.shape)}, as the input's"
+            )
+        yield held_out
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Has cuDNN choose kernels that give equal bits each time, as an exact resume needs."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def _check_metrics(spec: JobSpec, classes: int | None) -> None:
+    assert spec.train is not None
+    named = {
+        "train.checkpoint.best": spec.train.checkpoint and spec.train.checkpoint.best,
+        "train.early_stopping.metric": spec.train.early_stopping and spec.train.early_stopping.metric,
+    }
+    for field, metric in named.items():
+        if classes is None and metric and str(metric).endswith("accuracy"):
+            raise JobFailed(f"{field}: {metric} needs labels that are classes of the model; expected a loss")
+
+
+def _summary(step: TrainingStep, device: torch.device) -> dict[str, Any]:
+    """What `show` prints of the schedule."""
+    found: dict[str, Any] = {
+        "key": None,
+        "hit": "miss",
+        "runs": "eager" if step.schedule is None else "schedule",
+        "fallback": step.fallback,
+        "device": devices.describe(device),
+    }
+    if step.schedule is not None:
+        schedule = step.schedule
+        found |= {
+            "key": schedule.key,
+            "tasks": schedule.facts.tasks,
+            "kernels": schedule.kernels,
+            "layout": schedule.layout,
+            "streams": schedule.plan.streams,
+            "syncs": len(schedule.plan.syncs),
+            "replay_us": schedule.replay_us,
+            "eager_us": schedule.eager_us,
+            "error": schedule.error,
+            "tolerance": schedule.tolerance,
+            "peak_bytes": schedule.peak_bytes,
+        }
+    return found

@@ -1,0 +1,75 @@
+"""What a training says of itself: metrics.jsonl, TensorBoard, and figures for whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.workloads.training.board import Board
+from nimble_jobs.workloads.training.figures import MetricsFile, Steps
+
+METRICS = "metrics.jsonl"
+_TELL_S = 0.2  # between two reports to who watches
+
+
+class Journal:
+    """Writes metrics as they come. After a resume, those of the steps before are written again first."""
+
+    def __init__(self, path: Path, *, classes: bool, tensorboard: bool, report: Callable[..., None]) -> None:
+        self._board = Board(path.parent) if tensorboard else None
+        self._file = MetricsFile(path, classes=classes)
+        self._classes = classes
+        self._report = report
+        self._told_at = 0.0
+        self._started = time.perf_counter()
+        self._first_step = 0
+
+    def replay(self, steps: Steps, epochs: list[dict[str, Any]]) -> None:
+        """Write what an earlier attempt measured."""
+        waiting = list(epochs)
+        for number, row in enumerate(steps.rows(), start=1):
+            while waiting and waiting[0]["epoch"] < row["epoch"]:
+                self.epoch(waiting.pop(0))
+            self.step(number, row)
+        for metrics in waiting:
+            self.epoch(metrics)
+        self._started = time.perf_counter()
+        self._first_step = len(steps)
+
+    def step(self, number: int, row: Mapping[str, Any]) -> None:
+        """A step that ended."""
+        line = self._file.step(number, row)
+        if self._board is not None:
+            self._board.add("train", number, line)
+
+    def epoch(self, metrics: Mapping[str, Any]) -> None:
+        """An epoch that ended."""
+        self._file.epoch(metrics)
+        self._file.flush()
+        if self._board is not None:
+            self._board.add("epoch", metrics["step"], metrics)
+
+    def tell(self, steps: Steps, epoch: int, *, total: int, done: int, bad: int) -> None:
+        """Report how it goes, a few times a second. `total` counts steps, `done` and `bad` records."""
+        now = time.perf_counter()
+        if now - self._told_at < _TELL_S:
+            return
+        self._told_at = now
+        self._file.flush()
+        loss, accuracy, records = steps.of_epoch(epoch)
+        rate = (len(steps) - self._first_step) / max(now - self._started, 1e-9)
+        timings = {"step": len(steps), "steps": total, "steps_per_s": rate}
+        if rate > 0:
+            timings["remaining_s"] = (total - len(steps)) / rate
+        if records:
+            timings["loss"] = loss
+            if self._classes:
+                timings["accuracy"] = accuracy
+        self._report(done=done, bad=bad, timings=timings)
+
+    def close(self) -> list[str]:
+        """The names of the files written beside metrics.jsonl."""
+        self._file.close()
+        return self._board.close() if self._board is not None else []

@@ -1,0 +1,206 @@
+"""Epochs and steps: launch, measure, validate, keep."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from nimble_jobs.data import Reader
+from nimble_jobs.errors import JobFailed
+from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.spec import TrainSpec
+from nimble_jobs.workloads.context import JobContext, Stop
+from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.training.augment import Augment
+from nimble_jobs.workloads.training.feed import DeviceBatch, feed, read
+from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
+from nimble_jobs.workloads.training.journal import Journal
+from nimble_jobs.workloads.training.keeper import Keeper
+from nimble_jobs.workloads.training.learning_rate import LearningRate
+from nimble_jobs.workloads.training.losses import make_loss
+from nimble_jobs.workloads.training.progress import Progress
+from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.setup import Setup
+from nimble_jobs.workloads.training.validation import validate
+
+_AT_LEAST = 2  # good records in a batch: statistics over a batch need two
+
+
+class Loop:
+    """Runs a training from where `progress` says, and moves it on."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        setup: Setup,
+        step: TrainingStep,
+        *,
+        reader: Reader,
+        held_out: Reader | None,
+        keeper: Keeper | None,
+        sheet: dict[str, Any],
+        progress: Progress,
+        steps: Steps,
+        journal: Journal,
+        sampler: Sampler,
+    ) -> None:
+        spec = context.spec
+        assert spec.train is not None
+        self.context, self.train, self.setup, self.step = context, spec.train, setup, step
+        self.reader, self.held_out, self.sampler = reader, held_out, sampler
+        self.keeper, self.sheet, self.journal = keeper, sheet, journal
+        self.progress, self.steps = progress, steps
+        self.device = setup.request.x.device
+        self.total = steps_of(spec.train, sampler)
+        self.rate = LearningRate(spec.train.lr_schedule, spec.train.optimizer.lr, self.total)
+        self.augment = Augment(spec.train.augment, spec.input.transform, reader.signature, seed=spec.model.seed)
+        self.gauge = Gauge(step, self.device)
+        self.due = False  # for a checkpoint, as soon as the one before is written
+
+    def run(self) -> Stop:
+        """Train to the end (GO), or to where the worker wants it to stop, with a checkpoint of that place.
+
+        Raises JobFailed for a loss that is not finite, DataError for too many bad records or a wrong label.
+        """
+        while not self.progress.finished and self.progress.epoch <= self.train.epochs:
+            stop = self._epoch()
+            if stop is not Stop.GO:
+                self._keep(wait=True)
+                return stop
+            self._end_epoch()
+        if self.keeper is not None:
+            self.keeper.settle()
+        return Stop.GO
+
+    def _epoch(self) -> Stop:
+        """The rest of the present epoch's batches."""
+        progress = self.progress
+        change = partial(self.augment, epoch=progress.epoch) if self.augment else None
+        batches = feed(
+            read(
+                self.reader,
+                batch_size=self.sampler.batch_size,
+                order=self.sampler.order(progress.epoch),
+                skip=progress.batch,
+                at_least=_AT_LEAST,
+                classes=self.setup.classes,
+                change=change,
+            ),
+            self.device,
+        )
+        part = 0  # batches of the step under way
+        with closing(batches):  # type: ignore[type-var]  # a generator
+            for batch in batches:
+                part += 1
+                last = batch.host.last or part == self.train.accumulate
+                self._launch(batch, last=last)
+                if not last:
+                    continue
+                part = 0
+                progress.step += 1
+                progress.batch = batch.host.taken
+                self._tell(batch.host.records)
+                if self.context.stop() is not Stop.GO:
+                    break
+                self._keep_if_due(end=batch.host.last)
+        self._note(self.gauge.rest())
+        stop = self.context.stop()
+        if stop is Stop.GO:
+            progress.batch = self.sampler.batches
+        return stop
+
+    def _launch(self, batch: DeviceBatch, *, last: bool) -> None:
+        number = self.progress.step + 1
+        lr = self.rate(self.progress.step)
+        self.step.run(batch.x, batch.y, lr, last)
+        if batch.host.bad:
+            self.progress.bad += len(batch.host.bad)
+            enforce_threshold(self.context.spec.run, self.progress.bad, self.reader.total, batch.host.bad)
+        row = Batch(step=number, epoch=self.progress.epoch, records=len(batch.host.x), lr=lr, last=last)
+        self._note(self.gauge.take(row))
+
+    def _note(self, found: list[Measured]) -> None:
+        for measured in found:
+            if not math.isfinite(measured.loss):
+                raise JobFailed(self._not_finite(measured))
+            row = self.steps.add(measured)
+            if row is not None:
+                self.journal.step(len(self.steps), row)
+
+    def _not_finite(self, measured: Measured) -> str:
+        kept = "no checkpoint was kept"
+        if self.keeper is not None and self.keeper.latest is not None:
+            kept = f"the checkpoint after step {self.keeper.latest} is kept: {self.keeper.path}"
+        return (
+            f"the loss became {measured.loss} at step {measured.batch.step}; expected a finite number "
+            f"(a lower train.optimizer.lr?); {kept}"
+        )
+
+    def _tell(self, records: int) -> None:
+        done = (self.progress.epoch - 1) * self.sampler.records + records
+        self.journal.tell(self.steps, self.progress.epoch, total=self.total, done=done, bad=self.progress.bad)
+
+    def _keep_if_due(self, *, end: bool) -> None:
+        """By steps, unless the epoch is over with this one: its end is kept then."""
+        kept = self.train.checkpoint
+        if self.keeper is None or kept is None:
+            return
+        busy = self.keeper.busy
+        self.due = self.due or (kept.every_steps is not None and self.progress.step % kept.every_steps == 0)
+        if self.due and not end and not busy:
+            self._keep(wait=False)
+
+    def _keep(self, *, wait: bool) -> None:
+        if self.keeper is None:
+            return
+        self._note(self.gauge.rest())  # a checkpoint holds the figures of all its steps, and none of a loss of NaN
+        self.keeper.take(self.sheet, self.progress, self.steps)
+        self.due = False
+        if wait:
+            self.keeper.settle()
+
+    def _end_epoch(self) -> None:
+        progress, train = self.progress, self.train
+        epoch = progress.epoch
+        loss, accuracy, records = self.steps.of_epoch(epoch)
+        metrics: dict[str, Any] = {"epoch": epoch, "step": progress.step}
+        if records:
+            metrics |= {"lr": self.rate(progress.step - 1), "loss": loss}
+            if self.setup.classes is not None:
+                metrics["accuracy"] = accuracy
+        if self.held_out is not None and train.validation is not None and epoch % train.validation.every_epochs == 0:
+            metrics |= self._validate(self.held_out)
+        improved = progress.note(metrics, train.checkpoint, train.early_stopping)
+        self.journal.epoch(metrics)
+        shown = ", ".join(
+            f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in metrics.items() if k not in ("epoch", "step")
+        )
+        self.context.event("epoch", f"{epoch} of {train.epochs}: {shown}", metrics)
+        progress.epoch, progress.batch, progress.bad = epoch + 1, 0, 0
+        if progress.finished and train.early_stopping is not None:
+            name, patience = train.early_stopping.metric, train.early_stopping.patience
+            text = f"after epoch {epoch}: {name} did not get better in {patience} measurements"
+            self.context.event("early-stopping", text, {"epoch": epoch})
+        over = progress.finished or epoch == train.epochs
+        every = train.checkpoint.epochs if train.checkpoint is not None else None
+        if improved or (not over and (self.due or (every is not None and epoch % every == 0))):
+            self._keep(wait=False)
+
+    def _validate(self, held_out: Reader) -> dict[str, float | None]:
+        found = validate(
+            self.setup.module,
+            held_out,
+            make_loss(self.train, self.context.allowed_python, smoothing=False),
+            batch_size=self.sampler.batch_size,
+            dtype=self.context.spec.model.dtype,
+            classes=self.setup.classes,
+            device=self.device,
+        )
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def steps_of(train: TrainSpec, sampler: Sampler) -> int:
+    """Steps of the whole training, if every batch has good records."""
+    return train.epochs * -(-sampler.batches // train.accumulate)

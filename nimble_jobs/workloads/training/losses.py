@@ -1,0 +1,73 @@
+"""Losses: of a model's outputs and a batch's labels, the mean over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.data.reader import Targets
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.from_python import load_function
+from nimble_jobs.planner.step_request import Loss
+from nimble_jobs.spec import TrainSpec, parse_source
+from nimble_jobs.workloads.columns import logits_of
+
+
+def targets(name: str) -> Targets:
+    """What a loss wants labels to be."""
+    return "classes" if name == "cross_entropy" else "numbers" if name in ("mse", "bce") else "stored"
+
+
+def make_loss(train: TrainSpec, allowed_python: Sequence[Path], *, smoothing: bool = True) -> Loss:
+    """The spec's loss; without `smoothing`, as a validation measures it.
+
+    Raises ModelError for a function of the user's that may not be run or is not there.
+    """
+    match train.loss:
+        case "cross_entropy":
+            return CrossEntropy(train.label_smoothing if smoothing else 0.0)
+        case "mse":
+            return mse
+        case "bce":
+            return bce
+        case text:
+            source = parse_source(text)
+            function: Loss = load_function(Path(source.target), source.factory or "", allowed_python, "train.loss")
+            return function
+
+
+class CrossEntropy:
+    """Of scores [n, classes] and class numbers [n], with label smoothing."""
+
+    def __init__(self, smoothing: float) -> None:
+        self._smoothing = smoothing
+
+    def __call__(self, outputs: Any, y: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(flatten_outputs(outputs)).float()
+        return nn.functional.cross_entropy(logits, y, label_smoothing=self._smoothing)
+
+
+def mse(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    """Mean squared error of the model's first output."""
+    return nn.functional.mse_loss(_like(outputs, y), y)
+
+
+def bce(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of scores, which a sigmoid is applied to, and labels from 0 to 1."""
+    return nn.functional.binary_cross_entropy_with_logits(_like(outputs, y), y)
+
+
+def _like(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    found = next(iter(flatten_outputs(outputs).values())).float()
+    if found.shape == (*y.shape, 1):
+        found = found[..., 0]
+    if found.shape != y.shape:
+        raise ModelError(
+            f"train.loss: the model returns shape {list(found.shape)}; expected {list(y.shape)}, as the labels have"
+        )
+    return found

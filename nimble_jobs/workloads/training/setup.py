@@ -1,0 +1,153 @@
+"""From a spec and its data to a module and a training step that are ready to run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from nimble_jobs.data import Reader
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import DataError, ModelError
+from nimble_jobs.models.build import DTYPES, build
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
+from nimble_jobs.spec import JobSpec, OptimizerSpec, TrainSpec
+from nimble_jobs.workloads.columns import logits_of
+from nimble_jobs.workloads.training.losses import make_loss
+
+_NORMS = (nn.modules.batchnorm._NormBase,)  # with statistics that training moves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A module on its device, in training mode, and what one step of it is."""
+
+    module: nn.Module
+    request: StepRequest
+    classes: int | None  # None where labels are no classes
+
+
+def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
+    """Build, freeze, and look once at what the model makes of a batch.
+
+    Raises ModelError, DataError, OutOfMemory.
+    """
+    assert spec.train is not None
+    train = spec.train
+    weights = {"weights": train.init_from} if train.init_from is not None else {}
+    model = spec.model.model_copy(update={"dtype": "fp32", **weights})
+    module = build(model, device=str(device), allowed_python=allowed_python)
+    freeze(module, train.freeze)
+    x, y = example(reader, spec.input.batch_size, device)
+    classes = _classes(module, x, y, train, spec.model.dtype)
+    in_training(module)
+    request = StepRequest(
+        module=module,
+        x=x,
+        y=y,
+        loss=make_loss(train, allowed_python),
+        loss_name=f"{train.loss}, label smoothing {train.label_smoothing:g}" if train.label_smoothing else train.loss,
+        optimizer=recipe(module, train.optimizer),
+        clip_norm=train.clip_norm,
+        precision=spec.model.dtype,
+        accumulate=train.accumulate,
+        options=BuildOptions(streams=spec.schedule.streams, fuse=spec.schedule.fuse, tolerance=spec.schedule.tolerance),
+        tolerance=spec.schedule.tolerance,
+    )
+    return Setup(module=module, request=request, classes=classes)
+
+
+def freeze(module: nn.Module, globs: Sequence[str]) -> None:
+    """Have the parameters whose names match stay as they are.
+
+    Raises ModelError for a glob that matches none, with names that are near, and where nothing is left to train.
+    """
+    parameters = dict(module.named_parameters())
+    for index, glob in enumerate(globs):
+        matching = [name for name in parameters if fnmatchcase(name, glob)]
+        if not matching:
+            near = difflib.get_close_matches(glob, parameters, 3, cutoff=0.0)
+            raise ModelError(
+                f"train.freeze[{index}]: {glob!r} matches no parameter of the model; names near it: {', '.join(near)}"
+            )
+        for name in matching:
+            parameters[name].requires_grad_(False)
+    if not any(p.requires_grad for p in parameters.values()):
+        raise ModelError("train.freeze: every parameter of the model is frozen; expected something left to train")
+
+
+def in_training(module: nn.Module) -> None:
+    """Training mode, except for norms all of whose parameters are frozen: their statistics stay as they are too."""
+    module.train()
+    for part in module.modules():
+        own = list(part.parameters(recurse=False))
+        if isinstance(part, _NORMS) and own and not any(p.requires_grad for p in own):
+            part.eval()
+
+
+def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
+    """The spec's optimizer. `no_decay_on_norms` leaves parameters with fewer than two dimensions without decay."""
+    groups: tuple[tuple[tuple[str, ...], float], ...] = ()
+    if spec.no_decay_on_norms:
+        groups = ((tuple(n for n, p in module.named_parameters() if p.dim() < 2), 0.0),)
+    return OptimizerRecipe(
+        name=spec.name,
+        momentum=spec.momentum,
+        nesterov=spec.nesterov,
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        groups=groups,
+    )
+
+
+def example(reader: Reader, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A whole batch of the first good records. Raises DataError where the first batches hold none."""
+    size = min(batch_size, reader.total)
+    for batch in reader.batches(batch_size=size):
+        if len(batch) and batch.labels is not None:
+            rows = np.arange(size) % len(batch)
+            return torch.from_numpy(batch.x[rows]).to(device), torch.from_numpy(batch.labels[rows]).to(device)
+    raise DataError("input.source: no good record to train on; expected at least one")
+
+
+def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]:
+    """What the spec's dtype means for operators: mixed precision, unless it is fp32."""
+    return nullcontext() if dtype == "fp32" else torch.autocast(device.type, dtype=DTYPES[dtype])
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients; afterwards each part is in its own mode again."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _classes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, train: TrainSpec, dtype: str) -> int | None:
+    if y.is_floating_point():
+        return None
+    with evaluating(module), autocast(dtype, x.device):
+        outputs = flatten_outputs(module(x))
+    try:
+        return logits_of(outputs).shape[1]
+    except ModelError:
+        if train.loss != "cross_entropy":
+            return None
+        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
+        raise ModelError(
+            f"train.loss: cross_entropy needs scores [batch, classes]; the model returns {shapes}"
+        ) from None

@@ -1,0 +1,50 @@
+"""Loss and accuracy on held-out records."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import torch
+from torch import nn
+
+from nimble_jobs.data import Reader
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import DataError
+from nimble_jobs.planner.step_request import Loss
+from nimble_jobs.workloads.columns import logits_of
+from nimble_jobs.workloads.training.feed import feed, read
+from nimble_jobs.workloads.training.setup import autocast, evaluating
+
+
+def validate(
+    module: nn.Module,
+    reader: Reader,
+    loss: Loss,
+    *,
+    batch_size: int,
+    dtype: str,
+    classes: int | None,
+    device: torch.device,
+) -> dict[str, float]:
+    """val_loss and, for classes, val_accuracy: means over all good records, in evaluation mode, in eager.
+
+    Raises DataError where there is no good record.
+    """
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    seen = 0
+    batches = feed(read(reader, batch_size=batch_size, classes=classes), device)
+    with closing(batches), evaluating(module):  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            with autocast(dtype, device):
+                outputs = module(batch.x)
+                loss_sum += loss(outputs, batch.y).double() * len(batch.y)
+            if classes is not None:
+                right += (logits_of(flatten_outputs(outputs)).argmax(1) == batch.y).sum()
+            seen += len(batch.y)
+    if not seen:
+        raise DataError("train.validation.source: no good record to validate on; expected at least one")
+    measured = {"val_loss": float(loss_sum) / seen}
+    if classes is not None:
+        measured["val_accuracy"] = int(right) / seen
+    return measured

@@ -1,0 +1,104 @@
+"""Interrupted trainings go on exactly, from sound checkpoints, and say what they did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nimble_jobs.workloads import Stop
+from tests.trainings import Attempt, digests, lay_out, spec_of
+
+STEPS = 14  # of the training in tests.trainings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that all trainings of this module share."""
+    found = tmp_path_factory.mktemp("training")
+    lay_out(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[str, str]:
+    """What an undisturbed training publishes."""
+    spec = spec_of(folder, output="undisturbed/net")
+    assert Attempt(spec).run().stop is Stop.GO
+    return digests(folder / "undisturbed/net")
+
+
+def interrupted(number: int, how: Stop = Stop.DRAIN) -> dict[str, object]:
+    """Keywords of an attempt that is told to stop after so many steps."""
+    return {"stop": lambda asked: how if asked >= number else Stop.GO}
+
+
+def kept(path: Path) -> list[Path]:
+    """Checkpoints of the training with this output, the oldest first."""
+    return sorted(path.parent.glob(f".{path.name}.training/*/step-*"))
+
+
+@pytest.mark.parametrize("number", range(1, STEPS))
+def test_stopped_after_any_step(folder: Path, undisturbed: dict[str, str], number: int) -> None:
+    """Told to stop, a training keeps the step it is at; the next attempt publishes the bytes of an undisturbed one."""
+    spec = spec_of(folder, output=f"stopped-{number}/net")
+    outcome = Attempt(spec, **interrupted(number)).run()  # type: ignore[arg-type]
+    assert outcome.stop is Stop.DRAIN
+    assert not spec.output.path.exists()
+    second = Attempt(spec, number=2)
+    assert second.run().stop is Stop.GO
+    (said,) = second.said("resumed")
+    assert said.startswith("goes on after step")
+    assert "not bit for bit" not in said
+    assert digests(spec.output.path) == undisturbed
+    assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from nimble_jobs.workloads import Stop
+from tests.trainings import Attempt, spec_of
+
+folder = Path(sys.argv[1])
+
+def attempt(number, output):
+    def stop(asked):
+        if asked == number:
+            while number > 2 and not list((folder / output).parent.glob(".net.training/*/step-*")):
+                time.sleep(0.001)  # steps are faster here than the disk
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Stop.GO
+    Attempt(spec_of(folder, output=output), stop=stop).run()
+
+for number in map(int, sys.argv[2:]):
+    if (child := os.fork()) == 0:  # torch is loaded once for all of them
+        attempt(number, f"killed-{number}/net")
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, number
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> None:
+    """A process killed after each of the steps."""
+    numbers = [str(n) for n in range(1, STEPS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED, str(folder), *numbers]
+    subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
+
+
+@pytest.mark.parametrize("number", range(1, STEPS))
+def test_killed_after_any_step(folder: Path, undisturbed: dict[str, str], killed: None, number: int) -> None:
+    """SIGKILL after step k, whatever the checkpoint thread is at: the next attempt publishes the same bytes."""
+    spec = spec_of(folder, output=f"killed-{number}/net")
+    assert not spec.output.path.exists()
+    second = Attempt(spec, number=2)
+    assert second.run().stop is Stop.GO
+    assert number <= 2 or second.said("resumed")
+    assert all("not bit for bit" not in said for said in second.said("resumed"))
+    assert digests(spec.output.path) == undisturbed
+    assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
