@@ -15,8 +15,10 @@ from nimble_jobs.cli import (
     output,
     render,
 )
-from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, rows_of
+from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, rows_of
 from nimble_jobs.cli.listing import Selection, print_rows
+
+_EXPLAINED = 5  # reasons under a list
 
 app = typer.Typer(name="cache", help="The schedules that this state folder holds.", no_args_is_help=True)
 
@@ -40,7 +42,11 @@ def ls(
         rows = rows_of(store, aged(store.schedules.list()))
     shown = Selection(filters=filters or (), sort=sort or "created_at", limit=limit).apply(rows, KEYS)
     empty = "no schedule matches" if rows else "no stored schedules; the first run of a job makes one"
-    print_rows(shown, COLUMNS, id_key="key", json=json, quiet=quiet, empty=empty)
+    caption = measured_on(shown)
+    print_rows(shown, COLUMNS, id_key="key", json=json, quiet=quiet, empty=empty, caption=caption)
+    if not (json or quiet):
+        for line in explained(shown)[:_EXPLAINED]:
+            output.note(line)
 
 
 cache_show.register(app)

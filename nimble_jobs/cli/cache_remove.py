@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import KeyList, count, found, named
+from nimble_jobs.cli.cache_rows import KeyList, count, found, named, with_reason
 from nimble_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,13 +82,16 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
     """Say what goes, ask, remove."""
     from nimble_jobs.store.prune import remove
 
-    what = f"{count(len(removals.schedules))} and {count(len(removals.artifacts), 'artifact')}"
+    what = count(len(removals.schedules))
+    if removals.artifacts:
+        what += f" and {count(len(removals.artifacts), 'artifact')}"
     what += f", {render.size(removals.bytes)}"
     if not json:
         for removal in removals.schedules:
-            output.note(named(removal.entry) + ("" if removal.why == "named" else f": {removal.why}"))
+            output.note(with_reason(named(removal.entry), removal.why, sys.stderr))
         for removal in removals.kept:
-            output.note(f"{named(removal.entry)}: {removal.why}; stays, a running worker holds it")
+            why = f"{removal.why}; stays, a running worker holds it"
+            output.note(with_reason(named(removal.entry), why, sys.stderr))
     nothing = not removals.schedules and not removals.artifacts
     done = not dry_run and not nothing and options.confirmed(f"Remove {what}?", yes=yes)
     if done:

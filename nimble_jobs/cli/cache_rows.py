@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -84,8 +88,24 @@ def state_of(row: Row) -> str:
 
 def named(entry: ScheduleEntry) -> str:
     """A schedule in one line."""
-    what = " ".join(filter(None, (entry.key[:12], entry.model, entry.input, entry.dtype)))
-    return f"{what}, {render.size(entry.bytes)}"
+    what = " ".join(filter(None, (entry.model, shape(entry.input), entry.dtype)))
+    return f"{entry.key[:12]}  {what}, {render.size(entry.bytes)}"
+
+
+def with_reason(head: str, reason: str, stream: TextIO) -> str:
+    """A line for a pipe; for a terminal the reason below the head, where it would not fit beside it."""
+    if not reason:
+        return head
+    line = f"{head}: {reason}"
+    width = shutil.get_terminal_size().columns
+    if not stream.isatty() or len(line) <= width:
+        return line
+    return f"{head}\n{textwrap.fill(reason, width, initial_indent=' ' * 4, subsequent_indent=' ' * 4)}"
+
+
+def brief(entry_key: str, reason: str | None) -> str:
+    """A reason beside whose schedule it stands."""
+    return (reason or "no reason was noted").removeprefix(f"schedule {entry_key}: ")
 
 
 def count(number: int, noun: str = "schedule") -> str:
@@ -103,18 +123,50 @@ def shape(text: str) -> str:
     return short if kind.startswith(("float", "bfloat")) else f"{kind} {short}"
 
 
+def age(iso: str) -> str:
+    """How long ago, in its largest unit: 40d, 3h, 12m, now."""
+    seconds = time.time() - datetime.fromisoformat(iso).timestamp()
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit}"
+    return "now"
+
+
+def measured_on(rows: Sequence[Row]) -> str:
+    """The devices that replay times were measured on."""
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    return f"measured on {'; '.join(devices[:3])}{'; ...' if len(devices) > 3 else ''}" if devices else ""
+
+
 COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
-    Column(header="INPUT", cell=lambda row: shape(row["input"]), from_width=100),
+    Column(header="INPUT", cell=lambda row: shape(row["input"])),
     Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100),
     Column(header="MODE", cell=lambda row: row["mode"], from_width=150),
-    Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=118),
+    Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),
     Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
-    Column(header="SPEED-UP", cell=lambda row: f"{row['speedup']:.2f}×" if row["speedup"] else "-", justify="right"),
-    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right"),
+    Column(
+        header="SPEED",
+        cell=lambda row: f"{row['speedup']:.2f}×" if row["speedup"] else "-",
+        justify="right",
+        from_width=100,
+    ),
+    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
-    Column(header="USED", cell=lambda row: str(row["last_used_at"])[:16].replace("T", " "), from_width=118),
+    Column(header="USED", cell=lambda row: age(row["last_used_at"]), justify="right", from_width=110),
     Column(header="STATE", cell=state_of, style=lambda row: STATE_STYLE.get(state_of(row), "")),
     Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150),
 )
+
+
+def explained(rows: Sequence[Row]) -> list[str]:
+    """One line for each reason why schedules are not ready."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["state"] != "ready":
+            keys.setdefault((row["state"], brief(row["key"], row["reason"])), []).append(row["key"][:12])
+    return [
+        f"{state}: {reason} ({', '.join(those[:3])}{f' and {len(those) - 3:,} more' if len(those) > 3 else ''})"
+        for (state, reason), those in keys.items()
+    ]

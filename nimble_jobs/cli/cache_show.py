@@ -47,8 +47,10 @@ def _sections(
     row: Row, parts: dict[str, str], facts: dict[str, Any], files: list[dict[str, Any]]
 ) -> list[render.Section]:
     told = {"speedup", "created_at", "build_s", "last_used_at", "hits", "resident_hits"}
-    head = render.flat({name: value for name, value in row.items() if name not in told and value not in ("", [])})
     speed = render.speedup(row)
+    if speed:
+        told |= {"replay_us", "eager_us", "device"}
+    head = render.flat({name: value for name, value in row.items() if name not in told and value not in ("", [])})
     if speed:
         head.insert(1, ("speed", speed))
     hits = f"{row['hits']:,}, {row['resident_hits']:,} of them resident"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import rows_of, shape
+from nimble_jobs.cli.cache_rows import brief, rows_of, shape, with_reason
 from nimble_jobs.cli.steps import steps
 from nimble_jobs.errors import JobFailed, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.ahead import Ahead
     from nimble_jobs.planner.why import Difference, Why
-
-_FILE = "model.file:"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,8 +41,14 @@ def why(
         answer = ask(loaded, store=store)
         near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
     if json:
-        told = {"key": answer.key, "hit": answer.hit, "reason": answer.reason, "key_parts": answer.parts}
-        output.emit_json(told | {"nearest": near, "differences": [asdict(d) for d in answer.differences]})
+        told: dict[str, Any] = {
+            "key": answer.key,
+            "hit": answer.hit,
+            "reason": answer.reason,
+            "key_parts": answer.parts,
+        }
+        told |= {"nearest": near, "differences": [asdict(d) for d in answer.differences]}
+        output.emit_json(told | {"changed_files": answer.changed_files})
         return
     render.sections(_sections(answer))
 
@@ -93,11 +98,11 @@ def _sizes(texts: Sequence[str]) -> tuple[int, ...]:
 def _line(made: Ahead) -> str:
     head = f"{made.key[:12]}  {shape(made.input)}"
     if made.fallback:
-        return f"{head}  no schedule: {made.fallback}"
+        return with_reason(f"{head}  no schedule", made.fallback, sys.stdout)
     took = render.duration(made.build_s)
-    state = f"stored before, built in {took}" if made.hit else f"built in {took}"
     measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "device": made.device}
-    return f"{head}  {state}; {render.speedup(measured)}"
+    state = f"hit, was built in {took}" if made.hit else f"built in {took}"
+    return with_reason(f"{head}  {state}", render.speedup(measured), sys.stdout)
 
 
 def _sections(answer: Why) -> list[render.Section]:
@@ -105,11 +110,12 @@ def _sections(answer: Why) -> list[render.Section]:
     near = answer.nearest
     if near is None:
         return [("Schedule", head)]
-    said = f"{near.key[:16]} {near.model}, {near.state.value}" + (f": {near.reason}" if near.reason else "")
+    said = f"{near.key[:16]} {near.model}, {near.state.value}" + (
+        f": {brief(near.key, near.reason)}" if near.reason else ""
+    )
     head.append(("nearest", said))
-    changed = [d.part.removeprefix(_FILE) for d in answer.differences if d.part.startswith(_FILE)]
-    if changed and near.parts.get("model.source") == answer.parts.get("model.source"):
-        head.append(("changed", f"file {', '.join(changed)}"))
+    if answer.changed_files:
+        head.append(("changed", f"file {', '.join(answer.changed_files)}"))
     lines = [(d.part, _difference(d)) for d in answer.differences]
     return [("Schedule", head), ("Differs from the nearest", lines)] if lines else [("Schedule", head)]
 
@@ -118,6 +124,6 @@ def _difference(difference: Difference) -> str:
     def short(value: str | None) -> str:
         if value is None:
             return "absent"
-        return value[:16] if difference.part.startswith(_FILE) else value
+        return value[:16] if difference.part.startswith("model.file:") else value
 
     return f"{short(difference.wanted)}; stored: {short(difference.stored)}"

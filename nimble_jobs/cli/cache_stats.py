@@ -17,8 +17,7 @@ def register(app: typer.Typer) -> None:
 def stats(ctx: typer.Context, json: options.Json = False) -> None:
     """Show hit rates, reasons of misses, build time saved, and sizes.
 
-    Uses count since the state folder was made, also those of schedules that were removed since. A hit saves the build
-    time of its schedule.
+    Uses by jobs, builds ahead and replays count since the state folder was made, whatever was removed since.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.stats import statistics
@@ -39,7 +38,7 @@ def _sections(found: dict[str, Any]) -> list[render.Section]:
         ("hits", f"{found['hits']:,} of these schedules"),
     ]
     asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
-    saved = [("build time", render.duration(found["saved_s"]))]
+    saved = [("build time", f"{render.duration(found['saved_s'])}: each hit saves what its schedule took to build")]
     parts = [("Schedules", schedules), ("Uses", asked), ("Saved", saved)]
     if found["misses"]:
         parts.append(("Misses", [(f"{number:,}", reason) for reason, number in found["misses"].items()]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import count, found
+from nimble_jobs.cli.cache_rows import count, found, shape, with_reason
 from nimble_jobs.cli.steps import steps
 from nimble_jobs.errors import JobFailed
 
@@ -64,6 +65,7 @@ def _hashed(store: Store, entries: list[ScheduleEntry]) -> list[Row]:
         {
             "key": verdict.entry.key,
             "model": verdict.entry.model,
+            "input": verdict.entry.input,
             "sound": verdict.sound,
             "quarantined_now": verdict.found_now,
             "said": verdict.said,
@@ -97,7 +99,8 @@ def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
             verdict = "sound" if row["sound"] else "quarantined"
             if replay and row["sound"]:
                 verdict = "replayed" if row["replayed"] else "not replayed"
-            output.emit(f"{row['key'][:12]}  {row['model']}  {verdict}: {row['said']}")
+            head = f"{row['key'][:12]}  {row['model']} {shape(row['input'])}"
+            output.emit(with_reason(f"{head}  {verdict}", row["said"], sys.stdout))
     for line in leftovers:
         output.note(f"not needed by any schedule, and damaged: {line}; `cache prune` removes it")
     sound = sum(row["sound"] for row in rows)

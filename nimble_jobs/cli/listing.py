@@ -17,6 +17,8 @@ from nimble_jobs.errors import UsageError
 
 Row = dict[str, Any]
 
+_GAP = 2  # blanks between columns
+_NARROWEST = 8  # of a flexible column
 _UNIT_SUFFIXES = ("_at", "_bytes", "_us", "_s")  # may be left out: created>1d, replay<2ms
 _CONDITION = re.compile(r"([A-Za-z_][\w.]*)\s*(!=|>=|<=|=|>|<)\s*(.*)", re.DOTALL)
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
@@ -98,20 +100,26 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
 
     console = output.console()
     shown = [column for column in columns if console.width >= column.from_width]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption=caption or None)
-    for column in shown:
-        widest = max(len(column.cell(row)) for row in rows)
-        table.add_column(
-            column.header,
-            justify=column.justify,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=8 if column.flexible else max(widest, len(column.header)),
-            ratio=1 if column.flexible else None,
-        )
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table.caption, table.caption_justify = caption or None, "left"
+    for column, width in zip(shown, _widths(rows, shown, console.width), strict=True):
+        table.add_column(column.header, justify=column.justify, no_wrap=True, overflow="ellipsis", width=width)
     for row in rows:
         table.add_row(*(Text(column.cell(row), style=column.style(row) if column.style else "") for column in shown))
     console.print(table)
+
+
+def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[int]:
+    """As wide as what each column holds. Where that is too much, flexible ones give way, the widest first."""
+    widths = [max(len(column.header), *(len(column.cell(row)) for row in rows)) for column in columns]
+    over = sum(widths) + _GAP * (len(widths) - 1) - available
+    while over > 0:
+        wide = [i for i, column in enumerate(columns) if column.flexible and widths[i] > _NARROWEST]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+        over -= 1
+    return widths
 
 
 def _known(key: str, keys: Sequence[str], where: str) -> str:

@@ -17,7 +17,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.ahead import KeepsNothing
 from nimble_jobs.planner.prepare import prepare
 from nimble_jobs.planner.request import Request, key_parts
-from nimble_jobs.planner.why import differences
+from nimble_jobs.planner.why import FILE_PART, Difference, differences
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
 
@@ -51,10 +51,10 @@ def replay(
         parts = key_parts(request, device)
     except (ValueError, ModelError) as e:
         return Replay(agrees=None, said=str(e))
-    differ = differences(parts, entry.parts)
+    differ = [_told(difference) for difference in differences(parts, entry.parts)]
     if differ:
-        said = "; ".join(f"{d.part} is {d.stored or 'absent'}, here {d.wanted or 'absent'}" for d in differ[:3])
-        return Replay(agrees=None, said=said + (f"; and {len(differ) - 3} more" if len(differ) > 3 else ""))
+        more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
+        return Replay(agrees=None, said="; ".join(differ[:3]) + more)
     try:
         prepared = prepare(request, device=device, store=store, residents=KeepsNothing())
     except ModelError as e:
@@ -99,6 +99,12 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
         )
     except (KeyError, NimbleError) as e:
         raise ValueError(f"its key does not tell how to ask for it: {e}") from e
+
+
+def _told(difference: Difference) -> str:
+    if difference.part.startswith(FILE_PART):
+        return f"file {difference.part.removeprefix(FILE_PART)} has changed"
+    return f"{difference.part} is {difference.stored or 'absent'}, here {difference.wanted or 'absent'}"
 
 
 def _source(parts: Mapping[str, str], folders: Sequence[Path]) -> str:

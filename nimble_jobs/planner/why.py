@@ -11,6 +11,8 @@ from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
 from nimble_jobs.store.prune import aged
 
+FILE_PART = "model.file:"  # what the name of a key part begins with whose value is a file's SHA-256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -31,6 +33,13 @@ class Why:
     reason: str | None  # of a miss
     nearest: ScheduleEntry | None  # of a miss; None where nothing is stored
     differences: tuple[Difference, ...]  # from the nearest
+
+    @property
+    def changed_files(self) -> list[str]:
+        """Files of the model that are not what they were when the nearest schedule was made."""
+        if self.nearest is None or self.nearest.parts.get("model.source") != self.parts.get("model.source"):
+            return []
+        return [d.part.removeprefix(FILE_PART) for d in self.differences if d.part.startswith(FILE_PART)]
 
 
 def why(request: Request, *, device: torch.device, store: Store) -> Why:

@@ -93,7 +93,8 @@ class Bundle:
         try:
             self._archive = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as e:
-            raise UsageError(f"{path}: {e}; expected a file that `cache export` wrote") from e
+            why = e.strerror if isinstance(e, OSError) else str(e)
+            raise UsageError(f"{path}: {why}; expected a file that `cache export` wrote") from e
         try:
             self.schedules = self._schedules()
         except BaseException:

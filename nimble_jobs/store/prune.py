@@ -30,7 +30,7 @@ class Removal:
     """A schedule to remove."""
 
     entry: ScheduleEntry
-    why: str
+    why: str  # empty where it was named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def look(
     entries = aged(store.schedules.list())
     artifacts = store.schedules.artifacts()
     resident = {*in_use, *store.schedules.residents([worker.id for worker in store.workers.live()])}
-    chosen = [Removal(entry=entry, why="named") for entry in entries if entry.key in keys]
+    chosen = [Removal(entry=entry, why="") for entry in entries if entry.key in keys]
     chosen += [r for r in _chosen(entries, artifacts, wish, now, resident) if r.entry.key not in keys]
     going = tuple(r for r in chosen if force or r.entry.key not in resident)
     gone = {r.entry.key for r in going}
@@ -120,11 +120,11 @@ def _chosen(
     for entry in entries:
         unused_s = max(0.0, now - entry.last_used_at)
         if wish.quarantined and entry.state == ScheduleState.QUARANTINED:
-            chosen.append(Removal(entry=entry, why=f"quarantined: {entry.reason}"))
+            chosen.append(Removal(entry=entry, why=f"quarantined: {_reason(entry)}"))
         elif wish.stale and entry.state == ScheduleState.STALE:
-            chosen.append(Removal(entry=entry, why=f"stale: {entry.reason}"))
+            chosen.append(Removal(entry=entry, why=f"stale: {_reason(entry)}"))
         elif wish.unused_for_s is not None and unused_s >= wish.unused_for_s:
-            chosen.append(Removal(entry=entry, why=f"unused for {format_duration(unused_s)}"))
+            chosen.append(Removal(entry=entry, why=f"unused for {_coarse(unused_s)}"))
     if wish.max_bytes is not None:
         gone = {r.entry.key for r in chosen if r.entry.key not in resident}
         left = [entry for entry in entries if entry.key not in gone]
@@ -157,3 +157,12 @@ def _over(
 
 def _text_bytes(entry: ScheduleEntry, artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:
     return entry.bytes - sum(ref.bytes for ref in artifacts.get(entry.key, ()))
+
+
+def _coarse(seconds: float) -> str:
+    """Whole days, or below one day whole minutes."""
+    return format_duration(seconds - seconds % (86400 if seconds >= 86400 else 60))
+
+
+def _reason(entry: ScheduleEntry) -> str:
+    return (entry.reason or "no reason was noted").removeprefix(f"schedule {entry.key}: ")

@@ -42,8 +42,9 @@ def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterat
         except (StoreError, NotFound) as e:
             if entry.key not in {left.key for left in store.schedules.list()}:
                 continue  # removed by somebody meanwhile
-            store.schedules.quarantine(entry.key, str(e), now, digest=entry.sha256)
-            yield Verdict(entry=entry, sound=False, found_now=True, said=str(e))
+            why = str(e).removeprefix(f"schedule {entry.key}: ")
+            store.schedules.quarantine(entry.key, why, now, digest=entry.sha256)
+            yield Verdict(entry=entry, sound=False, found_now=True, said=why)
         else:
             yield Verdict(entry=entry, sound=True, hashed_bytes=len(stored.text.encode()) + sum(artifacts))
 

@@ -125,8 +125,6 @@ def _waiting(context: JobContext) -> Callable[[Wait], None]:
 def tell(context: JobContext, prepared: Prepared) -> None:
     """Record how the job came by its schedule, and any fallback."""
     loaded = prepared.loaded
-    if prepared.miss_reason is not None:
-        context.store.schedules.missed(prepared.miss_reason, time.time())
     if loaded.fallback is not None:
         context.event("fallback", f"runs in eager: {loaded.fallback}", {"key": loaded.key})
         return
