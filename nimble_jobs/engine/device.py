@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nimble_jobs.engine import private
 from nimble_jobs.errors import UsageError
+
+_SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
 
 
 def resolve(wanted: str) -> torch.device:
@@ -37,7 +41,7 @@ def describe(device: torch.device) -> str:
 
 def facts(device: torch.device) -> dict[str, str]:
     """The parts of a schedule's key that name the device and the software under it. Equal devices give equal parts."""
-    parts = {"torch": torch.__version__, "precision.matmul": torch.get_float32_matmul_precision()}
+    parts = {"torch": torch.__version__, **_precision(device)}
     if device.type == "cpu":
         return parts | {
             "device": "cpu",
@@ -56,8 +60,46 @@ def facts(device: torch.device) -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         "triton": _version("triton"),
         "cudnn": str(torch.backends.cudnn.version()),
-        "precision.cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
-        "precision.fp16_reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    }
+
+
+def _precision(device: torch.device) -> dict[str, str]:
+    """The process's switches that decide which algorithms may run, and how exactly they compute.
+
+    Read one by one: the older names for several at once raise where a program has set them apart.
+    """
+    backends = torch.backends
+    deterministic = {"precision.deterministic": str(torch.are_deterministic_algorithms_enabled())}
+    if device.type == "cpu":
+        mkldnn: Any = backends.mkldnn  # torch's annotations lack what it makes at run time
+        return deterministic | {
+            "precision.matmul": mkldnn.matmul.fp32_precision,
+            "precision.conv": mkldnn.conv.fp32_precision,
+            "precision.rnn": mkldnn.rnn.fp32_precision,
+            "precision.mkldnn": str(mkldnn.enabled),
+        }
+    matmul: Any = backends.cuda.matmul
+    cudnn: Any = backends.cudnn
+    attention = {
+        "flash": backends.cuda.flash_sdp_enabled(),
+        "memory-efficient": backends.cuda.mem_efficient_sdp_enabled(),
+        "math": backends.cuda.math_sdp_enabled(),
+        "cudnn": backends.cuda.cudnn_sdp_enabled(),
+    }
+    environment = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    return deterministic | {
+        "precision.matmul": matmul.fp32_precision,
+        "precision.conv": cudnn.conv.fp32_precision,
+        "precision.rnn": cudnn.rnn.fp32_precision,
+        "precision.fp16_reduction": str(matmul.allow_fp16_reduced_precision_reduction),
+        "precision.bf16_reduction": str(matmul.allow_bf16_reduced_precision_reduction),
+        "precision.fp16_accumulation": str(matmul.allow_fp16_accumulation),
+        "precision.blas": str(backends.cuda.preferred_blas_library()).rpartition(".")[2],
+        "precision.attention": ", ".join(name for name, on in attention.items() if on),
+        "precision.cudnn": str(cudnn.enabled),
+        "precision.cudnn_benchmark": str(cudnn.benchmark),
+        "precision.cudnn_deterministic": str(cudnn.deterministic),
+        "precision.environment": " ".join(f"{name}={value}" for name, value in sorted(environment.items())),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
+from nimble_jobs.models.unversioned import unversioned_code
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.spec.paths import Source
 
@@ -88,6 +89,7 @@ def python_identity(source: Source) -> dict[str, str]:
     packages = sorted(found.packages - {"torch"})  # torch has its own part in the key of a schedule
     if packages:
         parts["model.package"] = ", ".join(_imported_package(name) for name in packages)
+    parts |= {f"model.code:{name}": digest for name, digest in unversioned_code(packages).items()}
     return parts
 
 

@@ -1,11 +1,14 @@
 """Which files a Python model is made of, found by reading its import statements; nothing is executed.
 
-Imports made by `importlib.import_module` or `exec`, and data files that the code opens, are not seen.
+Seen are `import` in all its forms, and `importlib.import_module` and `__import__` with a literal name. Not seen are
+names that are computed, code that is run by `exec`, `runpy` or a loader of the model's own, sources that it compiles
+itself (`torch.utils.cpp_extension`), and data files that it opens.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,24 +48,48 @@ def local_files(main: Path) -> LocalFiles:
     return LocalFiles(files=dict(sorted(files.items())), packages=frozenset(packages - local))
 
 
+def imported_packages(path: Path) -> set[str]:
+    """Top-level names that a file imports absolutely, without those of the standard library."""
+    return {dotted[0] for dotted, absolute in _imports(path, ()) if absolute} - sys.stdlib_module_names
+
+
 def _imports(path: Path, package: tuple[str, ...]) -> list[tuple[tuple[str, ...], bool]]:
     """Dotted names that the file may import, from the model's folder; the flag says absolute."""
+    return [
+        ((*package[: len(package) - level + 1], *dotted) if level else dotted, level == 0)
+        for level, dotted in _named(path.read_bytes())
+        if level - 1 <= len(package)
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(code: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """The names that a source imports, each behind as many dots as the number says. Parsing is what takes time."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(code)
     except (SyntaxError, ValueError):  # its digest still counts; running it reports what is wrong
-        return []
-    found: list[tuple[tuple[str, ...], bool]] = []
+        return ()
+    found: list[tuple[int, tuple[str, ...]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(tuple(alias.name.split(".")), True) for alias in node.names]
+            found += [(0, tuple(alias.name.split("."))) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            up = node.level - 1
-            if up > len(package):
-                continue
-            base = () if node.level == 0 else package[: len(package) - up]
-            base += tuple(node.module.split(".")) if node.module else ()
-            found += [((*base, alias.name), node.level == 0) for alias in node.names]
-    return found
+            base = tuple(node.module.split(".")) if node.module else ()
+            found += [(node.level, (*base, alias.name)) for alias in node.names]
+        elif isinstance(node, ast.Call):
+            name = _literal(node)
+            bare = name.lstrip(".")
+            found += [(len(name) - len(bare), tuple(bare.split(".")))] if bare else []
+    return tuple(found)
+
+
+def _literal(node: ast.Call) -> str:
+    """The name in `import_module("name")` or `__import__("name")`, whose dots count from the file's own package."""
+    function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    if function not in ("import_module", "__import__") or not node.args:
+        return ""
+    name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+    return name if isinstance(name, str) else ""
 
 
 def _resolve(folder: Path, dotted: tuple[str, ...]) -> list[Path]:
@@ -71,7 +98,7 @@ def _resolve(folder: Path, dotted: tuple[str, ...]) -> list[Path]:
     place = folder
     for part in dotted:
         if part == "*":  # may import whatever __all__ names
-            found += sorted(place.glob("*.py")) if place != folder else []
+            found += sorted((*place.glob("*.py"), *place.glob("*/__init__.py"))) if place != folder else []
             break
         place = place / part
         if (place / "__init__.py").is_file():

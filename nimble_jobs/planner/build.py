@@ -16,6 +16,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, tolerance_of
 from nimble_jobs.planner.search import Found, Search, capture_several
@@ -54,6 +55,7 @@ def build_schedule(module: nn.Module, request: Request, key: str, device: torch.
         fold=True,
         in_flight=request.schedule.in_flight,
         tolerance=tolerance_of(request),
+        memory_bytes=None if request.memory_bytes is None else max(0, request.memory_bytes - state_bytes(module)),
     )
     return build_best(module, {"x": example}, key, options, device)
 

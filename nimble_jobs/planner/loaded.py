@@ -43,6 +43,12 @@ class Residents(Protocol):
         """Close others, least recently used first, until `nbytes` more fit the budget."""
 
 
+def state_bytes(module: nn.Module) -> int:
+    """Memory of a module's parameters and buffers; what several share counts once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(module).values()}
+    return sum(storages.values())
+
+
 @dataclass(kw_only=True)
 class Loaded:
     """A module on its device, with a captured schedule or, where there is none, the reason why it runs in eager."""
@@ -60,11 +66,8 @@ class Loaded:
 
     @property
     def bytes(self) -> int:
-        """Device memory of the module's state and the instances."""
-        storages = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(self.module).values()
-        }
-        return sum(storages.values()) + sum(i.bytes for i in self.instances)
+        """Device memory of the module's state and the instances, as they were measured."""
+        return state_bytes(self.module) + sum(i.bytes for i in self.instances)
 
     def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
         """Outputs by name of each whole batch of shape `request.input_shape`, with what came beside it, in order.

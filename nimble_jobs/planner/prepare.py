@@ -95,7 +95,7 @@ def prepare(
     loaded = Loaded(key=key, request=request, device=device, module=module)
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
-    hit, reason = _give_schedule(loaded, parts, store, report, waiting)
+    hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting)
     if hit is Hit.MISS:
         store.schedules.missed(reason or "", time.time())
     if loaded.instances or loaded.unschedulable:  # what runs in eager for this job's sake must not bind the next one
@@ -126,10 +126,10 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
 
 
 def _give_schedule(
-    loaded: Loaded, parts: dict[str, str], store: Store, report: Report, waiting: Waiting
+    loaded: Loaded, parts: dict[str, str], store: Store, residents: Residents, report: Report, waiting: Waiting
 ) -> tuple[Hit, str | None]:
     """Fill in schedule and instance, or the reason for eager. Returns the hit, and for a miss its reason."""
-    reason = _take_stored(loaded, store, report)
+    reason = _take_stored(loaded, store, residents, report)
     if reason is None:
         return Hit.STORED, None
     if loaded.fallback is not None:
@@ -141,7 +141,7 @@ def _give_schedule(
             loaded.fallback = f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
             return Hit.MISS, reason
     with store.builds.turn(loaded.key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
-        if _take_stored(loaded, store, report) is None:  # another process has built it since
+        if _take_stored(loaded, store, residents, report) is None:  # another process has built it since
             return Hit.STORED, None
         if loaded.fallback is None:
             report(phase="build")
@@ -149,7 +149,7 @@ def _give_schedule(
     return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
 
 
-def _take_stored(loaded: Loaded, store: Store, report: Report) -> str | None:
+def _take_stored(loaded: Loaded, store: Store, residents: Residents, report: Report) -> str | None:
     """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
     point in building it now.
     """
@@ -162,7 +162,9 @@ def _take_stored(loaded: Loaded, store: Store, report: Report) -> str | None:
             return found.reason
         report(phase="check")
         try:
-            _load_stored(loaded, found.stored.load(), store)
+            schedule = found.stored.load()
+            residents.make_room(loaded.bytes + schedule.peak_bytes)
+            _load_stored(loaded, schedule, store)
         except (OutOfMemory, DeviceFault):
             raise
         except CheckFailed as e:

@@ -95,6 +95,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
                 }
             ),
             embedding="embedding" in parts.get("outputs", ""),
+            memory_bytes=int(memory) if (memory := parts.get("schedule.memory_bytes", "any")) != "any" else None,
             allowed_python=allowed_python,
         )
     except (KeyError, NimbleError) as e:

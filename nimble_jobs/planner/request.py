@@ -28,6 +28,7 @@ class Request:
     batch_size: int
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     embedding: bool = False  # also return the features under the last linear layer
+    memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
     allowed_python: tuple[Path, ...] = ()
 
     @property
@@ -48,11 +49,13 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         "format": str(FORMAT_VERSION),
         "mode": "inference",
         "input": f"x:{str(request.input_dtype).removeprefix('torch.')}{list(request.input_shape)}",
+        "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
         "schedule.streams": str(request.schedule.streams),
         "schedule.fuse": request.schedule.fuse,
         "schedule.in_flight": str(request.schedule.in_flight),
+        "schedule.memory_bytes": "any" if request.memory_bytes is None else str(request.memory_bytes),
     }
 
 

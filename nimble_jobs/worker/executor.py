@@ -39,6 +39,7 @@ class Station:
     device: str  # cpu | cuda:N
     residents: Residents
     run: Run
+    memory_bytes: int | None = None  # the user's limit, if there is one: no schedule that needs more is built
 
 
 def execute(
@@ -134,7 +135,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
         gpu_memory_bytes or default_budget_bytes(resolved),
         on_change=lambda keys: store.schedules.set_residents(worker, keys),
     )
-    return Station(store=store, device=resolved, residents=residents, run=workloads.run)
+    return Station(store=store, device=resolved, residents=residents, run=workloads.run, memory_bytes=gpu_memory_bytes)
 
 
 def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
@@ -152,6 +153,7 @@ def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
         report=pulse.report,
         event=event,
         allowed_python=tuple(Path(folder) for folder in job.allow_python),
+        memory_bytes=station.memory_bytes,
     )
     with redirect_stdout(sys.stderr):  # a model's prints must not mix with what commands print
         outcome = station.run(context)

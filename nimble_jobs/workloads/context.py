@@ -37,6 +37,7 @@ class JobContext:
     report: Callable[..., None]
     event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
     allowed_python: tuple[Path, ...] = ()
+    memory_bytes: int | None = None  # what the user gave the worker on its device; None: no limit given
 
 
 @dataclass(frozen=True, kw_only=True)

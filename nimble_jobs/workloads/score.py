@@ -47,7 +47,7 @@ def run(context: JobContext) -> Outcome:
             return already_published(context, staging)
         try:
             prepared = prepare(
-                request_of(spec, reader, context.allowed_python),
+                request_of(spec, reader, context.allowed_python, context.memory_bytes),
                 device=device,
                 store=context.store,
                 residents=context.residents,
@@ -92,7 +92,9 @@ def already_published(context: JobContext, staging: Staging) -> Outcome:
     return Outcome(outputs=staging.publish({}))
 
 
-def request_of(spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] = ()) -> Request:
+def request_of(
+    spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
+) -> Request:
     """What the job asks of the planner."""
     return Request(
         model=spec.model,
@@ -102,6 +104,7 @@ def request_of(spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] =
         schedule=spec.schedule,
         embedding="embedding" in spec.output.fields,
         allowed_python=allowed_python,
+        memory_bytes=memory_bytes,
     )
 
 

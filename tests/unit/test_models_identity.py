@@ -182,3 +182,91 @@ def test_identity_does_not_load_torch(tmp_path: Path) -> None:
         "sys.exit(any(m in sys.modules for m in ('torch', 'torchvision', 'timm', 'transformers')))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "files"),
+    [
+        ("import importlib; importlib.import_module('helper')", ["helper.py"]),
+        ("from importlib import import_module as f, import_module; import_module('pkg.sub.deep')", ["pkg/sub/deep.py"]),
+        ("__import__('helper')", ["helper.py"]),
+        ("import importlib; importlib.import_module('.helper', __package__)", ["helper.py"]),
+        ("import pkg.inner", ["pkg/inner/__init__.py", "pkg/inner/near.py"]),
+        ("from pkg import inner as x", ["pkg/inner/__init__.py", "pkg/inner/near.py"]),
+        ("from pkg.inner import *", ["pkg/inner/__init__.py", "pkg/inner/near.py", "pkg/inner/part/__init__.py"]),
+        ("import pkg.sub.deep as d", ["pkg/sub/deep.py"]),  # folders without __init__.py
+        ("from pkg.inner.up import x", ["helper.py", "pkg/inner/__init__.py", "pkg/inner/near.py", "pkg/inner/up.py"]),
+        ("try:\n    import helper\nexcept ImportError:\n    pass", ["helper.py"]),
+        ("class A:\n    def f(self):\n        from . import helper", ["helper.py"]),
+        ("import importlib; importlib.import_module(name)", []),
+        ("import importlib; importlib.import_module('')", []),
+        ("import importlib; importlib.import_module('....helper', __package__)", []),
+        ("import random", []),
+    ],
+)
+def test_every_form_of_import_is_seen(tmp_path: Path, statement: str, files: list[str]) -> None:
+    """Statements, wherever they stand, and calls with a literal name; through packages with and without __init__.py."""
+    texts = {
+        "helper.py": "",
+        "random.py": "",
+        "pkg/inner/__init__.py": "from . import near",
+        "pkg/inner/near.py": "",
+        "pkg/inner/part/__init__.py": "",
+        "pkg/inner/up.py": "from importlib import import_module\nimport_module('...helper', __package__)",
+        "pkg/sub/deep.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "net.py").write_text(statement)
+    found = set(local_files(tmp_path / "net.py").files) - {"net.py"}
+    if "*" in statement:
+        assert set(files) <= found
+    else:
+        assert found == set(files)
+
+
+@pytest.fixture
+def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the import path in which nothing is installed."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_code_on_the_import_path_counts_by_its_bytes(tmp_path: Path, import_path: Path) -> None:
+    """A package that no installation gave a version changes the identity with any of its files, and with what it
+    imports from the import path itself.
+    """
+    package = import_path / "beside_the_project"
+    (package / "deep").mkdir(parents=True)
+    for name, text in {"__init__.py": "", "deep/a.py": "import further_module, yaml\n", "notes.txt": ""}.items():
+        (package / name).write_text(text)
+    (import_path / "further_module.py").write_text("x = 1\n")
+    (import_path / "unused_module.py").write_text("x = 1\n")
+    (tmp_path / "net.py").write_text("from beside_the_project.deep import a\n")
+    before = of(tmp_path / "net.py")
+    assert {n for n in before if n.startswith("model.code:")} == {
+        "model.code:beside_the_project",
+        "model.code:further_module",
+    }
+    for file, part in [
+        (package / "deep" / "a.py", "beside_the_project"),
+        (package / "__init__.py", "beside_the_project"),
+        (import_path / "further_module.py", "further_module"),
+        (import_path / "unused_module.py", None),
+        (package / "notes.txt", None),
+    ]:
+        first = of(tmp_path / "net.py")
+        with file.open("a") as opened:
+            opened.write("\n")
+        found = of(tmp_path / "net.py")
+        assert {n for n in found if found[n] != first[n]} == ({f"model.code:{part}"} if part else set())
+    assert "beside_the_project" not in sys.modules
+
+
+def test_installed_packages_count_by_their_version(tmp_path: Path) -> None:
+    """Nothing of them is read."""
+    (tmp_path / "net.py").write_text("import numpy, yaml, torchvision\nimport nowhere_to_be_found\n")
+    assert not [name for name in of(tmp_path / "net.py") if name.startswith("model.code:")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from nimble_jobs import planner
 from nimble_jobs.engine import verify
-from nimble_jobs.errors import CheckFailed, JobFailed
+from nimble_jobs.errors import CheckFailed, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Prepared, Request, key_parts, schedule_key
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -270,6 +271,43 @@ def test_a_tolerance_has_its_own_schedule(store: Store, code: Path) -> None:
     strict = request(code, tolerance=1e-12)
     assert schedule_key(key_parts(strict, CPU)) != schedule_key(key_parts(request(code), CPU))
     assert prepared(strict, store).summary()["tolerance"] == 1e-12
+
+
+def test_a_limit_of_memory_reaches_the_search(store: Store, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it beside the weights bounds every candidate; a schedule that was found under it says so."""
+    building = sys.modules["nimble_jobs.planner.build"]
+    build_best = building.build_best
+    limits: list[int | None] = []
+
+    def spied(module: Any, inputs: Any, key: str, options: Any, device: Any) -> Any:
+        limits.append(options.memory_bytes)
+        return build_best(module, inputs, key, options, device)
+
+    monkeypatch.setattr(building, "build_best", spied)
+    weights = (3 * 4 + 4) * 4
+    made = [prepared(replace(request(code), memory_bytes=limit), store) for limit in (None, 10**6, weights + 10**5)]
+    assert limits == [None, 10**6 - weights, 10**5]
+    assert len({m.loaded.key for m in made}) == 3
+    assert {m.summary()["runs"] for m in made} == {"schedule"}
+    with pytest.raises(OutOfMemory, match="its memory plan needs"):
+        prepared(replace(request(code), memory_bytes=weights + 10), store)
+
+
+def test_room_is_made_before_a_stored_schedule_is_captured(store: Store, code: Path) -> None:
+    """For the weights and what the schedule was measured to need; the budget is not overrun meanwhile."""
+    first = prepared(request(code), store)
+    assert first.loaded.schedule is not None
+    wanted: list[int] = []
+
+    class Watched(Residents):
+        def make_room(self, nbytes: int) -> None:
+            wanted.append(nbytes)
+            super().make_room(nbytes)
+
+    made = prepared(request(code), store, Watched(2**30))
+    weights = (3 * 4 + 4) * 4
+    assert wanted == [weights, weights + first.loaded.schedule.peak_bytes]
+    assert made.loaded.bytes == weights + sum(i.bytes for i in made.loaded.instances)
 
 
 def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker import endings
-from nimble_jobs.worker.executor import Run, Station, execute, run_inline
+from nimble_jobs.worker.executor import Run, Station, execute, real_station, run_inline
 from nimble_jobs.worker.residency import Residents
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 
@@ -62,6 +63,21 @@ def job(store: Store, submit: Claim) -> Job:
     claimed = store.jobs.claim("w", device="cpu", now=time.time())
     assert claimed
     return claimed
+
+
+def test_the_limit_of_memory_reaches_the_workload(store: Store, job: Job) -> None:
+    """The user's limit bounds the schedules, the default only what is kept between jobs."""
+    seen: list[int | None] = []
+
+    def run(context: JobContext) -> Outcome:
+        seen.append(context.memory_bytes)
+        return Outcome()
+
+    for limit in (None, 10**9):
+        real = real_station(store, "w", "cpu", limit)
+        execute(job, replace(real, run=run))
+        assert limit is None or real.residents.budget_bytes == limit
+    assert seen == [None, 10**9]
 
 
 def station(store: Store, run: Run) -> Station:
