@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
+from nimble_jobs.engine.record import state_of
+from nimble_jobs.engine.step import record_step
 from nimble_jobs.graph import make_plan, single_stream
 from nimble_jobs.graph.memory import plan_memory
 from nimble_jobs.graph.release import releases
@@ -24,22 +25,30 @@ from tests.strategies import flows, programs
 TRIALS = 1_000  # interleavings of each network
 
 
-def nasnet() -> tuple[nn.Module, torch.Tensor]:
+def nasnet() -> Program:
     """All of NASNet-A with one cell a stage and a few filters."""
     module = NASNet(
         NORMAL, REDUCTION, repeats=1, filters=8, stem_filters=4, skip_reductions=True, num_classes=3
     )  # fmt: skip
-    return module.eval(), torch.zeros(1, 3, 32, 32)
+    return recorded(module.eval(), torch.zeros(1, 3, 32, 32)).program
 
 
-def googlenet() -> tuple[nn.Module, torch.Tensor]:
-    return zoo.create("googlenet"), torch.zeros(1, 3, 16, 16)
+def googlenet() -> Program:
+    return recorded(zoo.create("googlenet"), torch.zeros(1, 3, 16, 16)).program
 
 
-@pytest.fixture(scope="module", params=[nasnet, googlenet], ids=["nasnet", "googlenet"])
+def backward() -> Program:
+    """The backward pass of a cell in training mode."""
+    module = net("nas").train()
+    x = torch.zeros(SHAPE)
+    leaves = dict(module.named_parameters())
+    return record_step(module, {"x": x}, leaves, state_of(module), x.device, module=module).backward.program
+
+
+@pytest.fixture(scope="module", params=[nasnet, googlenet, backward], ids=lambda made: made.__name__)
 def network(request: pytest.FixtureRequest) -> Program:
-    module, x = request.param()
-    return recorded(module, x).program
+    program: Program = request.param()
+    return program
 
 
 @settings(max_examples=50, deadline=None)

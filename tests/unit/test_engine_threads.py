@@ -7,8 +7,9 @@ from random import Random
 import pytest
 import torch
 
-from nimble_jobs.engine.bind import Bound
-from nimble_jobs.engine.record import Recording, flatten_outputs
+from nimble_jobs.engine.bind import Bound, bind
+from nimble_jobs.engine.record import Recording, flatten_outputs, state_of
+from nimble_jobs.engine.step import gradient_name, record_step
 from nimble_jobs.errors import PlanError
 from nimble_jobs.graph import check_plan, make_plan, single_stream
 from nimble_jobs.graph.memory import MemoryPlan, arena_users, plan_memory
@@ -182,6 +183,39 @@ def test_releases_by_program_order_give_wrong_results(name: str, monkeypatch: py
     pairs = [(u, s.task) for s in ready.steps for b in s.drops for u in users[b] if (u, s.task) not in ordered]
     assert pairs
     assert all(wrong(held(ready, case.program, x, pair), expected) for pair in pairs)
+
+
+@pytest.mark.parametrize("bound", CAPS)
+def test_a_backward_pass_by_threads(bound: int | None) -> None:
+    """Gradients of a step, whose backward pass is run by threads over what the forward pass saved, are autograd's."""
+    module = net("nas").train()
+    x = torch.randn(SHAPE)
+    parameters = dict(module.named_parameters())
+    state = state_of(module)
+    step = record_step(module, {"x": x}, parameters, state, x.device, module=module)
+    forward = bound_to(module, step.forward, single_stream(step.forward.program)[0])
+    forward.inputs["x"].copy_(x)
+    with torch.no_grad():
+        saved = {**forward.run(), **forward.inputs}
+    plan, _ = make_plan(step.backward.program, max_streams=bound)
+    assert plan.streams >= 2
+    ready = bind(
+        step.backward.program,
+        plan,
+        state={**state, **{name: saved[source] for name, source in step.saved.items()}},
+        constants=step.backward.constants,
+        device=x.device,
+    )
+    dice = Random(f"backward {bound}")
+    for _ in range(RUNS // 2):
+        given = torch.randn_like(saved["output"])
+        expected = torch.autograd.grad(module(x), list(parameters.values()), given)
+        overwrite_intermediates(ready, step.backward.program)
+        ready.inputs[gradient_name("output")].copy_(given)
+        found, order = run_by_threads(ready, delays_s=random_delays(ready, dice))
+        assert len(found) == len(parameters)
+        for name, gradient in zip(parameters, expected, strict=True):
+            assert torch.allclose(found[gradient_name(name)], gradient, rtol=1e-4, atol=1e-5), (name, order)
 
 
 def test_a_thread_that_waits_for_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
