@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
 
@@ -66,6 +70,56 @@ def test_changes_are_told() -> None:
     residents.clear()
     residents.clear()
     assert told == [("a",), ("b",), ()]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.integers(0, 5), st.integers(0, 40)),
+            st.tuples(st.just("get"), st.integers(0, 5)),
+            st.tuples(st.just("room"), st.integers(0, 120)),
+            st.just(("begin",)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens(steps: list[tuple[Any, ...]]) -> None:
+    """Nothing in use is closed, everything else at most once and only for want of room, the longest unused first."""
+    residents = Residents(100)
+    unused: list[str] = []  # least recently used first
+    used: set[str] = set()
+    things: dict[str, Thing] = {}
+    for step in steps:
+        needed = 0
+        match step:
+            case ("begin",):
+                residents.begin()
+                used.clear()
+            case ("get", number):
+                assert (residents.get(str(number)) is not None) == (str(number) in things)
+            case ("room", nbytes):
+                residents.make_room(nbytes)
+                needed = nbytes
+            case ("put", number, nbytes):
+                old = things.get(str(number))
+                residents.put(str(number), Thing(nbytes))
+                assert old is None or old.closed == 1
+        if step[0] in ("get", "put") and (step[0] == "put" or str(step[1]) in things):
+            unused = [*(k for k in unused if k != str(step[1])), str(step[1])]
+            used.add(str(step[1]))
+        kept = {key: residents._values[key] for key in residents.keys}
+        gone = [key for key in unused if key not in kept]
+        assert not used & set(gone)
+        free = [key for key in unused if key not in used]
+        assert gone == free[: len(gone)], "the longest unused first"
+        if gone:
+            without_the_last = residents.used_bytes + needed + things[gone[-1]].bytes
+            assert without_the_last > residents.budget_bytes, "only for want of room"
+        if residents.used_bytes + needed > residents.budget_bytes:
+            assert set(kept) <= used, "what was over the budget was all in use"
+        unused = [key for key in unused if key in kept]
+        things = {key: value for key, value in kept.items() if isinstance(value, Thing)}
+        assert all(thing.closed == 0 for thing in things.values())
 
 
 def test_budget_of_the_cpu() -> None:
