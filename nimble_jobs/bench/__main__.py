@@ -23,6 +23,8 @@ from nimble_jobs.bench.memory import tidy
 from nimble_jobs.bench.request import Unit
 from nimble_jobs.bench.results import failed, in_words
 from nimble_jobs.bench.settings import Settings
+from nimble_jobs.bench.training_case import case_of
+from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.engine import device as devices
 
 _SEARCH_SHARE = 0.6  # of a unit's time limit: begun candidates must still end, and the chosen one be measured
@@ -47,7 +49,7 @@ class _Server:
         self._busy = False
         self._lines: Queue[str | None] = Queue()
         self._model: torch.nn.Module | None = None
-        self._cell: tuple[tuple[str, int], Cell] | None = None
+        self._cell: tuple[tuple[str, int], Cell | TrainingCell] | None = None
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="input", daemon=True).start()
@@ -61,7 +63,9 @@ class _Server:
             self._measure(unit)
             fault = faulted(self._device)
             self._busy = False
-            spent = fault or self._settings.idle  # what profiling leaves behind may slow down what comes next
+            spent = (
+                fault or self._settings.idle or unit.mode == "training"
+            )  # what profiling leaves behind may slow down what comes next
             self._say({"done": True, "spent": spent})
 
     def _listen(self) -> None:
@@ -84,15 +88,20 @@ class _Server:
         for row in measure(cell, unit, self._settings):
             self._say({"row": dataclasses.asdict(row)})
 
-    def _cell_of(self, unit: Unit) -> Cell:
+    def _cell_of(self, unit: Unit) -> Cell | TrainingCell:
         key = (unit.dtype, unit.batch)
         if self._cell is None or self._cell[0] != key:
             self._cell = None
             gc.collect()
             tidy(self._device)
-            if self._model is None:
-                self._model = model_of(unit.model)
-            cell = Cell(unit.model, self._model, unit.dtype, unit.batch, self._device, self._options["tolerance"])
+            tolerance = self._options["tolerance"]
+            cell: Cell | TrainingCell
+            if unit.mode == "training":
+                cell = TrainingCell(case_of(unit.model), unit.dtype, unit.batch, self._device, tolerance)
+            else:
+                if self._model is None:
+                    self._model = model_of(unit.model)
+                cell = Cell(unit.model, self._model, unit.dtype, unit.batch, self._device, tolerance)
             self._cell = (key, cell)
         return self._cell[1]
 

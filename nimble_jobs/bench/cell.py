@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -46,6 +47,18 @@ def example_of(name: str, batch: int, seed: int) -> torch.Tensor:
     return torch.randn((batch, 3, int(side), int(side)), generator=generator)
 
 
+class Measured(Protocol):
+    """What is timed alike: inputs that take turns, and what a right result is."""
+
+    batch: int
+    device: torch.device
+
+    def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]: ...
+    def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]: ...
+    def ready(self, layout: str) -> None: ...
+    def check(self, runner: Any, layout: str) -> float: ...
+
+
 class Cell:
     """Weights and inputs that every system shares."""
 
@@ -59,7 +72,7 @@ class Cell:
         self._modules = {CONTIGUOUS: copy.deepcopy(model).to(DTYPES[dtype]).to(device)}
         self._on_host = [self._input(example_of(name, batch, seed)) for seed in range(ROTATED)]
         fresh = [self._input(example_of(name, batch, 1000 + seed)) for seed in range(CHECKED)]
-        self._fresh = [_moved(tensors, device) for tensors in fresh]
+        self._fresh = [moved(tensors, device) for tensors in fresh]
         self._on_device: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._pinned: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._expected: list[dict[str, torch.Tensor]] = []
@@ -79,16 +92,16 @@ class Cell:
     def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]:
         """The inputs that take turns, on the device."""
         if layout not in self._on_device:
-            moved = [_moved(tensors, self.device) for tensors in self._on_host]
-            self._on_device[layout] = [_laid_out(tensors, layout) for tensors in moved]
+            here = [moved(tensors, self.device) for tensors in self._on_host]
+            self._on_device[layout] = [laid_out(tensors, layout) for tensors in here]
         return self._on_device[layout]
 
     def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]:
         """The same, pinned where there is a GPU."""
         if layout not in self._pinned:
             pin = self.device.type == "cuda"
-            laid_out = [_laid_out(tensors, layout) for tensors in self._on_host]
-            self._pinned[layout] = [{n: t.pin_memory() if pin else t for n, t in i.items()} for i in laid_out]
+            here = [laid_out(tensors, layout) for tensors in self._on_host]
+            self._pinned[layout] = [{n: t.pin_memory() if pin else t for n, t in i.items()} for i in here]
         return self._pinned[layout]
 
     def own_module(self) -> nn.Module:
@@ -103,7 +116,7 @@ class Cell:
 
     def check(self, runner: Runner, layout: str) -> float:
         """Largest relative norm of the outputs against eager. Raises CheckFailed above the tolerance."""
-        return self._compare([self._run(runner, _laid_out(inputs, layout)) for inputs in self._fresh])
+        return self._compare([self._run(runner, laid_out(inputs, layout)) for inputs in self._fresh])
 
     def _run(self, runner: Runner, inputs: Tensors) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -132,11 +145,13 @@ class Cell:
         return {"x": tensor.to(DTYPES[self.dtype]) if tensor.is_floating_point() else tensor}
 
 
-def _moved(tensors: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
+def moved(tensors: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors on a device."""
     return {n: t.to(device) for n, t in tensors.items()}
 
 
-def _laid_out(tensors: Tensors, layout: str) -> dict[str, torch.Tensor]:
+def laid_out(tensors: Tensors, layout: str) -> dict[str, torch.Tensor]:
+    """The tensors, images in a memory format."""
     if layout != CHANNELS_LAST:
         return dict(tensors)
     return {n: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for n, t in tensors.items()}

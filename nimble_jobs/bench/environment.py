@@ -13,6 +13,7 @@ import torch
 
 from nimble_jobs.bench.cell import CHECKED, ROTATED
 from nimble_jobs.bench.timing import SAMPLES
+from nimble_jobs.bench.training_cell import STEPS
 from nimble_jobs.engine import device as devices
 
 _PACKAGES = (
@@ -34,6 +35,9 @@ METHOD = {
     "onnxruntime, tensorrt: memory taken from the device; ours-1-stream, ours-streams: the planner's figure",
     "busy_us": "union of the profiler's kernel and copy intervals in one call; idle_share = 1 - busy_us / replay_us",
     "relative_norm": f"largest over {CHECKED} fresh inputs and all outputs, against eager in the same dtype",
+    "training": f"a call is one step: forward, loss, backward, update; relative_norm: mean difference of {STEPS} "
+    "losses from eager's over their mean, forgiven: the tolerance and twice what eager differs by with another seed "
+    "for dropout; peak_bytes: with weights, gradients and the optimizer's state; bf16: autocast",
 }
 
 

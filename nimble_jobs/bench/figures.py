@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from nimble_jobs.bench.busy import busy
-from nimble_jobs.bench.cell import Cell
+from nimble_jobs.bench.cell import Measured
 from nimble_jobs.bench.memory import Meter
 from nimble_jobs.bench.request import Unit
 from nimble_jobs.bench.results import Row
@@ -16,11 +16,11 @@ from nimble_jobs.bench.timing import copy_times, replay_times
 
 def blank(unit: Unit, system: str) -> Row:
     """A row without figures."""
-    return Row(model=unit.model, system=system, batch=unit.batch, dtype=unit.dtype, layout=unit.layout)
+    return Row(model=unit.model, system=system, batch=unit.batch, dtype=unit.dtype, mode=unit.mode, layout=unit.layout)
 
 
 def figures(
-    cell: Cell,
+    cell: Measured,
     runner: Runner,
     layout: str,
     sample_s: float,

@@ -11,20 +11,22 @@ from collections.abc import Iterator
 
 import torch
 
-from nimble_jobs.bench import ours, systems
+from nimble_jobs.bench import ours, systems, training_ours, training_systems
 from nimble_jobs.bench.cell import Cell
 from nimble_jobs.bench.figures import blank, figures
 from nimble_jobs.bench.memory import Meter, tidy
 from nimble_jobs.bench.request import Unit
 from nimble_jobs.bench.results import Row, failed, in_words
+from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.settings import Settings
+from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.engine.device import synchronize
 
 _OWN_ALLOCATOR = ("onnxruntime", "tensorrt")
 _COMPILES = ("compile", "ours")
 
 
-def measure(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
+def measure(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterator[Row]:
     """Rows of the unit's systems. Whatever a system raises becomes the error of its rows; nothing is raised."""
     missing = list(unit.systems)
     compiles = unit.family.startswith(_COMPILES)
@@ -52,14 +54,23 @@ def faulted(device: torch.device) -> bool:
     return False
 
 
-def _rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
+def _rows(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterator[Row]:
+    if isinstance(cell, TrainingCell):
+        training_systems.require_device(unit.family, cell)
+        if not cell.expecting:
+            cell.expect(training_systems.reference(cell))
     if unit.family == "ours":
-        yield from ours.rows(cell, unit, settings)
+        rows = training_ours.rows if isinstance(cell, TrainingCell) else ours.rows
+        yield from rows(cell, unit, settings)  # type: ignore[arg-type]  # each for its own kind of cell
         return
     meter = Meter(cell.device)
     cell.ready(unit.layout)
     meter.start()
-    ready = systems.prepare(unit.family, cell, unit.layout)
+    ready: Iterator[tuple[str, Runner]]
+    if isinstance(cell, TrainingCell):
+        ready = training_systems.prepare(unit.family, cell, unit.layout)
+    else:
+        ready = systems.prepare(unit.family, cell, unit.layout)
     spent_s = 0.0
     while True:
         begin = time.perf_counter()

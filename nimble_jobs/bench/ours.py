@@ -58,7 +58,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
         build_peak_bytes = meter.built()
         candidates = built.schedule.candidates
         for system, many in ((OURS_ONE, False), (OURS_MANY, True)):
-            yield _of_candidates(unit, system, candidates, cell.tolerance, many=many)
+            yield of_candidates(unit, system, candidates, cell.tolerance, many=many)
         if built.failure is not None:
             yield from failed(unit, [OURS], built.failure)
             return
@@ -68,7 +68,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
             blank(unit, OURS),
             prepare_s=prepare_s,
             build_peak_bytes=build_peak_bytes,
-            facts=_facts(built.schedule),
+            facts=facts_of(built.schedule),
             candidates=[dataclasses.asdict(c) for c in candidates],
             note=next((c.name for c in candidates if c.chosen), None),
             **figures(cell, runner, CONTIGUOUS, settings.sample_s, meter, idle=settings.idle),
@@ -83,7 +83,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
         built.close()
 
 
-def _of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tolerance: float, *, many: bool) -> Row:
+def of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tolerance: float, *, many: bool) -> Row:
     """The fastest right candidate on one stream, or on more; without figures where there was none to measure."""
     fitting = [
         (c.replay_us, c)
@@ -110,7 +110,7 @@ def _on_many(name: str) -> bool | None:
     return found[1] not in ("1", "one") if found else None
 
 
-def _facts(schedule: Schedule) -> dict[str, Any]:
+def facts_of(schedule: Schedule) -> dict[str, Any]:
     """What the graph is like, and how far its replay is from the bounds."""
     facts = dataclasses.asdict(schedule.facts)
     path, work = schedule.facts.critical_path_us, schedule.facts.total_work_us

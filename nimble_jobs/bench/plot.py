@@ -11,6 +11,8 @@ from nimble_jobs.bench.ratios import Comparison
 from nimble_jobs.bench.request import OURS, OURS_ONE
 from nimble_jobs.errors import UsageError
 
+TITLES = {"inference": "Inference", "training": "Training step"}
+
 # name in the legend, the system (None: the best of torch.compile), colour
 _BARS: tuple[tuple[str, str | None, str], ...] = (
     ("TorchScript", "torchscript", "#c9c9c9"),
@@ -41,12 +43,12 @@ def caption(environment: dict[str, Any], dtypes: Sequence[str], batches: Sequenc
 
 
 def draw(comparisons: Sequence[Comparison], environment: dict[str, Any], path: Path) -> None:
-    """Write the chart, one panel for each dtype and batch size. Raises UsageError where there is nothing to draw."""
+    """Write the chart: a panel a mode, dtype and batch size. Raises UsageError where there is nothing to draw."""
     require_matplotlib()
-    panels: dict[tuple[str, int], list[Comparison]] = {}
+    panels: dict[tuple[str, str, int], list[Comparison]] = {}
     for comparison in comparisons:
         if comparison.us("eager"):
-            panels.setdefault((comparison.dtype, comparison.batch), []).append(comparison)
+            panels.setdefault((comparison.mode, comparison.dtype, comparison.batch), []).append(comparison)
     if not panels:
         raise UsageError("--plot: nothing to draw: no row of eager without an error")
     import matplotlib as mpl
@@ -59,11 +61,11 @@ def draw(comparisons: Sequence[Comparison], environment: dict[str, Any], path: P
         len(panels), 1, figsize=(max(6.5, 1.5 + 1.15 * most), 3.4 * len(panels) + 0.5), squeeze=False
     )
     try:
-        for axis, ((dtype, batch), members) in zip(axes[:, 0], panels.items(), strict=True):
-            _panel(axis, f"{dtype}, batch {batch}", members)
-        dtypes = list(dict.fromkeys(dtype for dtype, _ in panels))
-        batches = sorted({batch for _, batch in panels})
-        figure.suptitle("Inference, speed-up over eager PyTorch")
+        for axis, ((mode, dtype, batch), members) in zip(axes[:, 0], panels.items(), strict=True):
+            _panel(axis, f"{TITLES[mode]}, {dtype}, batch {batch}", members)
+        dtypes = list(dict.fromkeys(dtype for _, dtype, _ in panels))
+        batches = sorted({batch for _, _, batch in panels})
+        figure.suptitle("Speed-up over eager PyTorch")
         figure.text(0.5, 0.006, caption(environment, dtypes, batches), ha="center", va="bottom", fontsize=7, wrap=True)
         figure.tight_layout(rect=(0, 0.03, 1, 1))
         figure.savefig(path, dpi=140, format="png")

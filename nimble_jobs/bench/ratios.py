@@ -14,6 +14,7 @@ from nimble_jobs.bench.results import Row
 class Comparison:
     """One model with one dtype and batch size. Of each system the faster memory format counts."""
 
+    mode: str
     model: str
     dtype: str
     batch: int
@@ -62,21 +63,22 @@ class Comparison:
 
 
 def compare(rows: Iterable[Row]) -> list[Comparison]:
-    """One comparison for each model, dtype and batch size, in order of appearance."""
-    groups: dict[tuple[str, str, int], list[Row]] = {}
+    """One comparison for each mode, model, dtype and batch size, in order of appearance."""
+    groups: dict[tuple[str, str, str, int], list[Row]] = {}
     for row in rows:
-        if row.mode == "inference" and row.in_flight is None:
-            groups.setdefault((row.model, row.dtype, row.batch), []).append(row)
+        if row.in_flight is None:
+            groups.setdefault((row.mode, row.model, row.dtype, row.batch), []).append(row)
     return [_comparison(*key, members) for key, members in groups.items()]
 
 
-def _comparison(model: str, dtype: str, batch: int, rows: Sequence[Row]) -> Comparison:
+def _comparison(mode: str, model: str, dtype: str, batch: int, rows: Sequence[Row]) -> Comparison:
     measured = sorted((row for row in rows if row.error is None and row.replay_us), key=lambda row: row.replay_us or 0)
     best: dict[str, Row] = {}
     for row in measured:
         best.setdefault(row.system, row)
     compiled = [row for row in measured if row.system.startswith("compile-")]
     return Comparison(
+        mode=mode,
         model=model,
         dtype=dtype,
         batch=batch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nimble_jobs.errors import UsageError
@@ -30,13 +30,17 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "tensorrt": ("tensorrt",),
     "ours": (OURS_ONE, OURS_MANY, OURS),
 }
+TRAINING_FAMILIES: dict[str, tuple[str, ...]] = {
+    "eager": ("eager",),
+    "cuda-graph": ("cuda-graph",),
+    "compile-default": ("compile-default",),
+    "compile-reduce-overhead": ("compile-reduce-overhead",),
+    "compile-max-autotune": ("compile-max-autotune",),
+    "ours": (OURS_ONE, OURS_MANY, OURS),
+}
 SYSTEMS = tuple(system for systems in FAMILIES.values() for system in systems)
 WITHOUT_GPU = ("eager", "ours")  # families that a machine without a GPU runs unasked
 _CHOOSE_THEMSELVES = ("onnxruntime", "tensorrt", "ours")  # these find their own memory format
-_GROUPS = {
-    "all": tuple(FAMILIES),
-    "compile": tuple(f for f in FAMILIES if f.startswith("compile")),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +52,11 @@ class Unit:
     batch: int
     layout: str
     family: str
+    mode: str = "inference"  # inference | training
 
     @property
     def systems(self) -> tuple[str, ...]:
-        return FAMILIES[self.family]
+        return (TRAINING_FAMILIES if self.mode == "training" else FAMILIES)[self.family]
 
     def __str__(self) -> str:
         layout = f", {self.layout}" if self.layout == CHANNELS_LAST else ""
@@ -87,41 +92,45 @@ class Request:
             for dtype in dtypes
             for batch in self.batches
             for family in families
-            for layout in self._layouts_of(model, family)
+            for layout in layouts_for(model, family, self.layouts)
         ]
 
-    def _layouts_of(self, model: str, family: str) -> tuple[str, ...]:
-        if family in _CHOOSE_THEMSELVES:
-            return (OWN_LAYOUT,)
-        images = model not in ZOO or len(ZOO[model].input_shape) == 3
-        return self.layouts if images else (CONTIGUOUS,)
+
+def layouts_for(model: str, family: str, layouts: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `layouts` that a family is measured in; one for tokens, and for systems that choose themselves."""
+    if family in _CHOOSE_THEMSELVES:
+        return (OWN_LAYOUT,)
+    images = model not in ZOO or len(ZOO[model].input_shape) == 3
+    return layouts if images else (CONTIGUOUS,)
 
 
 def models_of(text: str) -> tuple[str, ...]:
     """`all`, or names of the zoo and `torchvision:NAME[@SIDE]`, separated by commas. Raises UsageError."""
     if text == "all":
         return tuple(ZOO)
-    names = _split(text, "--models")
+    names = split(text, "--models")
     for name in names:
         if name not in ZOO and not name.startswith("torchvision:"):
             raise UsageError(f"--models: unknown model {name!r}; expected torchvision:NAME, or of {', '.join(ZOO)}")
     return names
 
 
-def families_of(text: str) -> tuple[str, ...]:
+def families_of(text: str, families: Mapping[str, tuple[str, ...]] = FAMILIES) -> tuple[str, ...]:
     """`all`, `compile`, `ours`, or systems by name, as families. Raises UsageError."""
     found: list[str] = []
-    for name in _split(text, "--systems"):
-        members = _GROUPS.get(name) or tuple(f for f, systems in FAMILIES.items() if name == f or name in systems)
+    groups = {"all": tuple(families), "compile": tuple(f for f in families if f.startswith("compile"))}
+    for name in split(text, "--systems"):
+        members = groups.get(name) or tuple(f for f, systems in families.items() if name == f or name in systems)
         if not members:
-            raise UsageError(f"--systems: unknown system {name!r}; expected all, compile, or of {', '.join(SYSTEMS)}")
+            known = ", ".join(system for systems in families.values() for system in systems)
+            raise UsageError(f"--systems: unknown system {name!r}; expected all, compile, or of {known}")
         found += members
     return tuple(dict.fromkeys(found))
 
 
 def dtypes_of(text: str) -> tuple[str, ...]:
     """Dtypes by name. Raises UsageError."""
-    names = _split(text, "--dtype")
+    names = split(text, "--dtype")
     for name in names:
         if name not in DTYPES:
             raise UsageError(f"--dtype: unknown dtype {name!r}; expected {', '.join(DTYPES)}")
@@ -138,14 +147,15 @@ def layouts_of(text: str) -> tuple[str, ...]:
 def numbers_of(text: str, option: str) -> tuple[int, ...]:
     """Whole numbers from 1. Raises UsageError naming the option."""
     numbers = []
-    for word in _split(text, option):
+    for word in split(text, option):
         if not word.isdecimal() or int(word) < 1:
             raise UsageError(f"{option}: {word!r} is not a whole number from 1")
         numbers.append(int(word))
     return tuple(numbers)
 
 
-def _split(text: str, option: str) -> tuple[str, ...]:
+def split(text: str, option: str) -> tuple[str, ...]:
+    """Words between commas, each once. Raises UsageError where there is none."""
     words: Sequence[str] = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise UsageError(f"{option}: nothing was named")

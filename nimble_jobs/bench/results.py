@@ -14,7 +14,7 @@ from typing import Any
 from nimble_jobs.bench.request import Unit
 from nimble_jobs.errors import UsageError
 
-Key = tuple[str, str, str, int, str, int | None]
+Key = tuple[str, str, str, str, int, str, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Row:
     caches: str | None = None  # cold | shared: compilers' caches while preparing
     peak_bytes: int | None = None  # device memory beyond weights and inputs while running
     build_peak_bytes: int | None = None  # the same while preparing
-    relative_norm: float | None = None  # largest difference from eager on fresh inputs
+    relative_norm: float | None = None  # largest difference from eager on fresh inputs; training: of losses, on average
     busy_us: float | None = None  # time of one call in which at least one kernel runs
     kernels: int | None = None  # launched by one call
     idle_share: float | None = None  # of the GPU: 1 - busy_us / replay_us
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        return (self.model, self.system, self.dtype, self.batch, self.layout, self.in_flight)
+        return (self.mode, self.model, self.system, self.dtype, self.batch, self.layout, self.in_flight)
 
 
 def failed(unit: Unit, systems: Iterable[str], error: str) -> list[Row]:
@@ -60,6 +60,7 @@ def failed(unit: Unit, systems: Iterable[str], error: str) -> list[Row]:
             system=system,
             batch=unit.batch,
             dtype=unit.dtype,
+            mode=unit.mode,
             layout=unit.layout,
             error=error,
         )
@@ -101,7 +102,7 @@ class Results:
         wanted: list[tuple[str, int | None]] = [(system, None) for system in unit.systems]
         if unit.family == "ours":
             wanted += [("ours", number) for number in in_flight]
-        rows = [found.get((unit.model, s, unit.dtype, unit.batch, unit.layout, n)) for s, n in wanted]
+        rows = [found.get((unit.mode, unit.model, s, unit.dtype, unit.batch, unit.layout, n)) for s, n in wanted]
         return all(rows) and (not idle or any(row.idle_share is not None for row in rows if row))
 
     def adopt(self, environment: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The paper's tables on this machine: bench inference."""
+"""The paper's tables on this machine: bench inference, bench training."""
 
 from __future__ import annotations
 
@@ -97,11 +97,9 @@ def inference(
     microseconds; ratios say how many times as fast ours is.
     """
     from nimble_jobs import bench
-    from nimble_jobs.bench import plot as plots
     from nimble_jobs.bench import request as asked
 
-    if fuse not in ("auto", "off", "max"):
-        raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
+    _check_fuse(fuse)
     wanted = bench.Request(
         models=asked.models_of(models),
         batches=asked.numbers_of(batch, "--batch"),
@@ -118,13 +116,98 @@ def inference(
         idle=idle,
         fuse=fuse,
     )
-    if plot is not None:
-        plots.require_matplotlib()
-    results = _earlier(json, resume=resume)
-    finished = _run(wanted, results, json, log or _log(ctx, json), quiet=quiet)
-    _present(results, plot)
-    if not finished:
-        raise NotFinishedInTime(f"not finished after {stop_after}; --resume measures the rest")
+    _measure(ctx, wanted, json, plot, log, resume=resume, quiet=quiet)
+
+
+@app.command()
+def training(
+    ctx: typer.Context,
+    models: Annotated[
+        str, typer.Option("--models", metavar="NAMES", help="Of the zoo: NAME, or NAME@SIDE for other images.")
+    ] = "all",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch", metavar="N,...", help="Batch sizes; default: the paper's, by model.", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="NAMES", help="fp32 (with TF32, for all systems), bf16 (autocast).")
+    ] = "fp32",
+    systems: Annotated[
+        str | None,
+        typer.Option(
+            "--systems",
+            metavar="NAMES",
+            help="eager, cuda-graph, compile (all modes, or compile-default and so on), ours; default: all but "
+            "compile-max-autotune, without a GPU eager,ours.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
+    ] = "both",
+    fuse: Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")] = "auto",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance", min=0.0, help="Mean difference of losses that is a wrong result.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = "auto",
+    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")] = "20m",
+    stop_after: Annotated[
+        str | None,
+        typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
+    ] = None,
+    sample: Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")] = "1s",
+    idle: Annotated[bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU.")] = False,
+    shared_caches: Annotated[
+        bool,
+        typer.Option(
+            "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare whole training steps: eager, torch.compile, a CUDA graph of the eager step, and ours.
+
+    One process for each system. The losses of 50 steps are compared with eager's; a system that trains otherwise is an
+    error, not a time. Times are of one step, in microseconds.
+    """
+    from nimble_jobs.bench import request as asked
+    from nimble_jobs.bench import training_request as trained
+
+    _check_fuse(fuse)
+    wanted = trained.TrainingRequest(
+        models=trained.models_of(models),
+        batches=asked.numbers_of(batch, "--batch") if batch else (),
+        dtypes=trained.dtypes_of(dtype),
+        families=asked.families_of(systems, asked.TRAINING_FAMILIES) if systems else None,
+        layouts=asked.layouts_of(layout),
+        device=device,
+        tolerance=tolerance,
+        limit_s=options.duration(limit, "--limit") or 1200.0,
+        stop_after_s=options.duration(stop_after, "--stop-after"),
+        cold_caches=not shared_caches,
+        sample_s=options.duration(sample, "--sample") or 1.0,
+        idle=idle,
+        fuse=fuse,
+    )
+    _measure(ctx, wanted, json, plot, log, resume=resume, quiet=quiet)
 
 
 @app.command()
@@ -152,6 +235,33 @@ def show(
     if json is not None:
         together.save(json)
     _present(together, plot)
+
+
+def _check_fuse(fuse: str) -> None:
+    if fuse not in ("auto", "off", "max"):
+        raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
+
+
+def _measure(
+    ctx: typer.Context,
+    wanted: Request,
+    json: Path | None,
+    plot: Path | None,
+    log: Path | None,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> None:
+    """Measure, keep, print and draw."""
+    from nimble_jobs.bench import plot as plots
+
+    if plot is not None:
+        plots.require_matplotlib()
+    results = _earlier(json, resume=resume)
+    finished = _run(wanted, results, json, log or _log(ctx, json), quiet=quiet)
+    _present(results, plot)
+    if not finished:
+        raise NotFinishedInTime(f"not finished after {wanted.stop_after_s:g} s; --resume measures the rest")
 
 
 def _present(results: Results, plot: Path | None) -> None:

@@ -22,24 +22,25 @@ def show(results: Results, comparisons: Sequence[Comparison]) -> None:
         rows = [dataclasses.asdict(row) for row in results.rows]
         print_rows(rows, _RAW, id_key="model", json=False, quiet=False, empty="no results")
         return
-    from nimble_jobs.bench.plot import caption
+    from nimble_jobs.bench.plot import TITLES, caption
 
-    groups: dict[tuple[str, int], list[Comparison]] = {}
+    groups: dict[tuple[str, str, int], list[Comparison]] = {}
     for comparison in comparisons:
-        groups.setdefault((comparison.dtype, comparison.batch), []).append(comparison)
+        groups.setdefault((comparison.mode, comparison.dtype, comparison.batch), []).append(comparison)
     console = output.console()
-    for (dtype, batch), members in groups.items():
+    for (mode, dtype, batch), members in groups.items():
         tf32 = " (TF32)" if dtype == "fp32" and "TF32" in str(results.environment.get("fp32")) else ""
-        console.print(f"\nInference, {dtype}{tf32}, batch {batch}", style="bold")
+        console.print(f"\n{TITLES[mode]}, {dtype}{tf32}, batch {batch}", style="bold")
         print_rows(_rows(members), _COLUMNS, id_key="model", json=False, quiet=False, empty="")
-        _flights(results, dtype, batch)
+        if mode == "inference":
+            _flights(results, dtype, batch)
     errors = [row for comparison in comparisons for row in comparison.errors]
     if errors:
         console.print("\nWithout a figure", style="bold")
         for line in _reasons(errors):
             console.print(line, soft_wrap=False, markup=False)
     if groups:
-        dtypes, batches = list(dict.fromkeys(d for d, _ in groups)), sorted({b for _, b in groups})
+        dtypes, batches = list(dict.fromkeys(d for _, d, _ in groups)), sorted({b for _, _, b in groups})
         console.print(f"\n{caption(results.environment, dtypes, batches)}", style="dim", markup=False)
 
 
@@ -184,6 +185,7 @@ _RAW_NAMES = (
     "dtype",
     "batch",
     "layout",
+    "mode",
     "in_flight",
     "replay_us",
     "with_copies_us",
