@@ -64,7 +64,8 @@ class Flat:
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the values that the tensors have after all work launched so far. The last copy must be used up."""
-        torch._foreach_copy_(self._views, [tensors[n].detach() for n in self._names])
+        if self._names:
+            torch._foreach_copy_(self._views, [tensors[n].detach() for n in self._names])
         if self._device.type == "cuda":
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from nimble_jobs.data import Reader
-from nimble_jobs.errors import JobFailed
+from nimble_jobs.errors import JobFailed, NimbleError
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
@@ -85,7 +85,7 @@ class Loop:
                 order=self.sampler.order(progress.epoch),
                 skip=progress.batch,
                 at_least=_AT_LEAST,
-                classes=self.setup.classes,
+                classes=self.setup.label_limit,
                 change=change,
             ),
             self.device,
@@ -131,8 +131,13 @@ class Loop:
 
     def _not_finite(self, measured: Measured) -> str:
         kept = "no checkpoint was kept"
-        if self.keeper is not None and self.keeper.latest is not None:
-            kept = f"the checkpoint after step {self.keeper.latest} is kept: {self.keeper.path}"
+        if self.keeper is not None:
+            try:
+                self.keeper.settle()
+            except NimbleError as e:  # the loss is what the job fails of
+                kept = f"{kept}: {e}"
+            if self.keeper.latest is not None:
+                kept = f"the checkpoint after step {self.keeper.latest} is kept: {self.keeper.path}"
         return (
             f"the loss became {measured.loss} at step {measured.batch.step}; expected a finite number "
             f"(a lower train.optimizer.lr?); {kept}"
@@ -196,6 +201,7 @@ class Loop:
             batch_size=self.sampler.batch_size,
             dtype=self.context.spec.model.dtype,
             classes=self.setup.classes,
+            label_limit=self.setup.label_limit,
             device=self.device,
         )
         return {name: value if math.isfinite(value) else None for name, value in found.items()}

@@ -34,6 +34,11 @@ class Setup:
     request: StepRequest
     classes: int | None  # None where labels are no classes
 
+    @property
+    def label_limit(self) -> int | None:
+        """What every label must be below: cross_entropy on a device ends the process over others."""
+        return self.classes if self.request.loss_name.startswith("cross_entropy") else None
+
 
 def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
     """Build, freeze, and look once at what the model makes of a batch.

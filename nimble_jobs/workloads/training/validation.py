@@ -24,6 +24,7 @@ def validate(
     batch_size: int,
     dtype: str,
     classes: int | None,
+    label_limit: int | None,
     device: torch.device,
 ) -> dict[str, float]:
     """val_loss and, for classes, val_accuracy: means over all good records, in evaluation mode, in eager.
@@ -33,7 +34,7 @@ def validate(
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
     seen = 0
-    batches = feed(read(reader, batch_size=batch_size, classes=classes), device)
+    batches = feed(read(reader, batch_size=batch_size, classes=label_limit), device)
     with closing(batches), evaluating(module):  # type: ignore[type-var]  # a generator
         for batch in batches:
             with autocast(dtype, device):

@@ -1,0 +1,324 @@
+"""Damaged checkpoints are told, never used; resume and init_from are told apart; what is kept is what was asked for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from nimble_jobs import spec as specs
+from nimble_jobs.errors import Damaged, DataError, JobFailed, ModelError
+from nimble_jobs.workloads import Stop
+from nimble_jobs.workloads.training import checkpoint
+from nimble_jobs.workloads.training.sampler import Sampler
+from tests.trainings import RECORDS, Attempt, digests, lay_out, metrics, spec_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that all trainings of this module share."""
+    found = tmp_path_factory.mktemp("training")
+    lay_out(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[str, str]:
+    """What an undisturbed training publishes."""
+    Attempt(eager(folder, output="undisturbed/net")).run()
+    return digests(folder / "undisturbed/net")
+
+
+def eager(folder: Path, **changes: Any) -> specs.JobSpec:
+    """Steps in eager are ready at once."""
+    return spec_of(folder, schedule__on_miss="eager", **changes)
+
+
+def stopped(spec: specs.JobSpec, after: int = 6, **given: Any) -> list[Path]:
+    """Checkpoints of a training that was told to stop, the oldest first."""
+    outcome = Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= after else Stop.GO, **given).run()
+    assert outcome.stop is Stop.DRAIN
+    return kept(spec)
+
+
+def kept(spec: specs.JobSpec) -> list[Path]:
+    path = spec.output.path
+    return sorted(path.parent.glob(f".{path.name}.training/*/step-*"))
+
+
+def flip(path: Path) -> None:
+    """Turn one bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, lose, empty])
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "steps.safetensors", "checkpoint.json"])
+def test_a_damaged_checkpoint(
+    folder: Path, undisturbed: dict[str, str], file: str, damage: Callable[[Path], None]
+) -> None:
+    """The job says which file is damaged, goes on from the checkpoint before, and ends with the same bytes."""
+    spec = eager(folder, output=f"{damage.__name__}-{file}/net")
+    *_, before, newest = stopped(spec)
+    damage(newest / file)
+    second = Attempt(spec, number=2)
+    second.run()
+    (said,) = second.said("checkpoint-damaged")
+    assert str(newest / file) in said
+    (resumed,) = second.said("resumed")
+    assert f"goes on after step {int(before.name[5:])} of 14" in resumed
+    assert digests(spec.output.path) == undisturbed
+
+
+def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> None:
+    """With none left, the training starts from its first step, and says why."""
+    spec = eager(folder, output="all-damaged/net")
+    found = stopped(spec)
+    for path in found:
+        flip(path / "state.safetensors")
+    second = Attempt(spec, number=2)
+    second.run()
+    assert len(second.said("checkpoint-damaged")) == len(found)
+    assert second.said("resumed") == []
+    assert digests(spec.output.path) == undisturbed
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 3))
+def test_any_flipped_bit(folder: Path, tmp_path: Path, at: float, bit: int, which: int) -> None:
+    """No bit of a checkpoint can change unnoticed."""
+    spec = eager(folder, output="bits/net")
+    source = (kept(spec) or stopped(spec))[-1]
+    copy = tmp_path / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source, copy)
+    assert checkpoint.read(copy).step == 6
+    path = sorted(copy.iterdir())[which]
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match=path.name):
+        checkpoint.read(copy)
+
+
+def test_half_written_checkpoints_are_no_checkpoints(folder: Path, undisturbed: dict[str, str]) -> None:
+    """What a killed process was writing is not looked at, and is gone in the end."""
+    spec = eager(folder, output="half/net")
+    newest = stopped(spec)[-1]
+    newest.rename(newest.with_name(f".tmp-job-{newest.name}-0123456789ab"))
+    second = Attempt(spec, number=2)
+    second.run()
+    assert second.said("checkpoint-damaged") == []
+    assert digests(spec.output.path) == undisturbed
+    assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
+
+
+def test_another_job_goes_on(folder: Path, undisturbed: dict[str, str]) -> None:
+    """A later job of the same training takes over what a cancelled one left; how often it keeps does not matter."""
+    spec = eager(folder, output="another/net")
+    assert stopped(spec, job="cancelled")
+    changed = eager(folder, output="another/net", train__checkpoint={"every_steps": 5, "keep_last": 1})
+    second = Attempt(changed, job="later")
+    second.run()
+    assert "by attempt 1 of cancelled" in second.said("resumed")[0]
+    assert digests(spec.output.path) == undisturbed
+
+
+def test_another_training_does_not(folder: Path) -> None:
+    """With another learning rate the training starts anew, says what differs, and leaves the other's checkpoints."""
+    first = eager(folder, output="lr/net")
+    left = stopped(first)
+    second = Attempt(eager(folder, output="lr/net", train__optimizer={"name": "sgd", "lr": 0.01}), job="later")
+    second.run()
+    (said,) = second.said("other-training")
+    assert "train.optimizer.lr is 0.05 there and 0.01 here" in said
+    assert second.said("resumed") == []
+    assert kept(first) == left
+
+
+def test_never(folder: Path, undisturbed: dict[str, str]) -> None:
+    """`resume: never` starts from the first step in each attempt, beside what others left."""
+    auto = eager(folder, output="never/net")
+    left = stopped(auto)
+    spec = eager(folder, output="never/net", train__resume="never")
+    stopped(spec, job="later")
+    second = Attempt(spec, job="later", number=2)
+    second.run()
+    assert second.said("resumed") == []
+    assert digests(spec.output.path) == undisturbed
+    assert kept(auto) == left
+
+
+def test_a_named_checkpoint(folder: Path, undisturbed: dict[str, str]) -> None:
+    """`resume: PATH` goes on with the training of that checkpoint, for another output."""
+    newest = stopped(eager(folder, output="named/net"))[-1]
+    spec = eager(folder, output="named-on/net", train__resume=str(newest))
+    second = Attempt(spec, job="later")
+    second.run()
+    assert f"goes on after step 6 of 14, from {newest}" in second.said("resumed")[0]
+    assert digests(spec.output.path) == undisturbed
+
+
+def test_a_named_checkpoint_of_another_training(folder: Path) -> None:
+    """Going on with a changed training is refused, with what changed and what to do instead."""
+    newest = stopped(eager(folder, output="mixed/net"))[-1]
+    spec = eager(folder, output="mixed-on/net", train__resume=str(newest), train__epochs=3)
+    with pytest.raises(JobFailed) as caught:
+        Attempt(spec, job="later").run()
+    assert str(caught.value) == (
+        f"train.resume: {newest} is of another training: train.epochs is 2 there and 3 here; expected the same "
+        f"training, or train.init_from: {newest}/model.safetensors to start a new one from its weights"
+    )
+    anew = eager(folder, output="mixed-on/net", train__init_from=f"{newest}/model.safetensors", train__epochs=3)
+    attempt = Attempt(anew, job="later")
+    attempt.run()
+    assert attempt.said("resumed") == []
+    assert len(metrics(anew.output.path, "step")) == 21
+
+
+def test_a_named_checkpoint_that_is_damaged(folder: Path) -> None:
+    """It is refused; nothing else is taken in its place."""
+    newest = stopped(eager(folder, output="named-damaged/net"))[-1]
+    truncate(newest / "model.safetensors")
+    with pytest.raises(JobFailed, match=r"train\.resume: .*model\.safetensors: has \d+ bytes; expected \d+"):
+        Attempt(eager(folder, output="x/net", train__resume=str(newest)), job="later").run()
+
+
+# A training that gets worse after its first epoch.
+WORSE: dict[str, Any] = {"train__optimizer": {"lr": 40.0}, "train__lr_schedule": {"warmup_steps": 13}}
+
+
+@pytest.mark.parametrize("after", [9, 13])
+def test_the_best_epoch_survives(folder: Path, after: int) -> None:
+    """The best epoch's weights are published, also when it was over before the training was interrupted."""
+    keep = {"every_steps": 3, "keep_last": 1, "best": "loss"}
+    changes = {"train__checkpoint": keep, "train__epochs": 3, **WORSE}
+    whole = eager(folder, output="best/net", **changes)
+    Attempt(whole).run()
+    losses = [line["loss"] for line in metrics(whole.output.path, "epoch")]
+    assert losses.index(min(losses)) == 0, "the test wants a training whose first epoch is the best"
+    spec = eager(folder, output=f"best-{after}/net", **changes)
+    stopped(spec, after=after)
+    Attempt(spec, number=2).run()
+    assert digests(spec.output.path) == digests(whole.output.path)
+    best, last = (load_file(spec.output.path / f"{name}.safetensors") for name in ("model", "last"))
+    assert any(not best[name].equal(last[name]) for name in best)
+
+
+def test_a_damaged_best_checkpoint(folder: Path) -> None:
+    """A checkpoint that counts on a best one which is damaged is not used: the best weights are made again."""
+    changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
+    whole = eager(folder, output="best-whole/net", **changes)
+    Attempt(whole).run()
+    spec = eager(folder, output="best-damaged/net", **changes)
+    stopped(spec, after=11)
+    (best,) = (p for p in kept(spec) if p.name == "step-00000007")
+    flip(best / "model.safetensors")
+    second = Attempt(spec, number=2)
+    second.run()
+    assert second.said("checkpoint-damaged")
+    assert digests(spec.output.path) == digests(whole.output.path)
+
+
+def test_only_the_last_ones_are_kept(folder: Path) -> None:
+    """keep_last is how many there are, whenever one looks between two steps."""
+    spec = eager(folder, output="last/net", train__checkpoint={"every_steps": 1, "keep_last": 3}, train__epochs=6)
+    seen: list[int] = []
+
+    def look(_: int) -> Stop:
+        seen.append(len(kept(spec)))
+        return Stop.GO
+
+    Attempt(spec, stop=look).run()
+    assert 1 <= max(seen) <= 4  # the oldest goes after the newest has come
+
+
+def test_no_checkpoints(folder: Path, undisturbed: dict[str, str]) -> None:
+    """`checkpoint: null` keeps nothing, and another attempt starts again."""
+    spec = eager(folder, output="null/net", train__checkpoint=None)
+    assert stopped(spec) == []
+    second = Attempt(spec, number=2)
+    second.run()
+    assert second.said("resumed") == []
+    assert digests(spec.output.path) == undisturbed
+
+
+def test_the_disk_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that cannot be written fails the job: nobody should believe that it is there."""
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "sync_folder", full)
+    with pytest.raises(DataError, match="step-00000002: cannot be written: No space left on device"):
+        Attempt(eager(folder, output="full/net")).run()
+
+
+def test_a_loss_that_is_not_finite(folder: Path) -> None:
+    """The job fails and names the step; the last good checkpoint is kept and named, and goes on to the same step."""
+    with np.load(folder / "train.npz") as data:
+        images, labels = data["images"], data["labels"].copy()
+    step = 6
+    labels[Sampler(RECORDS, 8, seed=0).order(1)[8 * step - 8]] = 4
+    np.savez(folder / "broken.npz", images=images, labels=labels)
+    spec = eager(
+        folder,
+        output="nan/net",
+        input__source=str(folder / "broken.npz"),
+        train__loss=f"python:{folder}/model.py:breaks",
+        train__checkpoint={"every_steps": 1},
+    )
+    for number in (1, 2):
+        attempt = Attempt(spec, number=number)
+        with pytest.raises(JobFailed) as caught:
+            attempt.run()
+        newest = kept(spec)[-1]
+        assert f"the loss became nan at step {step}; expected a finite number" in str(caught.value)
+        assert checkpoint.read(newest).step < step
+    assert attempt.said("resumed")
+    assert str(newest) in str(caught.value)
+
+
+def test_weights_that_are_not_finite(folder: Path) -> None:
+    """No checkpoint holds weights that are none, though the loss of their step was finite."""
+    spec = eager(
+        folder,
+        output="steep/net",
+        train__loss=f"python:{folder}/model.py:steep",
+        train__optimizer={"lr": 1e10},
+        train__lr_schedule={"name": "constant"},
+        train__checkpoint={"every_steps": 1},
+    )
+    with pytest.raises(JobFailed, match=r"the loss became (nan|-?inf) at step 2|are not finite after step 1;"):
+        Attempt(spec).run()
+    assert kept(spec) == []
+    assert not spec.output.path.exists()
+
+
+def test_a_frozen_glob_that_matches_nothing(folder: Path) -> None:
+    """The error names parameters that are near."""
+    with pytest.raises(ModelError) as caught:
+        Attempt(eager(folder, output="freeze/net", train__freeze=["6.weigth"])).run()
+    assert str(caught.value).startswith(
+        "train.freeze[0]: '6.weigth' matches no parameter of the model; names near it: 6.w"
+    )

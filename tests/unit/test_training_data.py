@@ -1,0 +1,179 @@
+"""Order, augmentation and prefetching of training data: seeded, whole, and independent of who reads when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nimble_jobs.data import Signature, open_reader
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.workloads.training.augment import Augment, below, draws
+from nimble_jobs.workloads.training.feed import HostBatch, ahead, feed, read
+from nimble_jobs.workloads.training.sampler import Sampler
+
+
+@given(
+    total=st.integers(1, 200),
+    size=st.integers(1, 40),
+    seed=st.integers(0, 2**70),
+    epoch=st.integers(1, 1000),
+    keep=st.booleans(),
+)
+def test_an_epoch_holds_each_record_once(total: int, size: int, seed: int, epoch: int, keep: bool) -> None:
+    """All records with `keep`, whole batches with `drop`, in an order of the epoch's own, each time the same."""
+    sampler = Sampler(total, size, seed=seed, last_batch="keep" if keep else "drop")
+    order = sampler.order(epoch)
+    assert len(set(order.tolist())) == len(order) == (total if keep else total // size * size)
+    assert sampler.batches == -(-len(order) // size)
+    assert (order == Sampler(total, size, seed=seed, last_batch="keep" if keep else "drop").order(epoch)).all()
+
+
+def images(count: int, *, channels: int = 1, size: int = 5) -> np.ndarray:
+    return np.random.default_rng(1).uniform(1, 2, (count, channels, size, size)).astype(np.float32)
+
+
+def augment(spec: AugmentSpec, x: np.ndarray, transform: TransformSpec = TransformSpec(), seed: int = 0) -> Augment:  # noqa: B008
+    return Augment(spec, transform, Signature(shape=x.shape[1:], dtype="float32"), seed=seed)
+
+
+@given(st.permutations(range(12)), st.integers(1, 12), st.integers(0, 2**65))
+def test_changes_depend_on_the_record_alone(order: list[int], cut: int, seed: int) -> None:
+    """A record is changed in the same way in whatever batch, and beside whichever records, it is read."""
+    x = images(12)
+    change = augment(AugmentSpec(crop_padding=2, flip="both"), x, seed=seed)
+    whole = change(x, np.arange(12), 3)
+    indexes = np.array(order[:cut])
+    assert (change(x[indexes], indexes, 3) == whole[indexes]).all()
+    assert (change(x, np.arange(12), 4) != whole).any()
+
+
+def test_every_crop_and_flip_comes() -> None:
+    """Shifts are all equally likely, and so are both flips, independently."""
+    words = draws(7, 1, np.arange(100_000), 3)
+    for column in range(2):
+        counts = np.bincount(below(words[:, column], 5), minlength=5)
+        assert (abs(counts - 20_000) < 600).all()
+    assert abs(np.corrcoef(below(words[:, 0], 5), below(words[:, 1], 5))[0, 1]) < 0.02
+    x = np.tile(np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5), (2000, 1, 1, 1))
+    flipped = augment(AugmentSpec(flip="both"), x)(x, np.arange(2000), 1)
+    corners, counts = np.unique(flipped[:, 0, 0, 0], return_counts=True)
+    assert corners.tolist() == [0, 4, 20, 24]
+    assert (abs(counts - 500) < 100).all()
+
+
+def test_what_comes_in_at_the_side_is_black() -> None:
+    """Padding has the value that a black pixel has after normalisation, channel by channel."""
+    x = images(50, channels=3)
+    transform = TransformSpec(mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 1.0))
+    changed = augment(AugmentSpec(crop_padding=4), x, transform)(x, np.arange(50), 1)
+    black = np.array([-0.2, -0.4, -0.3], dtype=np.float32)
+    inside = np.isin(changed, x)
+    assert not inside.all()
+    for channel in range(3):
+        assert np.allclose(changed[:, channel][~inside[:, channel]], black[channel])
+
+
+def test_only_images_are_cropped() -> None:
+    """Records of another shape are refused by name."""
+    with pytest.raises(DataError, match=r"train\.augment: records are float32 \[7\]; expected images, \[C, H, W\]"):
+        Augment(AugmentSpec(flip="horizontal"), TransformSpec(), Signature(shape=(7,), dtype="float32"), seed=0)
+
+
+def write(path: Path, x: np.ndarray, y: np.ndarray) -> InputSpec:
+    np.savez(path, x=x, y=y)
+    return InputSpec(source=str(path), format="npz", fields=FieldsSpec(label="y"), batch_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    total=st.integers(1, 30),
+    size=st.integers(1, 8),
+    bad=st.sets(st.integers(0, 29)),
+    at_least=st.integers(1, 2),
+    skip=st.integers(0, 8),
+)
+def test_reading_on_is_reading(
+    tmp_path_factory: pytest.TempPathFactory, total: int, size: int, bad: set[int], at_least: int, skip: int
+) -> None:
+    """Going on after any batch gives what reading through would have given; bad records are told once; one is last."""
+    x = np.arange(total, dtype=np.float32).reshape(-1, 1) + 0.5
+    x[[b for b in bad if b < total]] = np.nan
+    spec = write(tmp_path_factory.mktemp("read") / "d.npz", x, np.arange(total))
+    order = np.random.default_rng(0).permutation(total)
+
+    def batches(skip: int) -> list[HostBatch]:
+        with open_reader(spec) as reader:
+            return list(read(reader, batch_size=size, order=order, skip=skip, at_least=at_least))
+
+    whole = batches(0)
+    assert [b.last for b in whole] == [False] * (len(whole) - 1) + [True] * bool(whole)
+    assert all(len(b.x) >= at_least for b in whole)
+    assert all((b.y + 0.5 == b.x[:, 0]).all() for b in whole)
+    if whole:
+        assert (whole[-1].taken, whole[-1].records) == (-(-total // size), total)
+        assert sorted(r.index for b in whole for r in b.bad) == sorted(b for b in bad if b < total)
+    rest = [b for b in whole if b.taken > skip]
+    again = batches(skip) if skip * size < total else []
+    assert [(b.taken, b.x.tolist(), b.last) for b in again] == [(b.taken, b.x.tolist(), b.last) for b in rest]
+
+
+def test_a_label_without_a_class(tmp_path: Path) -> None:
+    """It is found on the host: on a GPU it would end the process."""
+    spec = write(tmp_path / "d.npz", np.zeros((6, 1), dtype=np.float32), np.array([0, 1, 2, 3, 1, 0]))
+    with open_reader(spec) as reader, pytest.raises(DataError, match="found the label 3; expected 0 to 2"):
+        list(feed(read(reader, batch_size=4, classes=3), torch.device("cpu")))
+
+
+def test_numbers_as_labels(tmp_path: Path) -> None:
+    """Fractions stay what they are, and one that is missing makes a bad record."""
+    y = np.array([0.5, -1.25, np.nan, 3.0])
+    spec = write(tmp_path / "d.npz", np.zeros((4, 1), dtype=np.float32), y)
+    for targets in ("numbers", "stored"):
+        with open_reader(spec, targets=targets) as reader:  # type: ignore[arg-type]
+            (batch,) = reader.batches(batch_size=4)
+        assert batch.labels is not None
+        assert (batch.labels.dtype, batch.labels.tolist()) == (np.float32, [0.5, -1.25, 3.0])
+        assert [b.index for b in batch.bad] == [2]
+
+
+def test_errors_come_in_their_place() -> None:
+    """What goes wrong ahead is raised after the items before it."""
+
+    def source() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise DataError("broken")
+
+    found = ahead(source())
+    assert [next(found), next(found)] == [1, 2]
+    with pytest.raises(DataError, match="broken"):
+        next(found)
+
+
+def test_closing_ends_the_thread() -> None:
+    """A source that never ends is closed, in its own thread, when nobody wants more."""
+    closed = threading.Event()
+    made = []
+
+    def source() -> Iterator[int]:
+        try:
+            while True:
+                made.append(1)
+                yield 1
+        finally:
+            closed.set()
+
+    with closing(ahead(source())) as found:
+        next(found)
+    assert closed.is_set()
+    assert len(made) <= 5
+    assert not [t for t in threading.enumerate() if t.name == "nimble-feed"]

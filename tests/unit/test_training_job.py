@@ -1,0 +1,305 @@
+"""A training from data to published weights, against plain PyTorch written out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data import open_reader
+from nimble_jobs.errors import DataError, JobFailed, ModelError
+from nimble_jobs.models.build import build
+from nimble_jobs.workloads.training import curves
+from nimble_jobs.workloads.training.augment import Augment
+from nimble_jobs.workloads.training.sampler import Sampler
+from tests.trainings import HELD_OUT, RECORDS, Attempt, lay_out, metrics, spec_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that all trainings of this module share."""
+    found = tmp_path_factory.mktemp("training")
+    lay_out(found)
+    return found
+
+
+def by_hand(
+    spec: specs.JobSpec,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    rate: Callable[[int], float],
+    *,
+    accumulate: int = 1,
+    clip: float | None = None,
+    smoothing: float = 0.0,
+    prepare: Callable[[nn.Module], None] = lambda _: None,
+) -> tuple[nn.Module, list[float]]:
+    """The training as one would write it with torch alone; the module, and the loss of each step."""
+    assert spec.train is not None
+    module = build(spec.model, allowed_python=(Path(spec.output.path).parents[1],)).train()
+    prepare(module)
+    with open_reader(spec.input) as reader:
+        everything = reader.take(np.arange(reader.total))
+    assert everything.labels is not None
+    changes = Augment(spec.train.augment, spec.input.transform, reader_signature(everything.x), seed=spec.model.seed)
+    opt = optimizer(module)
+    torch.manual_seed(spec.model.seed)
+    losses = []
+    for epoch in range(1, spec.train.epochs + 1):
+        order = Sampler(RECORDS, 8, seed=spec.model.seed, last_batch=spec.train.last_batch).order(epoch)
+        batches = [order[i : i + 8] for i in range(0, len(order), 8)]
+        for first in range(0, len(batches), accumulate):
+            opt.zero_grad()
+            total, seen = 0.0, 0
+            for batch in batches[first : first + accumulate]:
+                x = changes(everything.x[batch], batch, epoch) if changes else everything.x[batch]
+                logits = module(torch.from_numpy(np.ascontiguousarray(x)))
+                y = torch.from_numpy(everything.labels[batch])
+                loss = nn.functional.cross_entropy(logits, y, label_smoothing=smoothing)
+                (loss / accumulate).backward()
+                total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            for group in opt.param_groups:
+                group["lr"] = rate(len(losses))
+            opt.step()
+            losses.append(total / seen)
+    return module, losses
+
+
+def reader_signature(x: np.ndarray) -> Any:
+    from nimble_jobs.data import Signature
+
+    return Signature(shape=x.shape[1:], dtype="float32")
+
+
+def compare(spec: specs.JobSpec, module: nn.Module, losses: list[float], tolerance: float) -> None:
+    """The job's losses and weights are within a relative difference of those of plain PyTorch."""
+    Attempt(spec).run()
+    found = [line["loss"] for line in metrics(spec.output.path, "step")]
+    assert found == pytest.approx(losses, rel=tolerance)
+    weights = load_file(spec.output.path / "model.safetensors")
+    expected = module.state_dict()
+    assert weights.keys() == expected.keys()
+    for name, tensor in weights.items():
+        assert torch.allclose(tensor.double(), expected[name].double(), rtol=tolerance * 100, atol=1e-5), name
+
+
+def cosine(step: int) -> float:
+    return 0.05 * (step + 1) / 2 if step < 2 else 0.025 * (1 + math.cos(math.pi * (step - 2) / 12))
+
+
+@pytest.mark.parametrize("on_miss", ["build", "eager"])
+def test_the_curve_of_plain_pytorch(folder: Path, on_miss: str) -> None:
+    """SGD with momentum and decay, warm-up and cosine, dropout, crops, a short last batch: the same losses to 1e-5."""
+    spec = spec_of(folder, output=f"plain-{on_miss}/net", schedule__on_miss=on_miss)
+    module, losses = by_hand(
+        spec, lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3), cosine
+    )
+    compare(spec, module, losses, 1e-5)
+
+
+def test_accumulation_clipping_and_decay_by_groups(folder: Path) -> None:
+    """AdamW over three batches a step, the last group of an epoch shorter, clipped, no decay on norms and biases."""
+    spec = spec_of(
+        folder,
+        output="groups/net",
+        train__optimizer={
+            "name": "adamw",
+            "lr": 0.01,
+            "weight_decay": 0.1,
+            "no_decay_on_norms": True,
+            "betas": [0.8, 0.9],
+            "eps": 1e-6,
+        },
+        train__lr_schedule={"name": "constant"},
+        train__accumulate=3,
+        train__clip_norm=0.5,
+        train__label_smoothing=0.1,
+        train__last_batch="drop",
+        train__checkpoint={},
+    )
+
+    def adamw(module: nn.Module) -> torch.optim.Optimizer:
+        flat = [p for p in module.parameters() if p.dim() < 2]
+        deep = [p for p in module.parameters() if p.dim() >= 2]
+        groups = [{"params": deep, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.9), eps=1e-6)
+
+    module, losses = by_hand(spec, adamw, lambda _: 0.01, accumulate=3, clip=0.5, smoothing=0.1)
+    assert len(losses) == 4
+    compare(spec, module, losses, 1e-5)
+
+
+def test_frozen_layers(folder: Path) -> None:
+    """Frozen parameters and the statistics of frozen norms are afterwards what they were; the rest has moved."""
+    spec = spec_of(folder, output="frozen/net", train__freeze=["0.*", "1.*"])
+    before = build(spec.model, allowed_python=(folder,)).state_dict()
+    Attempt(spec).run()
+    after = load_file(spec.output.path / "model.safetensors")
+    same = {name for name in after if after[name].equal(before[name])}
+    assert same == {name for name in after if name.startswith(("0.", "1."))}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_mixed_precision(folder: Path, dtype: str) -> None:
+    """The losses follow those of fp32 to 5 %, and weights are kept and published in fp32."""
+    full, half = (
+        spec_of(folder, output=f"{name}-{dtype}/net", model__dtype=name, schedule__on_miss="eager")
+        for name in ("fp32", dtype)
+    )
+    curves_ = []
+    for spec in (full, half):
+        Attempt(spec).run()
+        curves_.append([line["loss"] for line in metrics(spec.output.path, "step")])
+    assert curves_[1] == pytest.approx(curves_[0], rel=0.05)
+    weights = load_file(half.output.path / "model.safetensors")
+    assert {t.dtype for t in weights.values() if t.is_floating_point()} == {torch.float32}
+
+
+def test_scaled_losses_go_on_exactly(folder: Path) -> None:
+    """The state of loss scaling is part of a checkpoint."""
+    from nimble_jobs.workloads import Stop
+    from tests.trainings import digests
+
+    changes = {"model__dtype": "fp16", "train__accumulate": 2, "train__checkpoint": {"every_steps": 1}}
+    whole = spec_of(folder, output="scaled/net", schedule__on_miss="eager", **changes)
+    Attempt(whole).run()
+    spec = spec_of(folder, output="scaled-on/net", schedule__on_miss="eager", **changes)
+    Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= 3 else Stop.GO).run()
+    second = Attempt(spec, number=2)
+    second.run()
+    assert second.said("resumed")
+    assert digests(spec.output.path) == digests(whole.output.path)
+
+
+def regression(folder: Path, **changes: Any) -> specs.JobSpec:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    y = x @ np.array([1.0, -2.0, 0.5], dtype=np.float32) + 0.25
+    np.savez(folder / "line.npz", x=x, y=y, over=(y > 0).astype(np.float32))
+    return spec_of(
+        folder,
+        model__source=f"python:{folder}/model.py:line",
+        input__source=str(folder / "line.npz"),
+        train__augment={},
+        train__validation=None,
+        train__epochs=30,
+        train__lr_schedule={"name": "constant"},
+        schedule__on_miss="eager",
+        **{"input__fields": {"x": "x", "label": "y"}, **changes},
+    )
+
+
+@pytest.mark.parametrize("loss", ["mse", "python"])
+def test_numbers_are_met(folder: Path, loss: str) -> None:
+    """mse, and a loss of the user's own, find the line; there is no accuracy of numbers."""
+    name = loss if loss == "mse" else f"python:{folder}/model.py:absolute"
+    spec = regression(folder, output=f"line-{loss}/net", train__loss=name)
+    Attempt(spec).run()
+    weights = load_file(spec.output.path / "model.safetensors")
+    assert weights["weight"][0].tolist() == pytest.approx([1.0, -2.0, 0.5], abs=0.1)
+    assert weights["bias"].tolist() == pytest.approx([0.25], abs=0.1)
+    assert "accuracy" not in metrics(spec.output.path, "epoch")[-1]
+
+
+def test_yes_or_no(folder: Path) -> None:
+    """bce falls well below that of a guess."""
+    spec = regression(folder, output="bce/net", train__loss="bce", input__fields={"x": "x", "label": "over"})
+    Attempt(spec).run()
+    assert metrics(spec.output.path, "epoch")[-1]["loss"] < 0.35
+
+
+def test_accuracy_of_numbers_is_refused(folder: Path) -> None:
+    """A loss of the user's own over numbers has no accuracy to choose by."""
+    spec = regression(
+        folder,
+        output="none/net",
+        train__loss=f"python:{folder}/model.py:absolute",
+        train__checkpoint={"best": "accuracy"},
+    )
+    with pytest.raises(JobFailed, match=r"train\.checkpoint\.best: accuracy needs labels that are classes"):
+        Attempt(spec).run()
+
+
+def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) -> None:
+    """A user's loss is code, as a user's model is."""
+    (tmp_path / "loss.py").write_text("def f(a, b): return a.mean()\n")
+    with pytest.raises(ModelError, match=r"train\.loss: .*loss\.py may not be run; allow its folder"):
+        Attempt(spec_of(folder, output="x/net", train__loss=f"python:{tmp_path}/loss.py:f")).run()
+
+
+def test_what_is_published(folder: Path) -> None:
+    """Weights that fit the model, a line for each step and epoch, a picture; nothing of the workshop."""
+    spec = spec_of(folder, output="published/net", schedule__on_miss="eager")
+    attempt = Attempt(spec)
+    outcome = attempt.run()
+    assert sorted(p.name for p in spec.output.path.iterdir()) == [
+        "curves.png",
+        "manifest.json",
+        "metrics.jsonl",
+        "model.safetensors",
+    ]
+    assert (spec.output.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    steps, epochs = (metrics(spec.output.path, kind) for kind in ("step", "epoch"))
+    assert [line["step"] for line in steps] == list(range(1, 15))
+    assert steps[0]["lr"] == 0.025
+    assert [line["epoch"] for line in epochs] == [1, 2]
+    assert all(0 <= line["val_accuracy"] * HELD_OUT == round(line["val_accuracy"] * HELD_OUT) for line in epochs)
+    assert outcome.timings["steps_per_s"] > 0
+    assert len(attempt.said("epoch")) == 2
+    told = [r["timings"] for r in attempt.reports if "timings" in r]
+    assert {"loss", "accuracy", "steps_per_s", "remaining_s", "step", "steps"} <= told[-1].keys()
+    assert attempt.reports[-2]["done"] == 2 * RECORDS
+    manifest = json.loads((spec.output.path / "manifest.json").read_text())
+    assert manifest["summary"]["metrics"]["val_loss"] == epochs[-1]["val_loss"]
+
+
+def test_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job says that there is no picture, and is otherwise the same."""
+    monkeypatch.setattr(curves, "available", lambda: False)
+    attempt = Attempt(spec_of(folder, output="no-curves/net", schedule__on_miss="eager"))
+    attempt.run()
+    assert "matplotlib is missing" in attempt.said("no-curves")[0]
+    assert not (folder / "no-curves/net/curves.png").exists()
+
+
+def test_early_stopping(folder: Path) -> None:
+    """A training that gets no better ends, says after which epoch, and publishes."""
+    spec = spec_of(
+        folder,
+        output="early/net",
+        schedule__on_miss="eager",
+        train__epochs=9,
+        train__optimizer={"lr": 1e-12},
+        train__early_stopping={"metric": "val_accuracy", "patience": 2},
+    )
+    attempt = Attempt(spec)
+    attempt.run()
+    assert attempt.said("early-stopping") == ["after epoch 3: val_accuracy did not get better in 2 measurements"]
+    assert len(metrics(spec.output.path, "epoch")) == 3
+
+
+def test_nothing_but_short_batches(folder: Path) -> None:
+    """Dropping the last batch of an input that fills none leaves nothing to train on."""
+    spec = spec_of(folder, output="x/net", input__batch_size=64, train__last_batch="drop")
+    with pytest.raises(DataError, match=r"train\.last_batch: drop leaves nothing of 52 records in batches of 64"):
+        Attempt(spec).run()
+
+
+def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked for, so the job does not run without it."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
+    with pytest.raises(JobFailed, match=r"train\.tensorboard: not installed; expected: pip install"):
+        Attempt(spec_of(folder, output="x/net", train__tensorboard=True, schedule__on_miss="eager")).run()

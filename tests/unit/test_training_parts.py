@@ -1,0 +1,159 @@
+"""Learning rates, measures, flat copies and random states, each against something known."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+from torch import nn
+
+from nimble_jobs.errors import JobFailed, ModelError
+from nimble_jobs.spec import CheckpointSpec, EarlyStoppingSpec, LrScheduleSpec
+from nimble_jobs.workloads.training import random_state
+from nimble_jobs.workloads.training.flat import Flat
+from nimble_jobs.workloads.training.learning_rate import LearningRate
+from nimble_jobs.workloads.training.progress import Progress, better
+from nimble_jobs.workloads.training.setup import freeze, in_training
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 10, 57])
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "one_cycle"])
+def test_rates_are_those_of_torch(name: str, steps: int) -> None:
+    """Each shape is that of torch's scheduler of this name."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedulers = torch.optim.lr_scheduler
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of schedulers that are stepped without an optimizer
+        scheduler = {
+            "constant": lambda: schedulers.ConstantLR(optimizer, factor=1.0),
+            "linear": lambda: schedulers.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=steps),
+            "cosine": lambda: schedulers.CosineAnnealingLR(optimizer, T_max=steps),
+            "one_cycle": lambda: schedulers.OneCycleLR(optimizer, max_lr=0.3, total_steps=steps, cycle_momentum=False),
+        }[name]()
+        rate = LearningRate(LrScheduleSpec(name=name), 0.3, steps)  # type: ignore[arg-type]
+        for step in range(steps):
+            assert rate(step) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-9), step
+            if step < steps - 1:
+                optimizer.step()
+                scheduler.step()
+
+
+def test_warm_up() -> None:
+    """The rate rises by equal steps to the base, and the shape takes the rest."""
+    rate = LearningRate(LrScheduleSpec(name="linear", warmup_steps=4), 1.0, 14)
+    assert [rate(i) for i in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rate(13) == pytest.approx(0.1)
+
+
+def test_a_warm_up_that_never_ends() -> None:
+    """It is refused, with the number of steps that there are."""
+    with pytest.raises(JobFailed, match=r"warmup_steps: found 20, but the training has 20 steps; expected fewer"):
+        LearningRate(LrScheduleSpec(warmup_steps=20), 1.0, 20)
+
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@given(
+    st.dictionaries(
+        st.text("abc.", min_size=1, max_size=6),
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3), st.booleans()),
+        max_size=8,
+    )
+)
+def test_flat_copies_are_safetensors(shapes: dict[str, tuple[torch.dtype, list[int], bool]]) -> None:
+    """Whatever the types, shapes and strides, the library reads back what was there when the copy was taken."""
+    tensors = {}
+    for name, (dtype, shape, turned) in shapes.items():
+        tensor = torch.randint(0, 2, shape).to(dtype)
+        tensors[name] = tensor.transpose(0, -1) if turned and shape else tensor
+    flat = Flat(tensors, CPU)
+    flat.take(tensors)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    found = load(flat.head + bytes(flat.values()))
+    assert found.keys() == before.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == before[name].dtype
+        assert tensor.equal(before[name])
+
+
+def test_flat_copies_find_what_is_not_finite() -> None:
+    """Only the names asked for are looked at."""
+    tensors = {"a": torch.ones(3), "b": torch.tensor([1.0, math.inf]), "c": torch.tensor([math.nan])}
+    flat = Flat(tensors, CPU)
+    flat.take(tensors)
+    assert [flat.not_finite(n) for n in (["a"], ["a", "b"], ["c"])] == [None, "b", "c"]
+
+
+def test_random_states_come_back() -> None:
+    """Every generator goes on where it was, through JSON."""
+    import json
+
+    random_state.seed_all(5, CPU)
+    torch.rand(3), np.random.rand(3), random.gauss(0, 1), np.random.randn()
+    states = json.loads(json.dumps(random_state.capture(CPU)))
+    first = (torch.rand(4).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1), random.random())
+    random_state.seed_all(6, CPU)
+    random_state.restore(states, CPU)
+    assert (torch.rand(4).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1), random.random()) == first
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "than", "answer"),
+    [
+        ("val_loss", 1.0, 2.0, True),
+        ("val_loss", 2.0, 2.0, False),
+        ("accuracy", 0.9, 0.8, True),
+        ("accuracy", 0.8, None, True),
+        ("loss", math.nan, None, False),
+        ("loss", None, 1.0, False),
+    ],
+)
+def test_what_is_better(metric: str, value: float | None, than: float | None, answer: bool) -> None:
+    """More accuracy or less loss; NaN never."""
+    assert better(metric, value, than) is answer
+
+
+def test_early_stopping_counts_measurements() -> None:
+    """It ends after so many measurements that were no better by min_delta; epochs without one do not count."""
+    stopping = EarlyStoppingSpec(metric="val_loss", patience=2, min_delta=0.125)
+    progress = Progress()
+    ended = []
+    for epoch, value in enumerate([1.0, None, 0.9375, 0.75, 0.6875, None, 0.625], start=1):
+        metrics = {"epoch": epoch, **({} if value is None else {"val_loss": value})}
+        progress.note(metrics, CheckpointSpec(best="val_loss"), stopping)
+        ended.append(progress.finished)
+    assert ended == [False] * 6 + [True]
+    assert progress.best == {"step": 0, "epoch": 7, "metric": "val_loss", "value": 0.625}
+    assert Progress.from_json(progress.to_json()) == progress
+
+
+def test_frozen_norms_keep_their_statistics() -> None:
+    """A norm whose parameters are all frozen stays in evaluation mode; others train."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    freeze(net, ["0.*", "1.*", "3.bias"])
+    in_training(net)
+    assert [m.training for m in net] == [True, False, True, True]
+    assert [n for n, p in net.named_parameters() if p.requires_grad] == ["2.weight", "2.bias", "3.weight"]
+    with pytest.raises(ModelError, match="every parameter of the model is frozen"):
+        freeze(net, ["*"])
