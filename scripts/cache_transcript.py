@@ -196,9 +196,9 @@ def page(runs: list[list[tuple[str, str]]]) -> str:
     parts = [
         "# Every cache command, as terminals show it\n",
         "    python scripts/cache_transcript.py\n",
-        "Ten schedules of five models, built on this machine's CPU for images of 3x32x32; one of them is made to look as",
-        "if another torch had built it. Each command ran in tmux terminals of 80 and 120 columns, on copies of",
-        "one state folder; where both show the same it is printed once.\n",
+        "Ten schedules of five models, built on a CPU for images of 3x32x32; one of them looks as if another torch had",
+        "built it. Each command ran in tmux terminals of 80 and 120 columns, on copies of one state folder; where both",
+        "show the same it is printed once.\n",
         f"Python {platform.python_version()}; {time.strftime('%Y-%m-%d', time.gmtime())}.\n",
     ]
     for narrow, wide in zip(*runs, strict=True):

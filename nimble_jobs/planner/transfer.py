@@ -18,6 +18,8 @@ from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.store.bundle import Bundle, Bundled
 from nimble_jobs.store.schedule_rows import needed_by
 
+_MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
@@ -73,14 +75,19 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
     try:
         schedule = Schedule.from_json(text)
         graph.check_plan(schedule.program, schedule.plan)
+        needed = needed_by(schedule)
         canonical = schedule.to_json() == text
-    except (ValueError, PlanError, RecursionError) as e:
-        raise _Refused(str(e)) from e
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, PlanError) as e:
+        raise _Refused(f"not a sound schedule: {type(e).__name__}: {e}") from e
+    measured = {name: getattr(schedule, name) for name in _MEASURED}
+    for name, value in measured.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0:
+            raise _Refused(f"not a sound schedule: {name} is {value!r:.40}; expected a number")
     if not canonical:
         raise _Refused("its JSON is not in the canonical form")
     if schedule.key != bundled.key:
         raise _Refused(f"its JSON is that of schedule {schedule.key[:12]}")
-    if needed_by(schedule) != set(bundled.artifacts):
+    if needed != set(bundled.artifacts):
         raise _Refused("its artifacts in the file are not those that it needs")
     for ref in bundled.artifacts:
         bundle.artifact(ref)

@@ -1,0 +1,210 @@
+"""What goes when a store is pruned, and what must stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nimble_jobs.errors import UsageError
+from nimble_jobs.job import Hit
+from nimble_jobs.store import Store, open_store, prune
+from nimble_jobs.store.home import resolve
+from nimble_jobs.store.prune import Wish, look, remove, stored_bytes
+from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, key_of
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A new store."""
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+def save(store: Store, name: str, constant: bytes | None = None, *, at: float = NOW) -> str:
+    """Keep a schedule with a constant, last used at that time; returns its key."""
+    if constant is not None:
+        store.artifacts.put(constant)
+    store.schedules.save(a_schedule(key_of(name), constant=constant), parts=PARTS, now=at)
+    return key_of(name)
+
+
+def keys(store: Store) -> set[str]:
+    return {entry.key for entry in store.schedules.list()}
+
+
+def test_artifacts_go_with_the_last_schedule_that_needs_them(store: Store) -> None:
+    """What two share stays until both are gone; what nobody ever named goes at the first look."""
+    first, second = save(store, "a", b"shared"), save(store, "b", b"shared")
+    stray = store.artifacts.put(b"stray")
+    removals = look(store, Wish(), NOW, keys=[first])
+    assert (removals.artifacts, removals.bytes) == ((stray,), len(a_schedule(first, constant=b"shared").to_json()) + 5)
+    assert keys(store) == {first, second}, "looking changes nothing"
+    assert remove(store, removals) == 1
+    assert len(list(store.artifacts.names())) == 1
+    remove(store, look(store, Wish(), NOW, keys=[second]))
+    assert (keys(store), list(store.artifacts.names())) == (set(), [])
+
+
+def test_by_age(store: Store) -> None:
+    """A schedule goes when it was not used for so long, whenever it was made."""
+    old, used = save(store, "old", at=NOW - 40 * DAY_S), save(store, "used", at=NOW - 40 * DAY_S)
+    store.schedules.touch(used, Hit.RESIDENT, NOW - DAY_S)
+    removals = look(store, Wish(unused_for_s=30 * DAY_S), NOW)
+    assert [(r.entry.key, r.why) for r in removals.schedules] == [(old, "unused for 40d")]
+
+
+def test_quarantined_and_stale(store: Store) -> None:
+    """Each goes for its own wish only."""
+    quarantined, stale, ready = (save(store, name) for name in ("q", "s", "r"))
+    store.schedules.quarantine(quarantined, "in doubt", NOW)
+    parts = PARTS | {"device": "cpu", "torch": "0.1"}
+    store.schedules.save(a_schedule(stale), parts=parts, now=NOW)
+    assert [r.entry.key for r in look(store, Wish(quarantined=True), NOW).schedules] == [quarantined]
+    here = prune.toolchain()
+    if "cpu" in here.devices:  # the schedule names no processor, so it is not known to be of this machine
+        assert look(store, Wish(stale=True), NOW).schedules == ()
+        parts |= {"device.name": min(here.devices["cpu"])}
+        store.schedules.save(a_schedule(stale), parts=parts, now=NOW)
+    (removal,) = look(store, Wish(stale=True), NOW).schedules
+    assert removal.entry.key == stale
+    assert removal.why.startswith("stale: made with torch 0.1, here ")
+    assert ready in keys(store)
+
+
+def test_what_a_live_worker_holds_stays(store: Store) -> None:
+    """Whatever the wish; only force, or the end of the worker, gives it free."""
+    held, other = save(store, "held", at=NOW - 40 * DAY_S), save(store, "other", at=NOW - 40 * DAY_S)
+    wish = Wish(unused_for_s=DAY_S, max_bytes=0)
+    with store.workers.hold({"role": "worker"}) as lease:
+        store.schedules.set_residents(lease.id, [f"{held}:weights"])
+        removals = look(store, wish, NOW)
+        assert [r.entry.key for r in removals.schedules] == [other]
+        assert [r.entry.key for r in removals.kept] == [held]
+        assert [r.entry.key for r in look(store, Wish(), NOW, keys=[held], force=True).schedules] == [held]
+        assert [r.entry.key for r in look(store, wish, NOW, in_use=[other]).schedules] == []
+    assert {r.entry.key for r in look(store, wish, NOW).schedules} == {held, other}
+
+
+def test_saved_anew_since_the_look_stays(store: Store) -> None:
+    """Between the look and the removal another process may have built the schedule again, with other artifacts."""
+    key = save(store, "a", b"first")
+    removals = look(store, Wish(), NOW, keys=[key])
+    save(store, "a", b"second")
+    assert remove(store, removals) == 0
+    assert keys(store) == {key}
+    assert store.check() == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(data=st.data())
+def test_size_cap(data: st.DataObject) -> None:
+    """What is left fits, the least recently used went, and nothing that would have fitted went."""
+    made = data.draw(
+        st.lists(st.tuples(st.sampled_from([b"a" * 900, b"b" * 2000, None]), st.integers(0, 99)), max_size=6)
+    )
+    with folder_in_memory() as folder, open_store(resolve(folder)) as store:
+        for i, (constant, age) in enumerate(made):
+            save(store, str(i), constant, at=NOW - age)
+        entries, artifacts = store.schedules.list(), store.schedules.artifacts()
+        total = stored_bytes(entries, artifacts)
+        cap = data.draw(st.integers(0, total + 10))
+        removals = look(store, Wish(max_bytes=cap), NOW)
+        gone = {r.entry.key for r in removals.schedules}
+        left = [entry for entry in entries if entry.key not in gone]
+        assert stored_bytes(left, artifacts) <= cap
+        order = sorted(entries, key=lambda entry: (entry.last_used_at, entry.key))
+        assert {entry.key for entry in order[: len(gone)]} == gone
+        if gone:
+            assert stored_bytes(order[len(gone) - 1 :], artifacts) > cap, "one less would not have been enough"
+        remove(store, removals)
+        on_disk = sum(store.artifacts.size(name) for name in store.artifacts.names())
+        texts = sum(len(store.schedules.verified(entry.key).text) for entry in left)
+        assert on_disk + texts == stored_bytes(left, artifacts)
+        assert store.check() == []
+
+
+def test_the_cap_of_the_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a save the least recently used go until the others fit, never what is in use; an event names them."""
+    first, second, third = (save(store, name, name.encode() * 1000, at=NOW + i) for i, name in enumerate("abc"))
+    store.keep_to_size(NOW)
+    assert len(keys(store)) == 3, "no limit was set"
+    one = store.schedules.get(first).bytes
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(2 * one))
+    store.keep_to_size(NOW, in_use=[third])
+    assert keys(store) == {second, third}
+    (event,) = store.jobs.events()
+    assert (event.kind, event.data) == ("pruned", {"keys": [first]})
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    store.keep_to_size(NOW, in_use=[third])
+    assert keys(store) == {third}
+    assert len(list(store.artifacts.names())) == 1
+
+
+def test_a_cap_that_cannot_be_kept_is_noted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody loads schedules nothing is deleted under it; the job that saved goes on."""
+    first, second = save(store, "a"), save(store, "b")
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    monkeypatch.setattr("nimble_jobs.store.artifacts.PATIENCE_S", 0.05)
+    with open_store(store.home) as other, other.artifacts.in_use():
+        store.keep_to_size(NOW, in_use=[second])
+    assert keys(store) == {first, second}
+    (event,) = store.jobs.events()
+    assert "nothing was removed" in event.message
+    store.keep_to_size(NOW, in_use=[second])
+    assert keys(store) == {second}
+
+
+def test_a_cap_that_is_no_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused when the store is opened, not after a build."""
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "plenty")
+    with pytest.raises(UsageError, match="NIMBLE_JOBS_CACHE_SIZE: found 'plenty'; expected bytes or a size"):
+        open_store(store.home)
+
+
+def test_sizes(store: Store) -> None:
+    """Bytes by where they are, and those that no schedule needs."""
+    from nimble_jobs.store.sizes import sizes
+
+    save(store, "a", b"x" * 100)
+    store.artifacts.put(b"y" * 7)
+    found = sizes(store)
+    assert (found.artifacts_bytes, found.unneeded_bytes) == (107, 7)
+    assert found.schedules_bytes == len(a_schedule(key_of("a"), constant=b"x" * 100).to_json())
+    assert found.database_bytes == (store.home / "nimble-jobs.db").stat().st_size
+    assert found.total_bytes == found.database_bytes + 107
+
+
+def test_verify(store: Store) -> None:
+    """A flipped bit in an artifact that two share quarantines both; what was set aside before is said to be."""
+    from nimble_jobs.store.verify import damaged_leftovers, verify
+
+    shared, other, alone, before = save(store, "a", b"s"), save(store, "b", b"s"), save(store, "c"), save(store, "d")
+    store.schedules.quarantine(before, "earlier", NOW)
+    (name,) = store.artifacts.names()
+    (store.home / "artifacts" / name[:2] / name).write_bytes(b"t")
+    found = {v.entry.key: v for v in verify(store, store.schedules.list(), NOW)}
+    assert {key for key, v in found.items() if v.found_now} == {shared, other}
+    assert {key for key, v in found.items() if v.sound} == {alone}
+    assert found[before].said == "quarantined before: earlier"
+    assert store.schedules.lookup(shared).stored is None
+    assert [v.found_now for v in verify(store, store.schedules.list(), NOW)] == [False] * 4
+    assert damaged_leftovers(store) == [], "quarantined schedules still name it"
+    remove(store, look(store, Wish(quarantined=True), NOW))
+    assert list(store.artifacts.names()) == []
+
+
+def test_verify_knows_other_formats_by_their_digest(store: Store) -> None:
+    """A sound schedule of another format is sound; its JSON is not read."""
+    from nimble_jobs.schedule import FORMAT_VERSION
+    from nimble_jobs.store.verify import verify
+
+    other = replace(a_schedule(key_of("a")), format_version=FORMAT_VERSION + 1)
+    store.schedules.save(other, parts=PARTS, now=NOW)
+    assert [v.sound for v in verify(store, store.schedules.list(), NOW)] == [True]
