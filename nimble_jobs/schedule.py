@@ -182,6 +182,8 @@ class Schedule:
     program: Program
     plan: Plan
     facts: GraphFacts
+    offsets: tuple[int | None, ...] = ()  # where each buffer begins in the arena, bytes; None: it lies elsewhere
+    arena_bytes: int = 0
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
     kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
@@ -223,6 +225,7 @@ class Schedule:
                         syncs=tuple(Sync(before=b, after=a) for b, a in raw["plan"]["syncs"]),
                     ),
                     "facts": GraphFacts(**raw["facts"]),
+                    "offsets": tuple(raw["offsets"]),
                     "durations_us": tuple(raw["durations_us"]),
                     "folded": tuple((c, n) for c, n in raw["folded"]),
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),

@@ -16,7 +16,7 @@ import torch
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.check import check_memory
-from nimble_jobs.graph.memory import live_bytes, plan_memory
+from nimble_jobs.graph.memory import MemoryPlan, live_bytes, plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.schedule import Arg, BufferKind, Plan, Port, Program, Task, View
 
@@ -78,8 +78,9 @@ def bind(
     constants: Mapping[str, torch.Tensor],
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
+    memory: MemoryPlan | None = None,
 ) -> Bound:
-    """Bind a program to a module's state on `device`.
+    """Bind a program to a module's state on `device`, its intermediates where `memory` says (default: `arena_plan`).
 
     Raises EngineError where the state is not laid out as it was when the program was recorded.
     """
@@ -93,7 +94,7 @@ def bind(
         on_host = program.buffers[port.view.buffer].on_host
         fixed[port.view.buffer] = constants[port.name].to("cpu" if on_host else device)
     made = _made(program)
-    starts = _place_intermediates(program, plan, made, fixed, device)
+    starts = _place_intermediates(program, plan, made, fixed, device, memory or arena_plan(program, plan))
     own = [*inputs.values(), *(t for b, t in fixed.items() if program.buffers[b].kind is BufferKind.INTERMEDIATE)]
     kept = {p.view.buffer for p in program.outputs}
     drops = releases(program, plan, made - kept)
@@ -120,19 +121,19 @@ def bind(
     )
 
 
-def planned_bytes(program: Program, plan: Plan) -> int:
+def arena_plan(program: Program, plan: Plan) -> MemoryPlan:
+    """Places for the intermediates that no operator allocates."""
+    return plan_memory(program, plan, among=_intermediates(program) - _made(program))
+
+
+def planned_bytes(program: Program, memory: MemoryPlan) -> int:
     """Device memory of one instance beyond the module's state, known before it is captured; workspaces of libraries
     come on top.
     """
-    made = _made(program)
-    here = _intermediates(program) - made
     kept = {p.view.buffer for p in program.outputs}
     own = {p.view.buffer for p in program.inputs} | kept
-    return (
-        sum(program.buffers[b].nbytes for b in own)
-        + plan_memory(program, plan, among=here).peak_bytes
-        + live_bytes(program, among=made - kept)
-    )
+    allocated = live_bytes(program, among=_made(program) - kept)
+    return sum(program.buffers[b].nbytes for b in own) + memory.peak_bytes + allocated
 
 
 def _made(program: Program) -> set[int]:
@@ -145,14 +146,15 @@ def _intermediates(program: Program) -> set[int]:
 
 
 def _place_intermediates(
-    program: Program, plan: Plan, made: set[int], fixed: Env, device: torch.device
+    program: Program, plan: Plan, made: set[int], fixed: Env, device: torch.device, memory: MemoryPlan
 ) -> dict[int, int]:
     """Give every intermediate that no operator allocates its bytes: in one arena, or of its own if it is an output.
 
     Returns where in the arena each begins, in bytes.
     """
     here = _intermediates(program) - made
-    memory = plan_memory(program, plan, among=here)
+    if len(memory.offsets) != len(program.buffers):
+        raise EngineError("the memory plan is another program's")
     check_memory(program, plan, memory, among=here)
     arena = torch.empty(memory.peak_bytes, dtype=torch.uint8, device=device)
     starts = {i: start for i in here if (start := memory.offsets[i]) is not None}

@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
-from nimble_jobs.engine.bind import Bound, bind, planned_bytes
+from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
 
 _WARM_UP_RUNS = 3  # lets libraries choose algorithms and make workspaces before the capture
@@ -43,17 +44,19 @@ def capture(
     constants: Mapping[str, torch.Tensor],
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
+    memory: MemoryPlan | None = None,
 ) -> Instance:
-    """Make a program ready to be replayed on `device`.
+    """Make a program ready to be replayed on `device`, its intermediates where `memory` says (default: `arena_plan`).
 
     Raises EngineError where it cannot be captured, OutOfMemory where it does not fit.
     """
+    memory = memory or arena_plan(program, plan)
     try:
-        bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels)
+        bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels, memory=memory)
         return (
             _GraphInstance(bound, device, plan.streams)
             if device.type == "cuda"
-            else _CallInstance(bound, planned_bytes(program, plan))
+            else _CallInstance(bound, planned_bytes(program, memory))
         )
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e

@@ -27,8 +27,8 @@ class MemoryPlan:
 
     offsets: tuple[int | None, ...]  # bytes, by buffer; None for those that lie elsewhere: inputs, state, outputs, ...
     peak_bytes: int  # size of the arena
-    total_bytes: int  # what it would be without any reuse
-    floor_bytes: int  # the most that is live at once on one stream in program order: no placement needs less there
+    total_bytes: int = 0  # what it would be without any reuse
+    floor_bytes: int = 0  # the most that is live at once on one stream in program order: no placement needs less there
 
 
 def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:

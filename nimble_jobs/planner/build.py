@@ -14,6 +14,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inductor import stop_compilers
+from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.loaded import state_bytes
@@ -91,18 +92,22 @@ def build_best(
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
-    instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight)
+    instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight, found.memory)
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():
         error, failure = search.check(instance, found.recording)
         if failure is not None:
             break
+    if device.type == "cuda":
+        clear_workspaces()  # of the calls in eager
     compiled, binaries = pack(found.recording.kernels) or ((), b"")
     schedule = Schedule(
         key=key,
         program=found.recording.program,
         plan=found.plan,
         facts=found.facts,
+        offsets=found.memory.offsets,
+        arena_bytes=found.memory.peak_bytes,
         durations_us=found.durations_us,
         kernels=found.source.kernels,
         layout=found.source.layout,

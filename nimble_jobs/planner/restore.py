@@ -10,9 +10,11 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import EngineError
+from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.search import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.schedule import Schedule
@@ -48,9 +50,12 @@ def restore(
     try:
         bound = variants.use(layout, schedule.folded)
         recording = _recording(bound, schedule, layout, example, device, store)
-        instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight)
+        memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
+        instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         for instance in instances:
             check(instance)
+        if device.type == "cuda":
+            clear_workspaces()  # of the checks' calls in eager
     except BaseException:
         for instance in instances:
             instance.close()

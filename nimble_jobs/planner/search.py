@@ -18,11 +18,12 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import bind, planned_bytes
+from nimble_jobs.engine.bind import arena_plan, bind, planned_bytes
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
@@ -30,6 +31,7 @@ from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
 
 _CAPS = (2, 4, 8, 16)
 PAYS = 0.98  # more streams must measure below this share of fewer
+_MEMORY_PRICE = 0.1  # and bring this share more for each time that they need the memory of fewer once again
 _IN_FLIGHT = (1, 2, 4, 8)
 _FLIGHT_PAYS = 0.03  # each doubling of the replays in flight must bring at least this share
 _WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
@@ -44,6 +46,7 @@ class Found:
     module: nn.Module  # whose weights the program reads: the searched one, or its folded copy
     recording: Recording
     plan: Plan
+    memory: MemoryPlan
     facts: GraphFacts
     durations_us: tuple[float, ...]
     error: float | None
@@ -139,7 +142,7 @@ class Search:
             self._left_out(name, f"not tried: needs about {needed} bytes, more than it may use")
             return None
         try:
-            instances = capture_several(found.recording, found.plan, found.module, self._device, count)
+            instances = capture_several(found.recording, found.plan, found.module, self._device, count, found.memory)
         except EngineError as e:
             self._left_out(name, f"not built: {e}")
             return None
@@ -194,13 +197,14 @@ class Search:
         one = self._measure(source, module, recording, single, facts, durations, must=must)
         if one is None or one.failure is not None:
             return False
-        fastest = one.replay_us
+        fewer = one
         plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
         if why_not is not None:
             self._left_out(f"{source.name}, several streams", why_not)
         for plan, known in plans:
-            found = self._measure(source, module, recording, plan, known, durations, under_us=fastest * PAYS)
-            fastest = min(fastest, found.replay_us) if found is not None else fastest
+            found = self._measure(source, module, recording, plan, known, durations, fewer=fewer)
+            if found is not None and found.failure is None and _pays(found.candidate, fewer.candidate):
+                fewer = found
         return True
 
     def _measure(
@@ -213,12 +217,13 @@ class Search:
         durations: tuple[float, ...],
         *,
         must: bool = False,
-        under_us: float | None = None,
+        fewer: Found | None = None,
     ) -> Found | None:
         """Capture, check and time one plan; it becomes the best where it is faster than all before."""
         name = f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
         limit = self._options.memory_bytes
-        planned = planned_bytes(recording.program, plan)
+        memory = arena_plan(recording.program, plan)
+        planned = planned_bytes(recording.program, memory)
         if limit is not None and planned > limit:
             reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
             if must:
@@ -226,7 +231,7 @@ class Search:
             self._left_out(name, f"not captured: {reason}")
             return None
         try:
-            (instance,) = capture_several(recording, plan, module, self._device, 1)
+            (instance,) = capture_several(recording, plan, module, self._device, 1, memory)
         except OutOfMemory:
             if must:
                 raise
@@ -258,6 +263,7 @@ class Search:
             module=module,
             recording=recording,
             plan=plan,
+            memory=memory,
             facts=facts,
             durations_us=durations,
             error=error,
@@ -270,8 +276,8 @@ class Search:
             self.refused = self.refused or found
         elif limit is not None and nbytes > limit and not must:
             self._explain(candidate, f"needs {nbytes} bytes, more than the {limit} that it may use")
-        elif under_us is not None and replay_us > under_us:
-            self._explain(candidate, f"not faster than fewer streams by {1 - PAYS:.0%}")
+        elif fewer is not None and not _pays(candidate, fewer.candidate):
+            self._explain(candidate, f"not enough faster than {fewer.candidate.name} for the memory that it needs")
         elif self.best is None or replay_us < self.best.replay_us:
             self.best = found
         return found
@@ -298,6 +304,16 @@ class Search:
 
     def _explain(self, candidate: Candidate, reason: str) -> None:
         self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
+
+
+def _pays(more: Candidate, fewer: Candidate) -> bool:
+    """Whether more streams are faster beyond noise, and by enough for the memory that they need."""
+    assert more.replay_us is not None
+    assert fewer.replay_us is not None
+    assert more.peak_bytes is not None
+    assert fewer.peak_bytes is not None
+    extra = max(0.0, more.peak_bytes / max(1, fewer.peak_bytes) - 1)
+    return more.replay_us * (1 + _MEMORY_PRICE * extra) <= fewer.replay_us * PAYS
 
 
 def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:
@@ -347,13 +363,19 @@ def plans_with_streams(
         for cap in _CAPS
         if limit == "auto" and cap < full[0].streams
     ]
-    return [full, *reversed(capped)], None
+    return [*capped, full], None
 
 
 def capture_several(
-    recording: Recording, plan: Plan, module: nn.Module, device: torch.device, count: int
+    recording: Recording,
+    plan: Plan,
+    module: nn.Module,
+    device: torch.device,
+    count: int,
+    memory: MemoryPlan | None = None,
 ) -> tuple[Instance, ...]:
     """`count` instances of a plan over one module's state. Raises OutOfMemory, EngineError; then none is left."""
+    memory = memory or arena_plan(recording.program, plan)
     made: list[Instance] = []
     try:
         for _ in range(count):
@@ -365,6 +387,7 @@ def capture_several(
                     constants=recording.constants,
                     kernels=recording.kernels,
                     device=device,
+                    memory=memory,
                 )
             )
     except BaseException:
