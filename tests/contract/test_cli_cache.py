@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from nimble_jobs import __version__
+from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program, Schedule
+from nimble_jobs.store.home import DATABASE
+from nimble_jobs.store.toolchain import toolchain
 from tests.cli import Cli
+from tests.store_samples import a_schedule
 
 KEY = "ab" * 32
 OTHER = "cd" * 32
+OLD = "ef" * 32
+DAY_S = 86400
 ROW = {
     *("key", "model", "device", "input", "dtype", "mode", "streams", "syncs", "replay_us", "eager_us", "bytes", "hits"),
     *("created_at", "last_used_at", "state", "resident"),
@@ -93,6 +102,48 @@ def test_ls_selects(cli: Cli) -> None:
     assert cli("cache", "ls", "-q", "--sort", "replay_us", "--limit", "1").out.split() == [OTHER]
 
 
+def test_ls_understands_units_and_ages(cli: Cli) -> None:
+    """Units may be left out of a key's name; a duration beside a time is an age; the model is a pattern."""
+    store = cli.store()
+    store.schedules.save(schedule(OLD, 75.0), parts=PARTS | {"model.source": "timm:old"}, now=time.time() - 40 * DAY_S)
+    store.schedules.touch(KEY, Hit.RESIDENT, time.time() - 2 * DAY_S)
+    store.close()
+
+    def listed(*conditions: str, sort: str = "key") -> list[str]:
+        filters = [word for condition in conditions for word in ("--filter", condition)]
+        return cli("cache", "ls", "-q", "--sort", sort, *filters).out.split()
+
+    assert listed("used>30d") == [OLD]
+    assert listed("used>1d", "used<30d") == [KEY]
+    assert listed("created<1h") == [KEY, OTHER]
+    assert listed("size>100MB") == []
+    assert listed("size>100B", sort="-replay") == [OLD, KEY, OTHER]
+    assert listed("replay<0.06ms") == [KEY, OTHER]
+    assert listed("model=*:resnet*") == [KEY, OTHER]
+    assert listed("device=a*") == [KEY, OTHER, OLD]
+    assert listed("created>2020-01-01") == [KEY, OTHER, OLD]
+    refused = cli("cache", "ls", "--filter", "siz=3")
+    assert (refused.code, "did you mean bytes" in refused.err or "expected one of" in refused.err) == (2, True)
+
+
+def test_ls_says_why_a_schedule_is_stale(cli: Cli) -> None:
+    """One of another torch for this machine's processor is listed as stale, with the reason; prune removes it."""
+    processors = toolchain().devices.get("cpu")
+    if not processors:
+        pytest.skip("this system does not name its processor")
+    store = cli.store()
+    parts = PARTS | {"device": "cpu", "device.name": min(processors), "torch": "0.1"}
+    store.schedules.save(schedule(OLD, 75.0), parts=parts, now=time.time())
+    store.close()
+    (row,) = cli("cache", "ls", "--json", "--filter", "state=stale").json
+    assert (row["key"], row["reason"].startswith("made with torch 0.1, here ")) == (OLD, True)
+    assert "stale: made with torch 0.1" in cli("cache", "ls").err
+    assert cli("cache", "stats", "--json").json["stale"] == 1
+    removed = cli("cache", "prune", "--stale", "--yes", "--json").json
+    assert [gone["key"] for gone in removed["schedules"]] == [OLD]
+    assert cli("cache", "ls", "-q").out.split() == [KEY, OTHER]
+
+
 def test_show_explains_the_key(cli: Cli) -> None:
     """The beginning of a key is enough; JSON holds the parts of the key, the graph and the candidates."""
     shown = cli("cache", "show", KEY[:8], "--json").json
@@ -101,12 +152,57 @@ def test_show_explains_the_key(cli: Cli) -> None:
     assert [candidate["name"] for candidate in shown["candidates"]] == ["one stream"]
     out = cli("cache", "show", KEY[:8]).out
     assert "schedule.speed: replay 50.0µs, eager 100.0µs, 2.00× on a GPU" in out
+    assert "candidates.one stream: 50.0µs, 0 B, error 0; chosen, the only one" in out
+
+
+def test_show_tells_origin_and_artifacts(cli: Cli) -> None:
+    """What built it, when and in how long, with which software; its artifacts with sizes, and those that are gone."""
+    store = cli.store()
+    parts = PARTS | {"torch": "2.11.0", "driver": "580.1"}
+    store.schedules.save(a_schedule(OLD, constant=b"constant", build_s=2.5), parts=parts, now=time.time())
+    store.close()
+    shown = cli("cache", "show", OLD, "--json").json
+    assert shown["build_s"] == 2.5
+    assert shown["provenance"].items() >= {"nimble_jobs": __version__, "torch": "2.11.0", "driver": "580.1"}.items()
+    (artifact,) = shown["artifacts"]
+    assert (artifact["kind"], artifact["bytes"], artifact["stored"]) == ("constant", 8, False)
+    assert f"artifacts.{artifact['name'][:16]}: constant, 8 B, missing" in cli("cache", "show", OLD).out
 
 
 def test_stats_counts(cli: Cli) -> None:
-    """How many schedules there are, by state, and their hits."""
+    """States, hits by kind, misses by reason, and the build time that hits saved; removing schedules forgets no use."""
+    store = cli.store()
+    for hit in (Hit.STORED, Hit.RESIDENT, Hit.RESIDENT):
+        store.schedules.touch(KEY, hit, time.time())
+    store.schedules.missed("the stored schedule was not used: bad", time.time())
+    store.close()
     stats = cli("cache", "stats", "--json").json
-    assert (stats["schedules"], stats["ready"], stats["hits"]) == (2, 2, 0)
+    assert (stats["schedules"], stats["ready"], stats["hits"], stats["resident_hits"]) == (2, 2, 3, 2)
+    assert stats["uses"] == {"resident": 2, "stored": 1, "miss": 1, "total": 4}
+    assert stats["misses"] == {"the stored schedule was not used": 1}
+    assert stats["saved_s"] == 1.5
+    assert "uses.resident: 2 of 4, 50.0 %" in cli("cache", "stats").out
+    cli("cache", "rm", KEY, "--yes")
+    after = cli("cache", "stats", "--json").json
+    assert (after["schedules"], after["hits"], after["uses"], after["saved_s"]) == (1, 0, stats["uses"], 1.5)
+
+
+def test_size(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes by where they are, with the limit that is set."""
+    sizes = cli("cache", "size", "--json").json
+    assert sizes["database_bytes"] > sizes["schedules_bytes"] > 0
+    assert sizes["limit_bytes"] is None
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "10GB")
+    assert cli("cache", "size", "--json").json["limit_bytes"] == 10**10
+    assert "limit      9.3 GiB for schedules" in cli("cache", "size").out
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "much")
+    refused = cli("cache", "size")
+    assert (refused.code, "NIMBLE_JOBS_CACHE_SIZE: found 'much'" in refused.err) == (2, True)
+
+
+def test_dir(cli: Cli) -> None:
+    """The state folder, for scripts."""
+    assert cli("cache", "dir").out == f"{cli.home}\n"
 
 
 def test_rm_asks_first(cli: Cli) -> None:
@@ -117,3 +213,54 @@ def test_rm_asks_first(cli: Cli) -> None:
     assert len(cli("cache", "ls", "--json").json) == 2
     assert cli("cache", "rm", KEY[:8], "--yes").code == 0
     assert cli("cache", "ls", "-q").out.split() == [OTHER]
+
+
+def test_rm_refuses_what_a_worker_holds(cli: Cli) -> None:
+    """The worker would lose what it holds; --force removes it all the same."""
+    store = cli.store()
+    with store.workers.hold({"role": "worker", "device": "cpu"}) as lease:
+        store.schedules.set_residents(lease.id, [KEY])
+        refused = cli("cache", "rm", KEY, OTHER, "--yes")
+        assert (refused.code, KEY[:12] in refused.err, "--force" in refused.err) == (2, True, True)
+        assert len(cli("cache", "ls", "--json").json) == 2, "neither was removed"
+        assert cli("cache", "rm", KEY, "--yes", "--force").code == 0
+    store.close()
+    assert cli("cache", "ls", "-q").out.split() == [OTHER]
+
+
+def test_rm_names_what_it_does_not_know(cli: Cli) -> None:
+    """One unknown key among others: nothing is removed."""
+    refused = cli("cache", "rm", KEY, "ef" * 32, "--yes")
+    assert refused.code == 102
+    assert len(cli("cache", "ls", "--json").json) == 2
+
+
+def test_prune_asks_first(cli: Cli) -> None:
+    """Like rm: --dry-run changes nothing, and without --yes nobody is taken to have agreed."""
+    wish = ("cache", "prune", "--max-size", "1B")
+    assert cli(*wish, "--dry-run").err.splitlines()[-1].startswith("would remove 2 schedules")
+    assert cli(*wish).code == 2
+    assert len(cli("cache", "ls", "--json").json) == 2
+    assert cli(*wish, "--dry-run", "--json").json["removed"] is False
+    assert cli(*wish, "--yes").code == 0
+    assert cli("cache", "ls", "--json").json == []
+    assert cli("cache", "prune").err == "nothing to remove\n"
+    assert cli("cache", "prune", "--unused-for", "soon").code == 2
+
+
+def test_verify_exits_100_where_it_quarantines(cli: Cli) -> None:
+    """All sound: 0. A changed row: 100, once; after that it is known, and named until it is built again or pruned."""
+    assert cli("cache", "verify").code == 0
+    with closing(sqlite3.connect(cli.home / DATABASE, isolation_level=None)) as connection:
+        connection.execute("UPDATE schedules SET replay_us = 1 WHERE key = ?", (KEY,))
+    found = cli("cache", "verify", "--json")
+    assert found.code == 100
+    assert {row["key"]: (row["sound"], row["quarantined_now"]) for row in found.json} == {
+        KEY: (False, True),
+        OTHER: (True, False),
+    }
+    assert cli("cache", "verify", OTHER[:8]).code == 0
+    again = cli("cache", "verify")
+    assert (again.code, f"{KEY[:12]}  torchvision:resnet18 4×3×32×32  quarantined" in again.out) == (0, True)
+    assert "1 of 2 schedules sound" in again.err
+    assert cli("cache", "verify", "ef" * 32).code == 102
