@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Measure lookups, saves and listings in a store of many schedules.
+
+    python scripts/bench_store.py [--schedules 10000] [--out docs/measurements/store]
+
+Writes OUT.json and OUT.md. Schedules have from 20 to 2000 tasks, one in three a constant. Exits with 1 when the 99th
+percentile of a lookup is not under 5 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import platform
+import random
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nimble_jobs.job import Hit  # noqa: E402
+from nimble_jobs.schedule import Schedule  # noqa: E402
+from nimble_jobs.store import Store, open_store, prune  # noqa: E402
+from nimble_jobs.store.home import resolve  # noqa: E402
+from tests.store_samples import PARTS, a_schedule, key_of  # noqa: E402
+
+LIMIT_MS = 5.0
+TASKS = (20, 50, 100, 200, 400, 2000)
+SHARES = (30, 30, 20, 12, 7, 1)  # of a hundred schedules, by number of tasks
+MOST_LOOKUPS = 2000
+
+
+def main() -> int:
+    """Fill a store, measure, write; 0 when lookups are quick enough."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--schedules", type=int, default=10_000, help="how many are stored (%(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "measurements" / "store", help="without a suffix")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
+        home = resolve(str(Path(folder) / "home"))
+        with open_store(home) as store:
+            save_ms, text_bytes = fill(store, options.schedules)
+        rows = measure(home, options.schedules)
+        rows.insert(0, row("save, with its commit", save_ms))
+        database_bytes = (home / "nimble-jobs.db").stat().st_size
+    figures = {
+        "environment": environment(),
+        "schedules": options.schedules,
+        "text_bytes": {"median": statistics.median(text_bytes), "largest": max(text_bytes)},
+        "database_bytes": database_bytes,
+        "results": rows,
+    }
+    options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(figures))
+    lookup = next(r for r in rows if r["what"].startswith("lookup, hit"))
+    print(f"lookup: median {lookup['median_ms']} ms, 99th percentile {lookup['p99_ms']} ms")
+    return 0 if lookup["p99_ms"] < LIMIT_MS else 1
+
+
+def fill(store: Store, count: int) -> tuple[list[float], list[int]]:
+    """Save that many schedules; the time of each save in ms, the size of each text in bytes."""
+    draw = random.Random(0)
+    templates = {tasks: a_schedule("", tasks=tasks, constant=b"c" * tasks) for tasks in TASKS}
+    plain = {tasks: a_schedule("", tasks=tasks) for tasks in TASKS}
+    for template in templates.values():
+        store.artifacts.put(b"c" * len(template.program.tasks))
+    times, sizes = [], []
+    for number in range(count):
+        (tasks,) = draw.choices(TASKS, SHARES)
+        schedule: Schedule = replace((templates if number % 3 == 0 else plain)[tasks], key=key_of(str(number)))
+        parts = PARTS | {"device": "cpu", "input": f"x:float32[{number}]", "model.file:net.py": key_of(f"f{number}")}
+        start = time.perf_counter()
+        store.schedules.save(schedule, parts=parts, now=time.time())
+        times.append((time.perf_counter() - start) * 1e3)
+        sizes.append(len(schedule.to_json()))
+    return times, sizes
+
+
+def measure(home: Path, count: int) -> list[dict[str, Any]]:
+    """What a process that opens the store finds."""
+    draw = random.Random(1)
+    lookups = min(MOST_LOOKUPS, 10 * count)
+    hits = [key_of(str(draw.randrange(count))) for _ in range(lookups)]
+    misses = [key_of(f"miss {number}") for number in range(lookups)]
+    opening = timed(lambda _: open_store(home).close(), range(20))
+    with open_store(home) as store:
+        store.schedules.lookup(hits[0])  # the first statement also compiles it
+        return [
+            row("open and close the store", opening),
+            row("lookup, hit: digest verified, its JSON not parsed", timed(store.schedules.lookup, hits)),
+            row("lookup, miss", timed(store.schedules.lookup, misses)),
+            row("ready: what a resident hit asks", timed(store.schedules.ready, hits)),
+            row("touch, with its commit", timed(lambda key: touch(store, key), hits[: min(200, count)])),
+            row("all rows, for a listing", timed(lambda _: prune.aged(store.schedules.list()), range(5))),
+            row(
+                "what a size cap takes away", timed(lambda _: prune.look(store, prune.Wish(max_bytes=1), 0.0), range(5))
+            ),
+        ]
+
+
+def touch(store: Store, key: str) -> None:
+    """Count a hit, and have it written."""
+    store.schedules.touch(key, Hit.STORED, time.time())
+    store.schedules.ready(key)
+
+
+def timed(call: Callable[[Any], object], values: Any) -> list[float]:
+    """Milliseconds of each call."""
+    times = []
+    for value in values:
+        start = time.perf_counter()
+        call(value)
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def row(what: str, times: list[float]) -> dict[str, Any]:
+    """A line of the table."""
+    ordered = sorted(times)
+    return {
+        "what": what,
+        "calls": len(times),
+        "median_ms": round(statistics.median(times), 3),
+        "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 3),
+        "longest_ms": round(ordered[-1], 3),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Where the figures come from."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "device": f"{names[0] if names else platform.machine()}, {len(names)} cores",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "commit": commit or None,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+    }
+
+
+def page(figures: dict[str, Any]) -> str:
+    """The figures as a page."""
+    made, texts = figures["environment"], figures["text_bytes"]
+    lines = [
+        "# A store of many schedules\n",
+        "    python scripts/bench_store.py\n",
+        f"{figures['schedules']:,} schedules in one SQLite database of {figures['database_bytes'] / 1e6:,.0f} MB;",
+        f"their JSON has {texts['median'] / 1e3:,.0f} kB in the median, {texts['largest'] / 1e3:,.0f} kB at most.",
+        "One process, wall time in milliseconds.\n",
+        "| operation | calls | median | 99th percentile | longest |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {r['what']} | {r['calls']:,} | {r['median_ms']} ms | {r['p99_ms']} ms | {r['longest_ms']} ms |"
+            for r in figures["results"]
+        ),
+        "",
+        f"{made['date']}, {made['device']}; Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

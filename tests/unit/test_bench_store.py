@@ -1,0 +1,32 @@
+"""The benchmark of the store runs, at a small size, and writes what its page promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_store.py"
+
+
+def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation is measured, for schedules of more than one size."""
+    spec = importlib.util.spec_from_file_location("bench_store", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "LIMIT_MS", float("inf"))
+    monkeypatch.setattr(sys, "argv", ["bench_store.py", "--schedules", "12", "--out", str(tmp_path / "store")])
+    assert script.main() == 0
+    figures = json.loads((tmp_path / "store.json").read_text())
+    assert figures["schedules"] == 12
+    assert figures["text_bytes"]["largest"] > figures["text_bytes"]["median"]
+    page = (tmp_path / "store.md").read_text()
+    for row in figures["results"]:
+        assert 0 < row["median_ms"] <= row["p99_ms"] <= row["longest_ms"]
+        assert f"| {row['what']} | {row['calls']} |" in page
+    assert len(figures["results"]) == 8
