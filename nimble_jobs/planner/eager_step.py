@@ -11,6 +11,7 @@ from torch import nn
 
 from nimble_jobs.engine.private import tree_leaves
 from nimble_jobs.engine.step import differentiate
+from nimble_jobs.planner.counters import Counters
 from nimble_jobs.planner.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
 from nimble_jobs.planner.step_request import StepRequest
 from nimble_jobs.schedule import Schedule
@@ -93,6 +94,7 @@ class Arithmetic:
         self.accumulated: dict[str, torch.Tensor] = {}
         if request.accumulate > 1:
             self.accumulated = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        self.counters = Counters(request.module)
         self._share = 1.0 / request.accumulate
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -103,6 +105,16 @@ class Arithmetic:
         """Lay the state out as the parameters lie now. No value changes."""
         self.optimizer.follow_layout()
         self.accumulated = {n: laid_out_as(t, self.parameters[n]) for n, t in self.accumulated.items()}
+
+    def forward(
+        self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """What an objective gives, and the counters that are still to be raised by one."""
+        if not self.counters.known:
+            with self.counters.watched():
+                return objective(x, y), []
+        with self.counters.apart() as counters:
+            return objective(x, y), counters
 
     def seed(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient of the loss that the backward pass starts from."""
@@ -159,7 +171,9 @@ class EagerStep:
         """One batch through `objective`, at the learning rate that is set."""
         x, y = (given.to(static.device) for given, static in zip((x, y), self._inputs.values(), strict=True))
         with torch.enable_grad():
-            loss, self.correct = objective(x, y)
+            (loss, self.correct), counters = self.arithmetic.forward(objective, x, y)
+        if counters:
+            torch._foreach_add_(counters, 1)
         found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))
         self.loss = loss.detach()
         done = self.arithmetic.finish(found, update=update)

@@ -139,8 +139,12 @@ def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
 
 
 def laid_out_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its strides are those of `model`, else a copy that has them."""
-    return tensor if tensor.stride() == model.stride() else torch.empty_like(model).copy_(tensor)
+    """The tensor itself where it lies as `model` does, else a copy that does. Strides are exactly those of `model`."""
+    if tensor.stride() == model.stride():
+        return tensor
+    if all(n == 1 or a == b for n, a, b in zip(model.shape, tensor.stride(), model.stride(), strict=True)):
+        return tensor.as_strided(model.shape, model.stride())  # strides of dimensions of size one mean nothing
+    return torch.empty_like(model).copy_(tensor)
 
 
 def load_state(live: Tensors, given: Tensors) -> None:

@@ -75,18 +75,20 @@ def _recorded(
     recorder = recorder_for({}, state_of_step(arithmetic, inputs), device)
     with torch.enable_grad():
         for _ in range(_WARM_UP_STEPS if compiled else 0):
-            loss, _ = objective(x, y)
+            (loss, _), _ = arithmetic.forward(objective, x, y)
             arithmetic.gradients(loss, arithmetic.seed(loss.detach()))
         with (
             module_names(None if compiled else arithmetic.objective.module, recorder),
             kernels_to(recorder) if compiled else recorder,
         ):
-            loss, correct = objective(x, y)
+            (loss, correct), counters = arithmetic.forward(objective, x, y)
         if not loss.requires_grad:
             raise CannotRecord("the loss does not depend on a parameter that requires grad")
         recorder.path = ["backward"]
         with recorder:
             seed = arithmetic.seed(loss.detach())
+            if counters:
+                torch._foreach_add_(counters, 1)
         forward, _ = recorder.counts
         with kernels_to(recorder) if compiled else recorder:
             found = arithmetic.gradients(loss, seed)

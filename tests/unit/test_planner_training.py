@@ -482,3 +482,30 @@ def test_the_objective_can_be_compiled_whole(precision: str) -> None:
     torch.testing.assert_close(found[0], expected[0])
     assert int(found[1]) == int(expected[1])
     torch._dynamo.reset()
+
+
+def test_batches_are_counted_in_one_task() -> None:
+    """Norms that are called once share a task; one that is called twice counts twice, as in eager PyTorch."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(3))
+            self.frozen = nn.BatchNorm2d(3)
+            self.head = nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norms[2](self.norms[1](self.norms[0](self.norms[0](x))))
+            return self.head(self.frozen(x).mean((2, 3)))
+
+    module = Shared()
+    request = request_for(module, OptimizerRecipe(name="sgd"))
+    module.frozen.eval()
+    step = captured(request)
+    run(step, stop=3)
+    assert [int(n.num_batches_tracked) for n in module.norms] == [6, 3, 3]
+    assert int(module.frozen.num_batches_tracked) == 0
+    assert step.schedule is not None
+    ops = [t.op for t in step.schedule.program.tasks]
+    assert ops.count("aten._foreach_add_.Scalar") == 1
+    assert ops.count("aten.add_.Tensor") == 2
