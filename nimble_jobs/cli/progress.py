@@ -187,7 +187,7 @@ def _state(job: Job) -> str:
         return "starting" if job.foreground and not job.state.final else job.state.value
     if job.phase not in (None, "run"):
         return str(job.phase)
-    return render.schedule_state(job) or "running"
+    return render.training(job.timings) or render.schedule_state(job) or "running"
 
 
 def _columns() -> list[ProgressColumn]:

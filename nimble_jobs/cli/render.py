@@ -244,6 +244,18 @@ def _value_style(name: str, value: str) -> str:
     return "red" if name == "fallback" else ""
 
 
+def training(timings: dict[str, Any]) -> str:
+    """How a training goes: loss 0.0812, accuracy 97.5%, 312/s steps. Empty where nothing of it was measured yet."""
+    parts = []
+    if "loss" in timings:
+        parts.append(f"loss {timings['loss']:.3g}")
+    if "accuracy" in timings:
+        parts.append(f"accuracy {timings['accuracy']:.1%}")
+    if parts and timings.get("steps_per_s"):
+        parts.append(f"{rate(timings['steps_per_s'])} steps")
+    return ", ".join(parts)
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested values as dotted names, nulls left out."""
     lines: list[tuple[str, str]] = []

@@ -303,3 +303,19 @@ def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
     with pytest.raises(JobFailed, match=r"train\.tensorboard: not installed; expected: pip install"):
         Attempt(spec_of(folder, output="x/net", train__tensorboard=True, schedule__on_miss="eager")).run()
+
+
+def test_tensorboard(folder: Path) -> None:
+    """The event file holds each step's loss and each epoch's measures, and is published with the rest."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = spec_of(folder, output="board/net", train__tensorboard=True, schedule__on_miss="eager")
+    Attempt(spec).run()
+    (file,) = spec.output.path.glob("events.out.tfevents.*")
+    found = EventAccumulator(str(file)).Reload()
+    losses = [event.value for event in found.Scalars("train/loss")]
+    assert losses == pytest.approx([line["loss"] for line in metrics(spec.output.path, "step")])
+    assert len(found.Scalars("epoch/val_accuracy")) == 2
+    manifest = json.loads((spec.output.path / "manifest.json").read_text())
+    assert file.name in [entry["name"] for entry in manifest["files"]]
