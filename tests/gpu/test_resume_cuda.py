@@ -1,0 +1,112 @@
+"""Trainings on a GPU go on exactly: the same bytes whether or not the process was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nimble_jobs.errors import JobFailed
+from tests.trainings import Attempt, digests, lay_out, metrics, spec_of
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from nimble_jobs.workloads import Stop
+from tests.trainings import Attempt, spec_of
+
+folder, output, number, attempt, miss = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+
+def stop(asked):
+    if asked == number:
+        torch.cuda.synchronize()
+        while number > 2 and not list((folder / output).parent.glob(".net.training/*/step-*")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Stop.GO
+
+spec = spec_of(folder, output=output, schedule__on_miss=miss, schedule__fuse="off")
+found = Attempt(spec, number=attempt, device="cuda:0", stop=stop)
+found.run()
+for event in found.events:
+    print(*event[:2])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("training")
+    lay_out(found)
+    return found
+
+
+def train(folder: Path, output: str, *, kill_after: int = 0, attempt: int = 1, on_miss: str) -> tuple[int, str]:
+    """A training in a process of its own: its exit code and the events that it told."""
+    command = [sys.executable, "-c", TRAIN, str(folder), output, str(kill_after), str(attempt), on_miss]
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("on_miss", ["eager", "build"])
+def test_killed_after_a_step(folder: Path, on_miss: str) -> None:
+    """For five values of k: SIGKILL after step k, then another attempt. Its bytes are those of an undisturbed training,
+    or the job says what else was different."""
+    code, said = train(folder, f"whole-{on_miss}/net", on_miss=on_miss)
+    assert code == 0, said
+    expected = digests(folder / f"whole-{on_miss}/net")
+    for number in (1, 4, 7, 10, 13):
+        output = f"killed-{on_miss}-{number}/net"
+        code, said = train(folder, output, kill_after=number, on_miss=on_miss)
+        assert code == -signal.SIGKILL, said
+        code, said = train(folder, output, attempt=2, on_miss=on_miss)
+        assert code == 0, said
+        assert number <= 2 or "resumed goes on after step" in said
+        assert "checkpoint-damaged" not in said
+        if on_miss == "eager":
+            assert "not bit for bit" not in said
+        assert digests(folder / output) == expected or "not bit for bit" in said, (number, said)
+
+
+def test_the_curve_of_the_cpu(folder: Path) -> None:
+    """The losses on the GPU follow those on the CPU to 1 %, without dropout, whose draws differ."""
+    losses = {}
+    for device in ("cpu", "cuda:0"):
+        changes = {"model__args": {"dropout": 0.0}, "schedule__on_miss": "eager"}
+        spec = spec_of(folder, output=f"curve-{device[:4]}/net", **changes)
+        Attempt(spec, device=device).run()
+        losses[device] = [line["loss"] for line in metrics(spec.output.path, "step")]
+    assert losses["cuda:0"] == pytest.approx(losses["cpu"], rel=0.01)
+
+
+@pytest.mark.parametrize("on_miss", ["eager", "build"])
+def test_figures_come_late_but_whole(folder: Path, on_miss: str, device: torch.device) -> None:
+    """Each step has its line, in order, though the host reads them many steps later."""
+    spec = spec_of(
+        folder, output=f"late-{on_miss}/net", schedule__on_miss=on_miss, train__epochs=9, train__clip_norm=1.0
+    )
+    attempt = Attempt(spec, device=str(device))
+    attempt.run()
+    steps = metrics(spec.output.path, "step")
+    assert [line["step"] for line in steps] == list(range(1, 64))
+    assert all(line["loss"] > 0 and line["grad_norm"] > 0 for line in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_a_loss_that_is_not_finite_on_the_gpu(folder: Path, device: torch.device) -> None:
+    """The step is named exactly, though it is found later; what is kept is sound."""
+    changes = {
+        "train__loss": f"python:{folder}/model.py:steep",
+        "train__optimizer": {"lr": 1e10},
+        "train__lr_schedule": {"name": "constant"},
+        "schedule__on_miss": "eager",
+    }
+    with pytest.raises(JobFailed, match=r"the loss became (nan|-?inf) at step 2|are not finite after step 2;"):
+        Attempt(spec_of(folder, output="steep/net", **changes), device=str(device)).run()
