@@ -19,13 +19,23 @@ if TYPE_CHECKING:
     from nimble_jobs.planner.why import Difference, Why
 
 
+GpuMemory = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", metavar="SIZE", help="That of the worker which will run the jobs, if it was given."),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command()(why)
     app.command()(build)
 
 
 def why(
-    ctx: typer.Context, spec: options.SpecFile, overrides: options.Overrides = None, json: options.Json = False
+    ctx: typer.Context,
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    gpu_memory: GpuMemory = None,
+    json: options.Json = False,
 ) -> None:
     """Say whether a spec's schedule is stored; if not, what of its key differs from the nearest one.
 
@@ -35,10 +45,11 @@ def why(
     from nimble_jobs.spec import load
 
     loaded = load(spec, overrides or ())
+    memory_bytes = options.size(gpu_memory, "--gpu-memory")
     with options.store(ctx) as store:
         from nimble_jobs.workloads.ahead import why as ask  # loads torch: the key names the device
 
-        answer = ask(loaded, store=store)
+        answer = ask(loaded, store=store, memory_bytes=memory_bytes)
         near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
     if json:
         told: dict[str, Any] = {
@@ -61,6 +72,7 @@ def build(
         list[str] | None,
         typer.Option("--batch-size", metavar="N,N", help="Batch sizes in place of the spec's. Repeatable."),
     ] = None,
+    gpu_memory: GpuMemory = None,
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
@@ -69,13 +81,14 @@ def build(
     from nimble_jobs.spec import load
 
     sizes = _sizes(batch_size or ())
+    memory_bytes = options.size(gpu_memory, "--gpu-memory")
     loaded = load(spec, overrides or ())
     allowed = allowed_python(allow_python or ())
     with options.store(ctx) as store:
         from nimble_jobs.workloads.ahead import build as ahead  # loads torch
 
         made = []
-        building = ahead(loaded, store=store, batch_sizes=sizes, allowed_python=allowed)
+        building = ahead(loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes)
         for each in steps(building, len(sizes) or 1, "building"):
             made.append(each)
             if not json:

@@ -34,7 +34,7 @@ def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> None:
     job at hand has its schedule all the same.
     """
     limit = limit_bytes()
-    if limit is None:
+    if limit is None or store.schedules.total_bytes() <= limit:
         return
     from nimble_jobs.store import prune
 

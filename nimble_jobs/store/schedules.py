@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import Damaged, NotFound, UsageError
@@ -204,6 +204,10 @@ class Schedules:
         if row is None:
             raise NotFound(f"schedule {key}: no stored schedule has this key")
         return verified_record(row, artifacts, text)
+
+    def total_bytes(self) -> int:
+        """Bytes of all schedules and their artifacts at most: an artifact of several counts as often."""
+        return int(self._db.read(lambda session: session.scalar(select(func.sum(ScheduleRow.bytes)))) or 0)
 
     def list(self) -> list[ScheduleEntry]:
         """Every stored schedule, oldest first."""

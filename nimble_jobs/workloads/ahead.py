@@ -22,27 +22,37 @@ from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
 
 
-def asked(spec: JobSpec, allowed_python: tuple[Path, ...] = ()) -> tuple[Request, torch.device]:
-    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning, which has no schedule yet."""
+def asked(
+    spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
+) -> tuple[Request, torch.device]:
+    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning: none of its kind is stored.
+
+    `memory_bytes`: the limit of the worker that will run it, if it has one.
+    """
     if spec.kind != "score":
-        raise UsageError(f"kind: {spec.kind} has no schedule; expected score")
+        raise UsageError(f"kind: {spec.kind} has no stored schedule; expected score")
     with open_reader(spec.input) as reader:
-        request = request_of(spec, reader, allowed_python)
+        request = request_of(spec, reader, allowed_python, memory_bytes)
     return request, devices.resolve(spec.run.device)
 
 
-def why(spec: JobSpec, *, store: Store) -> Why:
+def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:
     """Hit or miss, and what differs. Nothing is built."""
-    request, device = asked(spec)
+    request, device = asked(spec, memory_bytes=memory_bytes)
     return planner_why(request, device=device, store=store)
 
 
 def build(
-    spec: JobSpec, *, store: Store, batch_sizes: Sequence[int] = (), allowed_python: tuple[Path, ...] = ()
+    spec: JobSpec,
+    *,
+    store: Store,
+    batch_sizes: Sequence[int] = (),
+    allowed_python: tuple[Path, ...] = (),
+    memory_bytes: int | None = None,
 ) -> Iterator[Ahead]:
     """Build the schedule of each batch size (none: the spec's own), one after the other."""
     permission.check(spec.model, allowed_python)
-    request, device = asked(spec, allowed_python)
+    request, device = asked(spec, allowed_python, memory_bytes)
     for size in batch_sizes or (request.batch_size,):
         yield build_ahead(replace(request, batch_size=size), device=device, store=store)
 
