@@ -1,7 +1,8 @@
 """A process that wants the schedule of one small model, as a worker's child does.
 
-`python builders.py HOME MODEL HOW`: prints one JSON line. HOW: `slow` takes a second to build, `hang` never ends.
-The file `builds` beside the model gets one line, the process id, for each build that begins.
+`python builders.py HOME MODEL HOW`: prints one JSON line. HOW: `slow` takes a second to build, `hang` never ends the
+build, `hang-saving` never saves it, though its artifacts are there. The file `builds` beside the model gets a line, the
+process id, for each build that begins; the file `hangs` says that one will not go on.
 """
 
 from __future__ import annotations
@@ -66,13 +67,21 @@ def main(home: str, model: str, how: str) -> None:
     def build(*args: Any) -> Any:
         with (Path(model).parent / "builds").open("a") as file:
             file.write(f"{os.getpid()}\n")
-        time.sleep(600 if how == "hang" else 1)
+        if how == "hang":
+            hang()
+        time.sleep(1)
         return build_schedule(*args)
+
+    def hang(*_args: Any, **_named: Any) -> None:
+        (Path(model).parent / "hangs").touch()
+        time.sleep(600)
 
     importlib.import_module("nimble_jobs.planner.prepare").build_schedule = build  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     waits: list[float] = []
     with open_store(resolve(home)) as store:
+        if how == "hang-saving":
+            store.schedules.save = hang  # type: ignore[method-assign]
         made = planner.prepare(
             request(Path(model)),
             device=torch.device("cpu"),
