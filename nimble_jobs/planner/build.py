@@ -13,6 +13,7 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
@@ -92,6 +93,8 @@ def build_best(
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
+    if options.fold:  # the weights are nobody else's
+        compact(found.module, device)
     instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight, found.memory)
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():

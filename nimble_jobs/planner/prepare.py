@@ -186,7 +186,13 @@ def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
     request = loaded.request
     example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
     restored = restore(
-        loaded.module, schedule, example, loaded.device, store, lambda instance: _check(instance, loaded, schedule)
+        loaded.module,
+        schedule,
+        example,
+        loaded.device,
+        store,
+        lambda instance: _check(instance, loaded, schedule),
+        own=True,
     )
     loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
 

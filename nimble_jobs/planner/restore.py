@@ -10,6 +10,7 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
@@ -37,8 +38,11 @@ def restore(
     device: torch.device,
     store: Store,
     check: Callable[[Instance], None],
+    *,
+    own: bool = False,
 ) -> Restored:
-    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong.
+    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong. Weights
+    that are nobody else's, so `own` says, may be moved.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, Damaged, EngineError, NotFound, OutOfMemory, ValueError.
@@ -49,6 +53,8 @@ def restore(
     instances: tuple[Instance, ...] = ()
     try:
         bound = variants.use(layout, schedule.folded)
+        if own:
+            compact(bound, device)
         recording = _recording(bound, schedule, layout, example, device, store)
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)

@@ -11,6 +11,7 @@ from torch import nn
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.source import Source
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -58,6 +59,7 @@ class StepRequest:
     accumulate: int = 1  # batches whose gradients are averaged for one step of the optimizer
     options: BuildOptions = field(default_factory=BuildOptions)
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
+    only: Source | None = None  # what an interrupted training began with: others would give other bits
 
     def __post_init__(self) -> None:
         if not self.module.training:

@@ -70,9 +70,10 @@ class StepSearch:
         Raises CannotRecord, EngineError, OutOfMemory or CheckFailed where not even eager kernels can be used.
         """
         deadline = time.monotonic() + self._request.options.budget_s
-        best = self._try(Source(kernels="eager", layout="given"), must=True)
+        only = self._request.only
+        best = self._try(only or Source(kernels="eager", layout="given"), must=True)
         assert best is not None
-        further = self._further_sources()
+        further = [] if only else self._further_sources()
         for source in further:
             if time.monotonic() > deadline:
                 budget = self._request.options.budget_s
@@ -81,7 +82,7 @@ class StepSearch:
             found = self._try(source)
             if found is not None and found.replay_us < best.replay_us:
                 best = found
-        if further:
+        if further or only:
             stop_compilers()
         self.use(best.source.layout)
         return best

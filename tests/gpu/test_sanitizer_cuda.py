@@ -21,7 +21,7 @@ def report() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.sanitized"],
         cwd=ROOT,
-        env={**os.environ, "TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,0 +1,31 @@
+"""Weights side by side in memory of their own, so that what lay between them can be given back to the device.
+
+A search leaves weights in segments of the caching allocator that they share with what is long gone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.record import state_of
+
+
+def compact(module: nn.Module, device: torch.device) -> None:
+    """Move every tensor that a module holds on a GPU, values and strides kept. Nothing may have captured its address.
+
+    Tensors that share their storage stay where they are. Without a GPU nothing is done.
+    """
+    if device.type != "cuda":
+        return
+    pool = torch.cuda.MemPool()
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.use_mem_pool(pool, device):
+        for tensor in state_of(module).values():
+            whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+            if not whole or not tensor.numel() or tensor.device != device:
+                continue
+            moved = tensor.detach().clone(memory_format=torch.preserve_format)
+            if moved.stride() == tensor.stride():
+                tensor.data = moved
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
