@@ -17,6 +17,7 @@ from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.record import flatten_outputs, module_names, recorder_for
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.schedule import Arg, Buffer, BufferKind, Port, Program, Task, View
 
 GENERATOR = "@generator"  # stands for the random state, so that draws keep their order
@@ -126,7 +127,7 @@ def record_step(
     forward, backward = _split(whole.program, tasks, len(inputs), len(outputs))
     return Step(
         forward=Recording(program=forward, constants=whole.constants, kernels=whole.kernels),
-        backward=Recording(program=backward, constants=whole.constants, kernels=whole.kernels),
+        backward=Recording(program=split_convolutions(backward), constants=whole.constants, kernels=whole.kernels),
         outputs=tuple(outputs),
         differentiable=tuple(gradients),
         leaves=tuple(found),

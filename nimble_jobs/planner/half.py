@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.search import PAYS, plans_with_streams
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+
+_MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +36,10 @@ def with_streams(
     device: torch.device,
 ) -> tuple[Half, str | None]:
     """The plan that measures fastest, and the measured reason why none with several streams was tried."""
-    best = single
-    plans, why_not = plans_with_streams(recording.program, single.facts, single.durations_us, options, device)
+    best, program, times = single, recording.program, single.durations_us
+    plans, why_not = plans_with_streams(program, single.facts, times, options, device)
+    if plans and plans[0][0].streams > _MOST_STREAMS:
+        plans[0] = graph.make_plan(program, durations_us=times, max_streams=_MOST_STREAMS)
     for plan, facts in plans:
         instance = capture(plan)
         try:

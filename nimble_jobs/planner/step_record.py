@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from nimble_jobs.engine.inductor import compile_module, kernels_to
 from nimble_jobs.engine.record import Recording, module_names, recorder_for, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.planner.eager_step import Arithmetic
 from nimble_jobs.planner.source import Kernels
 
@@ -106,4 +108,4 @@ def _recorded(
     late = next((t for t in recording.program.tasks[forward:] if t.random), None)
     if late is not None:
         raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
-    return recording
+    return replace(recording, program=split_convolutions(recording.program))
