@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
@@ -60,6 +62,7 @@ def test_stopped_after_any_step(folder: Path, undisturbed: dict[str, str], numbe
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
+from nimble_jobs.engine import device as devices
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, spec_of
 
@@ -103,3 +106,27 @@ def test_killed_after_any_step(folder: Path, undisturbed: dict[str, str], killed
     assert all("not bit for bit" not in said for said in second.said("resumed"))
     assert digests(spec.output.path) == undisturbed
     assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
+
+
+def test_it_goes_on_with_what_it_began_with(folder: Path, undisturbed: dict[str, str]) -> None:
+    """A training that began in eager stays there, though another attempt might have a schedule; bits come first."""
+    began = spec_of(folder, output="began/net", schedule__on_miss="eager")
+    Attempt(began, **interrupted(5)).run()  # type: ignore[arg-type]
+    second = Attempt(spec_of(folder, output="began/net"), number=2)
+    outcome = second.run()
+    assert second.said("fallback") == ["runs in eager: the training began in eager, and goes on exactly"]
+    assert outcome.schedule["runs"] == "eager"
+    assert "not bit for bit" not in second.said("resumed")[0]
+
+
+def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bits may differ, the job says what is another than it was."""
+    spec = spec_of(folder, output="moved/net", schedule__on_miss="eager")
+    Attempt(spec, **interrupted(5)).run()  # type: ignore[arg-type]
+    facts = devices.facts(torch.device("cpu"))
+    monkeypatch.setattr(devices, "facts", lambda _: {**facts, "device.threads": "999"})
+    second = Attempt(spec, number=2)
+    second.run()
+    (said,) = second.said("resumed")
+    there = facts["device.threads"]
+    assert said.endswith(f'; not bit for bit as if undisturbed: device.threads is "{there}" there and "999" here')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,10 +94,7 @@ def _trained(
     ready = setup.prepare(spec, reader, device, context.allowed_python)
     _check_metrics(spec, ready.classes)
     load_s = time.perf_counter() - start
-    if spec.schedule.on_miss == "eager":
-        step: TrainingStep = EagerStep(ready.request, device, fallback="the spec says so: schedule.on_miss is eager")
-    else:
-        step = prepare_step(ready.request, device=device, report=context.report)
+    step = _step(context, ready, found, device)
     build_s = time.perf_counter() - start - load_s
     summary = _summary(step, device)
     if step.fallback is not None:
@@ -155,6 +153,16 @@ def _trained(
     outputs = _publish(context, staging, checkpoints, ready, progress, steps, written)
     checkpoints.clear()
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
+
+
+def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, device: torch.device) -> TrainingStep:
+    """A new training's best one, or the one that the checkpoint's training began with."""
+    if context.spec.schedule.on_miss == "eager":
+        return EagerStep(ready.request, device, fallback="the spec says so: schedule.on_miss is eager")
+    only = resume.source_of(found, ready.request.options)
+    if only == "eager":
+        return EagerStep(ready.request, device, fallback="the training began in eager, and goes on exactly")
+    return prepare_step(replace(ready.request, only=only), device=device, report=context.report)
 
 
 def _begin(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import Damaged, JobFailed
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.source import Source
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.basis import differences
@@ -49,8 +51,19 @@ def environment(step: TrainingStep, device: torch.device) -> dict[str, str]:
     if step.schedule is None:
         return {**parts, "schedule": "eager"}
     found = step.schedule
-    text = f"{found.key[:12]}, {found.kernels} kernels, layout {found.layout}, {found.plan.streams} streams"
-    return {**parts, "schedule": text}
+    return {**parts, "schedule": found.key, "kernels": found.kernels, "layout": found.layout}
+
+
+def source_of(found: Checkpoint | None, options: BuildOptions) -> Source | Literal["eager"] | None:
+    """What the training began with, as far as the options allow it; None where the choice is free."""
+    if found is None:
+        return None
+    there = found.sheet["environment"]
+    if there["schedule"] == "eager":
+        return "eager"
+    if there["kernels"] != "eager" and options.fuse == "off":
+        return None
+    return Source(kernels=there["kernels"], layout=there["layout"])
 
 
 def tell(context: JobContext, found: Checkpoint, here: dict[str, str], *, steps: int) -> None:
