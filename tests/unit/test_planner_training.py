@@ -14,6 +14,7 @@ from torch import nn
 from nimble_jobs.engine.capture import _CallInstance
 from nimble_jobs.errors import EngineError, UsageError
 from nimble_jobs.planner import step_search
+from nimble_jobs.planner.source import Source
 from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
 from nimble_jobs.schedule import Program, Schedule
 
@@ -509,3 +510,19 @@ def test_batches_are_counted_in_one_task() -> None:
     ops = [t.op for t in step.schedule.program.tasks]
     assert ops.count("aten._foreach_add_.Scalar") == 1
     assert ops.count("aten.add_.Tensor") == 2
+
+
+def test_a_named_source_is_the_only_one_tried() -> None:
+    """Its kernels and format are those of the schedule, and the optimizer's state lies as the weights do."""
+    module, twin = images(), images()
+    source = Source(kernels="eager", layout="channels-last")
+    request = request_for(module, OptimizerRecipe(name="sgd", momentum=0.9), only=source)
+    step = captured(request)
+    assert step.schedule is not None
+    assert (step.schedule.kernels, step.schedule.layout) == ("eager", "channels-last")
+    assert [c.name for c in step.schedule.candidates] == ["eager", "eager kernels, channels-last, 1 stream"]
+    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    found = run(step)
+    assert found == pytest.approx(run(eager(request_for(twin, request.optimizer))), rel=1e-5)
+    state = step.state_dict()["optimizer.0.weight.momentum_buffer"]
+    assert state.stride() == module[0].weight.stride()
