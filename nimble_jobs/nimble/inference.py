@@ -162,7 +162,7 @@ def _found(
     if stored is not None:
         return stored
     with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
-        stored = load(call, key, example, device, store)  # another process may have built it since
+        stored = load(call, key, example, device, store, will_build=True)  # another process may have built it since
         return stored or _searched(call, example, key, parts, options, device, store)
 
 

@@ -36,10 +36,16 @@ def opened(store: object) -> Iterator[Store | None]:
 
 
 def load(
-    call: nn.Module, key: str, example: Mapping[str, torch.Tensor], device: torch.device, store: Store
+    call: nn.Module,
+    key: str,
+    example: Mapping[str, torch.Tensor],
+    device: torch.device,
+    store: Store,
+    *,
+    will_build: bool = False,
 ) -> Restored | None:
     """What the store has under a key, captured and checked; None on a miss. A schedule that proves unfit is
-    quarantined.
+    quarantined. A miss that leads to a build is counted.
 
     Raises CheckFailed for a schedule that disagrees with eager now or did so before, OutOfMemory.
     """
@@ -47,6 +53,8 @@ def load(
     if found.refused is not None:  # building it again would fail again
         raise CheckFailed(found.refused)
     if found.stored is None:
+        if will_build:
+            store.schedules.missed(found.reason or "", time.time())
         return None
 
     def check(instance: Instance) -> None:

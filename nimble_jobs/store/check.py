@@ -65,11 +65,12 @@ def _schedules(store: Store, _database: Database) -> Iterator[str]:
         if entry.state != ScheduleState.READY:
             continue  # whoever needs it will build it again
         try:
-            constants = store.schedules.verified(entry.key).load().program.constants
+            stored = store.schedules.verified(entry.key)
+            stored.load()
         except (StoreError, NotFound) as e:
             yield str(e)
             continue
-        missing = [port.name for port in constants if not store.artifacts.has(port.name)]
+        missing = [ref.name for ref in stored.artifacts if not store.artifacts.has(ref.name)]
         yield from (f"schedule {entry.key}: its artifact {name} is missing" for name in missing)
 
 

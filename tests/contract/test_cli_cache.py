@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -100,6 +102,18 @@ def test_ls_selects(cli: Cli) -> None:
     assert cli("cache", "ls", "-q", "--filter", "replay_us<0.03ms").out.split() == [OTHER]
     assert cli("cache", "ls", "-q", "--filter", "bytes>1GiB").out == ""
     assert cli("cache", "ls", "-q", "--sort", "replay_us", "--limit", "1").out.split() == [OTHER]
+
+
+def test_listings_load_no_torch(cli: Cli) -> None:
+    """`ls`, `show`, `stats`, `size`, `verify` and `prune` answer without the seconds that torch takes."""
+    lines = [["ls"], ["show", KEY], ["stats"], ["size"], ["verify"], ["prune", "--stale"]]
+    code = (
+        "import sys; from nimble_jobs.cli.main import main;"
+        f"codes = [main(['--home', {str(cli.home)!r}, 'cache', *line]) for line in {lines!r}];"
+        "print(codes, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0] False"
 
 
 def test_ls_understands_units_and_ages(cli: Cli) -> None:

@@ -50,6 +50,8 @@ def test_a_module_of_the_same_program_hits_with_other_weights(store: Store) -> N
     (entry,) = store.schedules.list()
     assert entry.hits == 1
     assert "Net" in entry.model
+    uses = store.schedules.uses()
+    assert (uses.stored, uses.misses) == (1, {"no schedule is stored under this key": 1})
 
 
 def test_whatever_changes_the_program_is_a_miss(store: Store) -> None:

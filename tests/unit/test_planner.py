@@ -91,6 +91,8 @@ def test_miss_then_resident_then_stored(store: Store, code: Path) -> None:
     x = torch.randn(2, 3)
     assert torch.equal(outputs(first, x), outputs(elsewhere, x))
     assert store.schedules.get(first.loaded.key).hits == 2
+    uses = store.schedules.uses()
+    assert (uses.resident, uses.stored, sum(uses.misses.values())) == (1, 1, 1)
     assert first.summary()["runs"] == elsewhere.summary()["runs"] == "schedule"
 
 
