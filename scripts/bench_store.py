@@ -39,6 +39,10 @@ LIMIT_MS = 5.0
 TASKS = (20, 50, 100, 200, 400, 2000)
 SHARES = (30, 30, 20, 12, 7, 1)  # of a hundred schedules, by number of tasks
 MOST_LOOKUPS = 2000
+_TURNS = {
+    True: "this process went before all others (`chrt -f 1`)",
+    False: "where that is above 1, others took turns with it, and the last column says more",
+}
 
 
 def main() -> int:
@@ -151,6 +155,7 @@ def environment() -> dict[str, Any]:
         "device": f"{names[0] if names else platform.machine()}, {len(names)} cores",
         "cores": len(names),
         "load": round(os.getloadavg()[0], 1),
+        "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "commit": commit or None,
@@ -175,8 +180,7 @@ def page(figures: dict[str, Any]) -> str:
             for r in figures["results"]
         ),
         "",
-        f"The load of the machine was {made['load']} on {made['cores']} cores at the end: where it is above 1, others",
-        "took turns with what was measured, and the last column says more than the others.\n",
+        f"The machine's load was {made['load']} on {made['cores']} cores at the end; {_TURNS[made['real_time']]}.\n",
         f"{made['date']}, {made['device']}; Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}.",
     ]
     return "\n".join(lines) + "\n"
