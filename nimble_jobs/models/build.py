@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from nimble_jobs.errors import ModelError, OutOfMemory
 from nimble_jobs.models import from_exported, from_python, from_timm, from_transformers
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
+from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.models.weights import load_weights, read_weights, save_weights
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.spec.paths import Source
@@ -53,6 +54,7 @@ def _made(
 ) -> nn.Module:
     match source.scheme:
         case "torchvision":
+            import_torchvision()
             from nimble_jobs.models import from_torchvision  # torchvision takes a second to import
 
             return from_torchvision.build(source.target, spec.args, entry)
