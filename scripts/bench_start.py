@@ -4,7 +4,7 @@
     python scripts/bench_start.py [--models resnet18,...] [--device cpu] [--dtype fp32] [--rounds 3] [--json FILE]
 
 The clock starts once torch is imported and the device answers; it stops after the first batch. Models: names of
-torchvision's, or zoo:NAME for the networks of nimble_jobs.models.zoo. Every process has the schedule store of its model alone.
+torchvision's, or zoo:NAME for the networks of nimble_jobs.models.zoo. Each model has a schedule store of its own.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torchvision.models import get_model
 
+from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.models.zoo.starting import start
 
 # Their own initialisation takes seconds, and is replaced here anyway.
@@ -21,5 +21,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {"googlenet": _AUXILIARY, "inception_v3"
 
 def classic(name: str, side: int, num_classes: int = 1000) -> nn.Module:
     """The torchvision model `name` with random weights, for images of `side` pixels; no normalisation of its input."""
+    import_torchvision()
+    from torchvision.models import get_model
+
     arguments = _ARGUMENTS.get(name, {})
     return start(get_model(name, weights=None, num_classes=num_classes, **arguments), side)
