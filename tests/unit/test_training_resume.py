@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
@@ -63,6 +64,7 @@ KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, spec_of
 
@@ -130,3 +132,20 @@ def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.Monke
     (said,) = second.said("resumed")
     there = facts["device.threads"]
     assert said.endswith(f'; not bit for bit as if undisturbed: device.threads is "{there}" there and "999" here')
+
+
+def test_a_device_fault(folder: Path, undisturbed: dict[str, str]) -> None:
+    """After a fault of the device the next attempt goes on from the last checkpoint."""
+    spec = spec_of(folder, output="fault/net")
+
+    def fault(asked: int) -> Stop:
+        if asked == 9:
+            raise DeviceFault("an illegal memory access was encountered")
+        return Stop.GO
+
+    with pytest.raises(DeviceFault):
+        Attempt(spec, stop=fault).run()
+    second = Attempt(spec, number=2)
+    second.run()
+    assert second.said("resumed")
+    assert digests(spec.output.path) == undisturbed

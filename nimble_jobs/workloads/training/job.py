@@ -26,6 +26,7 @@ from nimble_jobs.workloads.training import curves, random_state, resume, setup
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
+from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import METRICS, Journal
 from nimble_jobs.workloads.training.keeper import Keeper, restore
 from nimble_jobs.workloads.training.loop import Loop
@@ -95,8 +96,11 @@ def _trained(
     _check_metrics(spec, ready.classes)
     load_s = time.perf_counter() - start
     step = _step(context, ready, found, device)
-    build_s = time.perf_counter() - start - load_s
     summary = _summary(step, device)
+    forward = _forward(context, ready, device) if held_out is not None else Forward(ready.module, spec.model.dtype)
+    if held_out is not None:
+        summary["validation"] = "schedule" if forward.replays else "eager"
+    build_s = time.perf_counter() - start - load_s
     if step.fallback is not None:
         context.event("fallback", f"runs in eager: {step.fallback}", {})
     sheet["environment"] = resume.environment(step, device)
@@ -116,6 +120,7 @@ def _trained(
             context,
             ready,
             step,
+            forward,
             reader=reader,
             held_out=held_out,
             keeper=keeper,
@@ -134,6 +139,7 @@ def _trained(
         written = journal.close()
         if keeper is not None:
             keeper.close()
+        forward.close()
         step.close()
     run_s = time.perf_counter() - began
     if stop is not Stop.GO:
@@ -163,6 +169,18 @@ def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, dev
     if only == "eager":
         return EagerStep(ready.request, device, fallback="the training began in eager, and goes on exactly")
     return prepare_step(replace(ready.request, only=only), device=device, report=context.report)
+
+
+def _forward(context: JobContext, ready: setup.Setup, device: torch.device) -> Forward:
+    """For validations; on a GPU captured, if that is possible. An event says where it is not."""
+    forward = Forward(ready.module, context.spec.model.dtype)
+    why = "there is no GPU" if device.type != "cuda" else None
+    if context.spec.schedule.on_miss == "eager":
+        why = "schedule.on_miss is eager"
+    why = why or forward.capture(ready.request.x, ready.request.options)
+    if why is not None and device.type == "cuda":
+        context.event("fallback", f"validation runs in eager: {why}", {})
+    return forward
 
 
 def _begin(

@@ -16,6 +16,7 @@ from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.feed import DeviceBatch, feed, read
 from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
+from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import Journal
 from nimble_jobs.workloads.training.keeper import Keeper
 from nimble_jobs.workloads.training.learning_rate import LearningRate
@@ -36,6 +37,7 @@ class Loop:
         context: JobContext,
         setup: Setup,
         step: TrainingStep,
+        forward: Forward,
         *,
         reader: Reader,
         held_out: Reader | None,
@@ -48,7 +50,8 @@ class Loop:
     ) -> None:
         spec = context.spec
         assert spec.train is not None
-        self.context, self.train, self.setup, self.step = context, spec.train, setup, step
+        self.context, self.train, self.setup = context, spec.train, setup
+        self.step, self.forward = step, forward
         self.reader, self.held_out, self.sampler = reader, held_out, sampler
         self.keeper, self.sheet, self.journal = keeper, sheet, journal
         self.progress, self.steps = progress, steps
@@ -196,6 +199,7 @@ class Loop:
     def _validate(self, held_out: Reader) -> dict[str, float | None]:
         found = validate(
             self.setup.module,
+            self.forward,
             held_out,
             make_loss(self.train, self.context.allowed_python, smoothing=False),
             batch_size=self.sampler.batch_size,

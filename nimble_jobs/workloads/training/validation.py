@@ -13,11 +13,13 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.planner.step_request import Loss
 from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.training.feed import feed, read
+from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.setup import autocast, evaluating
 
 
 def validate(
     module: nn.Module,
+    forward: Forward,
     reader: Reader,
     loss: Loss,
     *,
@@ -27,7 +29,7 @@ def validate(
     label_limit: int | None,
     device: torch.device,
 ) -> dict[str, float]:
-    """val_loss and, for classes, val_accuracy: means over all good records, in evaluation mode, in eager.
+    """val_loss and, for classes, val_accuracy: means over all good records, in evaluation mode.
 
     Raises DataError where there is no good record.
     """
@@ -38,7 +40,7 @@ def validate(
     with closing(batches), evaluating(module):  # type: ignore[type-var]  # a generator
         for batch in batches:
             with autocast(dtype, device):
-                outputs = module(batch.x)
+                outputs = forward(batch.x)
                 loss_sum += loss(outputs, batch.y).double() * len(batch.y)
             if classes is not None:
                 right += (logits_of(flatten_outputs(outputs)).argmax(1) == batch.y).sum()
