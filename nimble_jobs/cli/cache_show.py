@@ -33,7 +33,7 @@ def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
             "graph": dataclasses.asdict(schedule.facts),
             "candidates": [dataclasses.asdict(candidate) for candidate in schedule.candidates],
             "check": {"tolerance": schedule.tolerance, "error": schedule.error},
-            "memory": {"peak_bytes": schedule.peak_bytes},
+            "memory": {"peak_bytes": schedule.peak_bytes, "arena_bytes": schedule.arena_bytes},
         }
     origin = {name: entry.parts[name] for name in ("torch", "cuda", "driver", "triton") if name in entry.parts}
     facts["provenance"] = entry.provenance | origin

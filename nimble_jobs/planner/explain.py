@@ -66,7 +66,7 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
     return {
         "device": schedule.device,
         "graph": asdict(schedule.facts),
-        "memory": {"peak_bytes": schedule.peak_bytes},
+        "memory": {"peak_bytes": schedule.peak_bytes, "arena_bytes": schedule.arena_bytes},
         "candidates": [asdict(c) for c in schedule.candidates],
         "replay_us": schedule.replay_us,
         "eager_us": schedule.eager_us,
