@@ -476,12 +476,16 @@ def test_moved_weights_are_noticed() -> None:
 def test_the_objective_can_be_compiled_whole(precision: str) -> None:
     """Dynamo takes module, loss, autocast and the count of right answers as one graph."""
     request = request_for(images(), OptimizerRecipe(name="sgd"), precision=precision)
-    objective = EagerStep(request, CPU).arithmetic.objective
-    x, y = next(batches(1))
-    expected = objective(x, y)
-    found = torch.compile(objective, backend="eager", fullgraph=True)(x, y)
-    torch.testing.assert_close(found[0], expected[0])
-    assert int(found[1]) == int(expected[1])
+    arithmetic = EagerStep(request, CPU).arithmetic
+    objective, (x, y) = arithmetic.objective, next(batches(1))
+    expected, _ = arithmetic.forward(objective, x, y)
+    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        found, counters = arithmetic.forward(compiled, x, y)
+        assert [id(c) for c in counters] == [id(objective.module[1].num_batches_tracked)]
+        assert int(counters[0]) == 1  # the compiled forward leaves it alone
+        torch.testing.assert_close(found[0], expected[0])
+        assert int(found[1]) == int(expected[1])
     torch._dynamo.reset()
 
 
