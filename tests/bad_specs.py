@@ -571,6 +571,19 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
+        name="progressive finetune",
+        text=edit(("train:\n", "schedule:\n  progressive: true\ntrain:\n"), base=FINETUNE),
+        messages=("{file}:17: schedule.progressive: not supported yet; expected false where kind is finetune",),
+    ),
+    BadSpec(
+        name="progressive without a build",
+        text=edit(("output:\n", "schedule:\n  on_miss: eager\n  progressive: true\noutput:\n")),
+        messages=(
+            "{file}:14: schedule.progressive: found true, but schedule.on_miss is eager; "
+            "expected false, or on_miss: build",
+        ),
+    ),
+    BadSpec(
         name="finetune with columns to write",
         text=edit(("output:\n", "output:\n  format: jsonl\n  fields: [id]\n"), base=FINETUNE),
         messages=(

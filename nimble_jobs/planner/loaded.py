@@ -83,9 +83,13 @@ class Loaded:
                 outputs = flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
             yield outputs, beside
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Close the instances; the module stays."""
         for instance in self.instances:
             instance.close()
         self.instances = ()
         self._flight = None
+
+    def close(self) -> None:
+        self.release()
         self.module = nn.Identity()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, J
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
-from nimble_jobs.planner.build import Built, build_schedule, integers_below
+from nimble_jobs.planner.background import Builders
+from nimble_jobs.planner.build import Built, build_best, build_schedule, integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
+from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.restore import restore
 from nimble_jobs.schedule import Schedule
@@ -30,6 +33,14 @@ Waiting = Callable[[Wait], None]
 BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the schedule it needs
 
 
+class Progress(StrEnum):
+    """Where a job stands that began on what was quick to build."""
+
+    BUILDING = "building"
+    MOVED = "moved"  # to the better schedule
+    STAYS = "stays"  # none came of the build
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A model that is ready to run, and how it came to be."""
@@ -39,6 +50,7 @@ class Prepared:
     load_s: float  # from the request to the module on the device
     build_s: float  # recording, capturing, checking, measuring
     miss_reason: str | None = None
+    progress: Progress | None = None  # of a progressive job that missed; until it moved, `loaded` is this job's alone
 
     def summary(self) -> dict[str, Any]:
         """What `show` prints of the schedule."""
@@ -49,6 +61,7 @@ class Prepared:
             "runs": "schedule" if loaded.instances else "eager",
             "fallback": loaded.fallback,
             "miss_reason": self.miss_reason,
+            "progress": self.progress.value if self.progress is not None else None,
         }
         if schedule is not None:
             summary |= {
@@ -76,11 +89,13 @@ def prepare(
     residents: Residents,
     report: Report = lambda **_: None,
     waiting: Waiting = lambda _: None,
+    builders: Builders | None = None,
 ) -> Prepared:
     """Make the model of a request ready on `device`.
 
     A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. While
-    another process builds the schedule, `waiting` is called again and again; what it raises comes through. Raises
+    another process builds the schedule, `waiting` is called again and again; what it raises comes through. With
+    `schedule.progressive`, and `builders`, a miss does not wait: see `improve`. Raises
     ModelError for a model that cannot be built, OutOfMemory, and JobFailed where `schedule.on_miss` is `fail`.
     """
     start = time.perf_counter()
@@ -95,10 +110,12 @@ def prepare(
     loaded = Loaded(key=key, request=request, device=device, module=module)
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
-    hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting)
+    progressive = builders if request.schedule.progressive else None
+    hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting, progressive)
+    provisional = hit is Hit.MISS and progressive is not None and bool(loaded.instances)
     if hit is Hit.MISS:
         store.schedules.missed(reason or "", time.time())
-    if loaded.instances or loaded.unschedulable:  # what runs in eager for this job's sake must not bind the next one
+    if loaded.unschedulable or (loaded.instances and not provisional):  # what this job alone wants binds no other one
         residents.put(resident_key(key, request), loaded)
     return Prepared(
         loaded=loaded,
@@ -106,7 +123,31 @@ def prepare(
         load_s=load_s,
         build_s=time.perf_counter() - start - load_s,
         miss_reason=reason,
+        progress=Progress.BUILDING if provisional else None,
     )
+
+
+def improve(
+    prepared: Prepared, *, store: Store, residents: Residents, builders: Builders, report: Report = lambda **_: None
+) -> Prepared:
+    """Move a progressive job to its better schedule, once that is stored; while it is built, the same as was given.
+
+    To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, the model
+    runs in eager from then on, and `loaded.fallback` says why. Raises OutOfMemory, DeviceFault.
+    """
+    loaded = prepared.loaded
+    building = builders.running(loaded.key)  # asked first: it stores, and then it ends
+    if not store.schedules.ready(loaded.key):
+        return prepared if building else replace(prepared, progress=Progress.STAYS)
+    start = time.perf_counter()
+    loaded.release()
+    reason = _take_stored(loaded, store, residents, report)
+    if reason is None:
+        residents.put(resident_key(loaded.key, loaded.request), loaded)
+    else:
+        loaded.fallback = loaded.fallback or reason
+    progress = Progress.MOVED if reason is None else Progress.STAYS
+    return replace(prepared, progress=progress, load_s=prepared.load_s + time.perf_counter() - start)
 
 
 def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
@@ -126,7 +167,13 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
 
 
 def _give_schedule(
-    loaded: Loaded, parts: dict[str, str], store: Store, residents: Residents, report: Report, waiting: Waiting
+    loaded: Loaded,
+    parts: dict[str, str],
+    store: Store,
+    residents: Residents,
+    report: Report,
+    waiting: Waiting,
+    builders: Builders | None,
 ) -> tuple[Hit, str | None]:
     """Fill in schedule and instance, or the reason for eager. Returns the hit, and for a miss its reason."""
     reason = _take_stored(loaded, store, residents, report)
@@ -140,6 +187,12 @@ def _give_schedule(
         case "eager":
             loaded.fallback = f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
             return Hit.MISS, reason
+    if builders is not None:
+        report(phase="build")
+        _build_quickly(loaded)
+        if loaded.instances:
+            builders.start(loaded.key, loaded.request, loaded.device)
+        return Hit.MISS, reason
     with store.builds.turn(loaded.key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
         if _take_stored(loaded, store, residents, report) is None:  # another process has built it since
             return Hit.STORED, None
@@ -225,6 +278,26 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
         built.close()
     else:
         loaded.module, loaded.instances = built.module, built.instances
+
+
+def _build_quickly(loaded: Loaded) -> None:
+    """The first candidate alone: eager kernels, one stream, weights as they lie. It is not stored."""
+    request = loaded.request
+    options = BuildOptions(streams=1, fuse="off", layout="given", in_flight=1, tolerance=tolerance_of(request))
+    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
+    try:
+        built = build_best(loaded.module, {"x": example}, loaded.key, options, loaded.device)
+    except (OutOfMemory, DeviceFault):
+        raise
+    except EngineError as e:
+        loaded.fallback = f"no schedule could be built: {e}"
+        loaded.unschedulable = True
+        return
+    if built.failure is not None:
+        loaded.fallback = built.failure
+        built.close()
+    else:
+        loaded.schedule, loaded.instances = built.schedule, built.instances
 
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:

@@ -121,6 +121,10 @@ class ScheduleSpec(Frozen):
     streams: AutoOrCount = Field(default="auto", description="Streams of the schedule.")
     fuse: Literal["auto", "off", "max"] = Field(default="auto", description="How hard to fuse kernels.")
     in_flight: AutoOrCount = Field(default="auto", description="Replays in flight at once.")
+    progressive: bool = Field(
+        default=False,
+        description="Begin on what is quick to build; move to the better schedule once it is built.",
+    )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."
     )

@@ -35,6 +35,11 @@ NOT_YET = (
         accepted=lambda s: s.kind == "score" or s.schedule.on_miss != "fail",
         expected="build or eager where kind is finetune",
     ),
+    NotYet(
+        field="schedule.progressive",
+        accepted=lambda s: s.kind == "score" or not s.schedule.progressive,
+        expected="false where kind is finetune",
+    ),
 )
 
 RULES: list[Rule] = []
@@ -73,6 +78,13 @@ def _output_fields(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("output.fields", f"{name} is given twice", "each field once", index=index)
         elif name == "label" and spec.input.fields.label is None:
             yield Finding("output.fields", "label is asked for, but input.fields.label is not given", "", index=index)
+
+
+@rule("schedule.progressive", "schedule.on_miss")
+def _progressive(spec: JobSpec) -> Iterator[Finding]:
+    if spec.schedule.progressive and spec.schedule.on_miss != "build":
+        problem = f"found true, but schedule.on_miss is {spec.schedule.on_miss}"
+        yield Finding("schedule.progressive", problem, "false, or on_miss: build")
 
 
 @rule("input.fields.x", "input.fields.id", "input.fields.label", "input.format")

@@ -70,7 +70,7 @@ def main(
         if not sound:
             log.error("the device faulted; this process ends, so that no other job runs in its context")
             _exit(FAULTED)
-    station.residents.clear()
+    station.close()
     store.close()
     _exit(0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import discard_staging
@@ -24,6 +24,9 @@ from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
 from nimble_jobs.worker.signals import interrupts
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+
+if TYPE_CHECKING:
+    from nimble_jobs.planner import Builders
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,14 @@ class Station:
     device: str  # cpu | cuda:N
     residents: Residents
     run: Run
+    builders: Builders | None = None  # for progressive jobs; without it they build like all others
     memory_bytes: int | None = None  # the user's limit, if there is one: no schedule that needs more is built
+
+    def close(self) -> None:
+        """Give up what is resident, and end the builds that still run."""
+        self.residents.clear()
+        if self.builders is not None:
+            self.builders.close()
 
 
 def execute(
@@ -109,6 +119,9 @@ def run_inline(
                 endings.cancelled(store.jobs, job)
             except NimbleError as error:
                 endings.failed(store.jobs, job, error, retry=False)
+            finally:
+                if station is not None and station.builders is not None:
+                    station.builders.close()
         return store.jobs.get(job.id)
 
 
@@ -129,13 +142,21 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     """What runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError where there is none such."""
     from nimble_jobs import workloads
     from nimble_jobs.engine.device import resolve
+    from nimble_jobs.planner import Builders
 
     resolved = str(resolve(device))
     residents = Residents(
         gpu_memory_bytes or default_budget_bytes(resolved),
         on_change=lambda keys: store.schedules.set_residents(worker, keys),
     )
-    return Station(store=store, device=resolved, residents=residents, run=workloads.run, memory_bytes=gpu_memory_bytes)
+    return Station(
+        store=store,
+        device=resolved,
+        residents=residents,
+        run=workloads.run,
+        builders=Builders(store.home),
+        memory_bytes=gpu_memory_bytes,
+    )
 
 
 def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
@@ -153,6 +174,7 @@ def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
         report=pulse.report,
         event=event,
         allowed_python=tuple(Path(folder) for folder in job.allow_python),
+        builders=station.builders,
         memory_bytes=station.memory_bytes,
     )
     with redirect_stdout(sys.stderr):  # a model's prints must not mix with what commands print

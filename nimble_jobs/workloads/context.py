@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.job import Job
-from nimble_jobs.planner import Residents
+from nimble_jobs.planner import Builders, Residents
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 
@@ -37,6 +37,7 @@ class JobContext:
     report: Callable[..., None]
     event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
     allowed_python: tuple[Path, ...] = ()
+    builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
     memory_bytes: int | None = None  # what the user gave the worker on its device; None: no limit given
 
 

@@ -13,7 +13,7 @@ import torch
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
-from nimble_jobs.planner import Loaded, Prepared, Request, prepare
+from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Wait
 from nimble_jobs.workloads.basis import basis
@@ -53,12 +53,12 @@ def run(context: JobContext) -> Outcome:
                 residents=context.residents,
                 report=context.report,
                 waiting=_waiting(context),
+                builders=context.builders,
             )
         except _Stopped:
             return Outcome(stop=context.stop())
-        summary = prepared.summary()
         tell(context, prepared)
-        context.report(phase="run", schedule=summary)
+        context.report(phase="run", schedule=prepared.summary())
         shards = list(_shards(reader.total, spec.output.shard_size))
         adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
         tally = _Tally(done=adopted, bad=len(staging.bad))
@@ -68,10 +68,15 @@ def run(context: JobContext) -> Outcome:
                 if shard not in staging.done:
                     if context.stop() is not Stop.GO:
                         raise _Stopped
+                    prepared = _improved(context, prepared, shard)
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
                     staging.write_shard(shard, columns, bad, last=shard == len(shards) - 1)
+            summary = prepared.summary()
         except _Stopped:
-            return Outcome(stop=context.stop(), schedule=summary)
+            return Outcome(stop=context.stop(), schedule=prepared.summary())
+        finally:
+            if prepared.progress not in (None, Progress.MOVED):
+                prepared.loaded.close()
         run_s = time.perf_counter() - start
         context.report(phase="publish", done=tally.done, bad=tally.bad)
         timings = {
@@ -123,6 +128,28 @@ def _waiting(context: JobContext) -> Callable[[Wait], None]:
             raise _Stopped
 
     return waiting
+
+
+def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
+    """Before a shard, a progressive job moves to its better schedule if that is there; the job says so."""
+    if prepared.progress is not Progress.BUILDING:
+        return prepared
+    assert context.builders is not None
+    before = prepared.loaded.schedule
+    found = improve(
+        prepared, store=context.store, residents=context.residents, builders=context.builders, report=context.report
+    )
+    after, key = found.loaded.schedule, found.loaded.key
+    if found.progress is Progress.MOVED and before is not None and after is not None:
+        gain = f"{before.replay_us:.1f} µs a replay before, {after.replay_us:.1f} µs now"
+        context.event("schedule", f"moved to {key[:12]} before shard {shard}: {gain}", {"key": key, "shard": shard})
+    elif found.loaded.fallback is not None:
+        context.event("fallback", f"runs in eager from shard {shard}: {found.loaded.fallback}", {"key": key})
+    elif found.progress is Progress.STAYS:
+        context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
+    if found is not prepared:
+        context.report(phase="run", schedule=found.summary())
+    return found
 
 
 def tell(context: JobContext, prepared: Prepared) -> None:

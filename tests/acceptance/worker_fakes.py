@@ -74,7 +74,7 @@ def make_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
 def fake_child(*args: Any) -> None:
     """`child.main` with fake jobs. Empty packages stand in for those that load torch, so that it is up in no time."""
     planner = types.ModuleType("nimble_jobs.planner")
-    planner.Residents = object  # type: ignore[attr-defined]
+    planner.Builders = planner.Residents = object  # type: ignore[attr-defined]
     workloads = types.ModuleType("nimble_jobs.workloads")
     workloads.__path__ = [str(Path(child.__file__).parents[1] / "workloads")]
     sys.modules |= {planner.__name__: planner, workloads.__name__: workloads}

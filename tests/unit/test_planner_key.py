@@ -114,6 +114,7 @@ COSMETIC: dict[str, Change] = {
     "defaults spelled out": setting("schedule", {"streams": "auto", "fuse": "auto", "in_flight": "auto"}),
     "default tolerance": setting("schedule.tolerance", 1e-3),
     "on miss": setting("schedule.on_miss", "eager"),
+    "progressive": setting("schedule.progressive", True),
     "device": setting("run.device", "cpu"),
     "priority": setting("run.priority", 5),
     "after": setting("run.after", ["another"]),
