@@ -41,13 +41,23 @@ input: {{source: records.npz, format: npz, fields: {{x: x}}, batch_size: 8}}
 output: {{path: out/{name}, format: npy, fields: [id, top1]}}
 """
 NET = """\
+import torch
 from torch import nn
 
 from blocks import block
 
 
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(block(3, 8), block(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+
+    def forward(self, x):
+        return self.layers(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
 def net():
-    return nn.Sequential(block(3, 8), block(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return Net()
 """
 BLOCKS = """\
 from torch import nn
@@ -56,8 +66,8 @@ from torch import nn
 def block(inputs, outputs):
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
 """
-# What is done before a command, beside its words. KEY is the first schedule's key, DAMAGED one whose text gets a
-# flipped bit, STALE one that another torch made.
+# What is done before a command, beside its words. KEY is the first schedule of net, STALE one that another torch made,
+# HELD one that a worker holds.
 STEPS: tuple[tuple[str, str], ...] = (
     ("", "cache ls"),
     ("", "cache ls --filter 'model=*net*' --filter 'size>50kB' --filter 'used>30d' --sort -size"),
@@ -80,6 +90,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("", "cache export KEY one.zip"),
     ("", "--home elsewhere cache import one.zip"),
     ("", "--home elsewhere cache import one.zip"),
+    ("", "cache rm HELD --yes"),
     ("", "cache rm KEY --dry-run"),
     ("", "cache rm KEY </dev/null"),
     ("", "cache rm KEY --yes"),
@@ -107,7 +118,10 @@ def main() -> int:
         for width in WIDTHS:
             copy = folder / f"at-{width}"
             shutil.copytree(folder / "made", copy)
-            runs.append([shown(copy, words, before, width) for before, words in STEPS])
+            with open_store(resolve(str(copy / "home"))) as store, store.workers.hold({"role": "worker"}) as lease:
+                held = next(e.key for e in store.schedules.list() if "squeezenet" in e.model)
+                store.schedules.set_residents(lease.id, [held])
+                runs.append([shown(copy, words.replace("HELD", held[:12]), before, width) for before, words in STEPS])
     options.out.write_text(page(runs))
     return 0
 
@@ -158,7 +172,7 @@ def shown(folder: Path, words: str, before: str, width: int) -> tuple[str, str]:
         if before == "edit":
             (folder / "blocks.py").write_text(BLOCKS.replace("nn.ReLU()", "nn.SiLU()"))
         if before == "damage":
-            damage(store, entries[0].key)
+            damage(store, entries[-1].key)
     said = words.replace("KEY", net[:12]).replace("STALE", stale[:12])
     program = f"{sys.executable} -m nimble_jobs.cli.main" + ("" if "--home" in said else " --home home")
     socket, done = f"nimble-jobs-{secrets.token_hex(4)}", folder / "done"  # a server that ends must not be met again
@@ -198,7 +212,8 @@ def page(runs: list[list[tuple[str, str]]]) -> str:
         "    python scripts/cache_transcript.py\n",
         "Ten schedules of five models, built on a CPU for images of 3x32x32; one of them looks as if another torch had",
         "built it. Each command ran in tmux terminals of 80 and 120 columns, on copies of one state folder; where both",
-        "show the same it is printed once.\n",
+        "show the same it is printed once. The last line is the exit code. Other programs used the machine meanwhile:",
+        "the times show how times are shown, and nothing else.\n",
         f"Python {platform.python_version()}; {time.strftime('%Y-%m-%d', time.gmtime())}.\n",
     ]
     for narrow, wide in zip(*runs, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import KeyList, count, found, shape
+from nimble_jobs.cli.cache_rows import KeyList, count, found, shape, with_reason
 
 
 def register(app: typer.Typer) -> None:
@@ -58,6 +59,6 @@ def import_(
         output.emit_json([asdict(each) for each in taken])
         return
     for each in taken:
-        output.note(f"{each.key[:12]} {each.model} {shape(each.input)}: {each.said}")
+        output.note(with_reason(f"{each.key[:12]}  {each.model} {shape(each.input)}", each.said, sys.stderr))
     what = count(sum(each.taken for each in taken))
     output.note(f"would import {what}" if dry_run else f"imported {what}")

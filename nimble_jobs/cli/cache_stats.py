@@ -17,8 +17,8 @@ def register(app: typer.Typer) -> None:
 def stats(ctx: typer.Context, json: options.Json = False) -> None:
     """Show hit rates, reasons of misses, build time saved, and sizes.
 
-    Uses by jobs, by `Nimble` in programs, by builds ahead and by replays count since the state folder was made,
-    whatever was removed since.
+    Uses by jobs, by `Nimble` in programs and by builds ahead count since the state folder was made, whatever was
+    removed since.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.stats import statistics

@@ -35,10 +35,7 @@ def verify(
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
-    """Hash every stored schedule and artifact again. Exits 0 when all are sound, 100 when any was quarantined.
-
-    A replay counts as a stored hit.
-    """
+    """Hash every stored schedule and artifact again. Exits 0 when all are sound, 100 when any was quarantined."""
     from nimble_jobs.client import allowed_python
 
     allowed = allowed_python(allow_python or ())

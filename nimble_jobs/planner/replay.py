@@ -5,18 +5,32 @@ from __future__ import annotations
 import ast
 import json
 import re
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from nimble_jobs.errors import ModelError, NimbleError
-from nimble_jobs.job import Hit
-from nimble_jobs.planner.ahead import KeepsNothing
-from nimble_jobs.planner.prepare import prepare
-from nimble_jobs.planner.request import Request, key_parts
+from nimble_jobs.engine import verify
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.errors import (
+    CheckFailed,
+    Damaged,
+    DeviceFault,
+    EngineError,
+    ModelError,
+    NimbleError,
+    NotFound,
+    OutOfMemory,
+)
+from nimble_jobs.planner.build import integers_below
+from nimble_jobs.planner.prepare import build_module
+from nimble_jobs.planner.request import Request, key_parts, tolerance_of
+from nimble_jobs.planner.restore import restore
 from nimble_jobs.planner.why import FILE_PART, Difference, differences
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
@@ -56,15 +70,38 @@ def replay(
         more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
         return Replay(agrees=None, said="; ".join(differ[:3]) + more)
     try:
-        prepared = prepare(request, device=device, store=store, residents=KeepsNothing())
-    except ModelError as e:
+        module = build_module(request, device)
+    except (ModelError, OutOfMemory) as e:
         return Replay(agrees=None, said=str(e))
+    return _checked(entry, request, module, device, store)
+
+
+def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: torch.device, store: Store) -> Replay:
+    """As a job's load does it, but counted as no use."""
+    example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)}
+    found: list[float] = []
     try:
-        if prepared.hit is Hit.STORED:
-            return Replay(agrees=True, said=f"agrees with eager within {entry.parts['tolerance']}")
-        return Replay(agrees=False, said=prepared.loaded.fallback or prepared.miss_reason or "was not loaded")
-    finally:
-        prepared.loaded.close()
+        store.guard()
+        with store.artifacts.in_use():
+            schedule = store.schedules.verified(entry.key).load()
+
+            def check(instance: Instance) -> None:
+                inputs, tolerance = schedule.program.inputs, tolerance_of(request)
+                options: dict[str, Any] = {"seed": secrets.randbits(32), "below": integers_below(module)}
+                found.append(verify.check(instance, module, inputs, device, tolerance=tolerance, **options))
+
+            restored = restore(module, schedule, example, device, store, check)
+    except DeviceFault:
+        raise
+    except OutOfMemory as e:
+        return Replay(agrees=None, said=str(e))
+    except (CheckFailed, Damaged, EngineError, NotFound, ValueError) as e:
+        store.schedules.quarantine(entry.key, f"failed when it was replayed: {e}", time.time(), digest=entry.sha256)
+        return Replay(agrees=False, said=str(e))
+    for instance in restored.instances:
+        instance.close()
+    said = f"differs from eager by {max(found):.1e}, at most {tolerance_of(request):g} is allowed"
+    return Replay(agrees=True, said=said)
 
 
 def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python: tuple[Path, ...]) -> Request:
@@ -91,7 +128,6 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
                     "fuse": parts["schedule.fuse"],
                     "in_flight": in_flight if in_flight == "auto" else int(in_flight),
                     "tolerance": float(parts["tolerance"]),
-                    "on_miss": "eager",
                 }
             ),
             embedding="embedding" in parts.get("outputs", ""),
