@@ -26,6 +26,9 @@ _SEED = 1234
 # errors grow from step to step, as they do between two runs of eager with other kernels.
 TOLERANCE = {"fp32": 0.05, "bf16": 0.10}
 
+# Of our own check of one step, loss and statistics; gradients have ten times as much. fp32 means TF32 on a GPU.
+_STEP_TOLERANCE = {"fp32": 2e-2, "bf16": 5e-2}
+
 
 class TrainingRunner(Runner, Protocol):
     """A system that is ready to train: each run is one step; its output is the loss."""
@@ -88,7 +91,7 @@ class TrainingCell:
             optimizer=self.case.recipe,
             precision=cast(Precision, self.dtype),
             options=options or BuildOptions(),
-            tolerance={"fp32": 1e-2, "bf16": 1e-1}[self.dtype],  # fp32 means TF32 on a GPU
+            tolerance=_STEP_TOLERANCE[self.dtype],
         )
 
     def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]:

@@ -113,9 +113,7 @@ def prepare_step(request: StepRequest, *, device: torch.device, report: Report =
     report(phase="build")
     start = time.perf_counter()
     eager = EagerStep(request, device)
-    tolerance = request.tolerance
-    if tolerance is None:
-        tolerance = max(verify.TOLERANCE[request.precision], tolerance_for(request.module, request.x))
+    tolerance = request.tolerance if request.tolerance is not None else default_tolerance(request, device)
     search = StepSearch(request, eager, device, tolerance=tolerance)
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
@@ -141,6 +139,13 @@ def prepare_step(request: StepRequest, *, device: torch.device, report: Report =
     schedules = {update: common.schedule(update, instance.bytes) for update, instance in instances.items()}
     names = {p.name for s in schedules.values() for p in s.program.state}
     return CapturedStep(eager, instances, search.inputs, schedules, Places.of(request.module, names))
+
+
+def default_tolerance(request: StepRequest, device: torch.device) -> float:
+    """That of the narrowest type that the step computes in. Products in TF32 have fp16's ten bits."""
+    tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    kind = "fp16" if request.precision == "fp32" and device.type == "cuda" and tf32 else request.precision
+    return max(verify.TOLERANCE[kind], tolerance_for(request.module, request.x))
 
 
 def _searched(

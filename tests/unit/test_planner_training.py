@@ -12,10 +12,18 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.capture import _CallInstance
+from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import EngineError, UsageError
 from nimble_jobs.planner import step_search
 from nimble_jobs.planner.source import Source
-from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+from nimble_jobs.planner.training import (
+    EagerStep,
+    OptimizerRecipe,
+    StepRequest,
+    TrainingStep,
+    default_tolerance,
+    prepare_step,
+)
 from nimble_jobs.schedule import Program, Schedule
 
 CPU = torch.device("cpu")
@@ -530,3 +538,15 @@ def test_a_named_source_is_the_only_one_tried() -> None:
     assert found == pytest.approx(run(eager(request_for(twin, request.optimizer))), rel=1e-5)
     state = step.state_dict()["optimizer.0.weight.momentum_buffer"]
     assert state.stride() == module[0].weight.stride()
+
+
+def test_the_default_tolerance_is_that_of_what_is_computed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32 on a GPU means TF32 unless that is forbidden; autocast means its own type."""
+    request = request_for(images(), OptimizerRecipe(name="sgd"))
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert default_tolerance(request, CPU) == TOLERANCE["fp32"]
+    assert default_tolerance(request, gpu) == TOLERANCE["fp16"]
+    assert default_tolerance(replace(request, precision="bf16"), gpu) == TOLERANCE["bf16"]
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert default_tolerance(request, gpu) == TOLERANCE["fp32"]
