@@ -63,11 +63,22 @@ class Loaded:
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _flight: Flight | None = None
+    _staging_bytes: int = 0  # that the flight took on the device
 
     @property
     def bytes(self) -> int:
-        """Device memory of the module's state and the instances, as they were measured."""
-        return state_bytes(self.module) + sum(i.bytes for i in self.instances)
+        """Device memory of the module's state, of the instances, and of the copies beside them once `take_off` made
+        them; as they were measured.
+        """
+        return state_bytes(self.module) + sum(i.bytes for i in self.instances) + self._staging_bytes
+
+    def take_off(self) -> Flight:
+        """What carries batches through the instances, made once."""
+        if self._flight is None:
+            before = _allocated(self.device)
+            self._flight = Flight(self.instances, self.device)
+            self._staging_bytes = _allocated(self.device) - before
+        return self._flight
 
     def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
         """Outputs by name of each whole batch of shape `request.input_shape`, with what came beside it, in order.
@@ -75,8 +86,7 @@ class Loaded:
         Outputs are valid until the next ones are asked for.
         """
         if self.instances:
-            self._flight = self._flight or Flight(self.instances, self.device)
-            yield from self._flight.run(batches)
+            yield from self.take_off().run(batches)
             return
         for x, beside in batches:
             with torch.no_grad():
@@ -88,8 +98,12 @@ class Loaded:
         for instance in self.instances:
             instance.close()
         self.instances = ()
-        self._flight = None
+        self._flight, self._staging_bytes = None, 0
 
     def close(self) -> None:
         self.release()
         self.module = nn.Identity()
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

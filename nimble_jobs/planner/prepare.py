@@ -116,7 +116,7 @@ def prepare(
     if hit is Hit.MISS:
         store.schedules.missed(reason or "", time.time())
     if loaded.unschedulable or (loaded.instances and not provisional):  # what this job alone wants binds no other one
-        residents.put(resident_key(key, request), loaded)
+        _keep(loaded, residents)
     return Prepared(
         loaded=loaded,
         hit=hit,
@@ -143,11 +143,17 @@ def improve(
     loaded.release()
     reason = _take_stored(loaded, store, residents, report)
     if reason is None:
-        residents.put(resident_key(loaded.key, loaded.request), loaded)
+        _keep(loaded, residents)
     else:
         loaded.fallback = loaded.fallback or reason
     progress = Progress.MOVED if reason is None else Progress.STAYS
     return replace(prepared, progress=progress, load_s=prepared.load_s + time.perf_counter() - start)
+
+
+def _keep(loaded: Loaded, residents: Residents) -> None:
+    if loaded.instances:
+        loaded.take_off()  # what it takes counts in the budget
+    residents.put(resident_key(loaded.key, loaded.request), loaded)
 
 
 def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
