@@ -63,7 +63,10 @@ class Flat:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the values that the tensors have after all work launched so far. The last copy must be used up."""
+        """Copy the values that the tensors have after all work launched so far.
+
+        The copy before must be used up: it is overwritten.
+        """
         if self._names:
             torch._foreach_copy_(self._views, [tensors[n].detach() for n in self._names])
         if self._device.type == "cuda":
@@ -71,8 +74,6 @@ class Flat:
             with torch.cuda.stream(self._stream):
                 self._host.copy_(self._values, non_blocking=True)
                 self._copied.record()
-            # The next `take` must not overwrite what is still on its way.
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
 
     def values(self) -> memoryview:
         """The host's copy, once it is complete."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,7 @@ def run(context: JobContext) -> Outcome:
             "job": {"id": context.job.id, "attempt": context.job.attempt},
         }
         try:
-            with _repeatable():
+            with _repeatable(), _current(device):
                 return _trained(context, reader, held_out, staging, checkpoints, sheet, device, start)
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
@@ -225,8 +225,7 @@ def _held_out(spec: JobSpec, reader: Reader) -> Iterator[Reader | None]:
     """The records of `train.validation`, if it is given. Raises DataError where they do not fit the input."""
     assert spec.train is not None
     if spec.train.validation is None:
-        with nullcontext():
-            yield None
+        yield None
         return
     source = spec.input.model_copy(update={"source": spec.train.validation.source})
     with open_reader(source, label_names=reader.label_names, targets=targets(spec.train.loss)) as held_out:
@@ -248,6 +247,11 @@ def _repeatable() -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Streams and events are those of the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_metrics(spec: JobSpec, classes: int | None) -> None:
