@@ -57,9 +57,14 @@ def build_schedule(module: nn.Module, request: Request, key: str, device: torch.
         fold=True,
         in_flight=request.schedule.in_flight,
         tolerance=tolerance_of(request),
-        memory_bytes=None if request.memory_bytes is None else max(0, request.memory_bytes - state_bytes(module)),
+        memory_bytes=memory_left(request, module),
     )
     return build_best(module, {"x": example}, key, options, device)
+
+
+def memory_left(request: Request, module: nn.Module) -> int | None:
+    """Bytes of the user's limit that the module's state leaves; None where there is no limit."""
+    return None if request.memory_bytes is None else max(0, request.memory_bytes - state_bytes(module))
 
 
 def build_best(

@@ -19,7 +19,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.build import Built, build_best, build_schedule, integers_below
+from nimble_jobs.planner.build import Built, build_best, build_schedule, integers_below, memory_left
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
@@ -271,11 +271,8 @@ def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
 def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
     try:
         built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device)
-    except (OutOfMemory, DeviceFault):
-        raise
     except EngineError as e:
-        loaded.fallback = f"no schedule could be built: {e}"
-        loaded.unschedulable = True
+        _explain(loaded, e)
         return
     loaded.schedule = built.schedule
     save_built(built, parts, store)
@@ -289,21 +286,33 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
 def _build_quickly(loaded: Loaded) -> None:
     """The first candidate alone: eager kernels, one stream, weights as they lie. It is not stored."""
     request = loaded.request
-    options = BuildOptions(streams=1, fuse="off", layout="given", in_flight=1, tolerance=tolerance_of(request))
+    options = BuildOptions(
+        streams=1,
+        fuse="off",
+        layout="given",
+        in_flight=1,
+        tolerance=tolerance_of(request),
+        memory_bytes=memory_left(request, loaded.module),
+    )
     example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
     try:
         built = build_best(loaded.module, {"x": example}, loaded.key, options, loaded.device)
-    except (OutOfMemory, DeviceFault):
-        raise
     except EngineError as e:
-        loaded.fallback = f"no schedule could be built: {e}"
-        loaded.unschedulable = True
+        _explain(loaded, e)
         return
     if built.failure is not None:
         loaded.fallback = built.failure
         built.close()
     else:
         loaded.schedule, loaded.instances = built.schedule, built.instances
+
+
+def _explain(loaded: Loaded, error: EngineError) -> None:
+    """Why there is no schedule. Raises the error again where the next attempt, on an empty device, may have one."""
+    if isinstance(error, DeviceFault) or (isinstance(error, OutOfMemory) and loaded.request.memory_bytes is None):
+        raise error
+    loaded.fallback = f"no schedule could be built: {error}"
+    loaded.unschedulable = not isinstance(error, OutOfMemory)
 
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:

@@ -16,7 +16,7 @@ from nimble_jobs import planner
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CheckFailed, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner import Prepared, Request, key_parts, schedule_key
+from nimble_jobs.planner import Builders, Prepared, Request, key_parts, schedule_key
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -291,8 +291,25 @@ def test_a_limit_of_memory_reaches_the_search(store: Store, code: Path, monkeypa
     assert limits == [None, 10**6 - weights, 10**5]
     assert len({m.loaded.key for m in made}) == 3
     assert {m.summary()["runs"] for m in made} == {"schedule"}
-    with pytest.raises(OutOfMemory, match="its memory plan needs"):
-        prepared(replace(request(code), memory_bytes=weights + 10), store)
+    small = prepared(replace(request(code), memory_bytes=weights + 10), store)
+    assert small.summary()["runs"] == "eager"
+    assert "its memory plan needs" in str(small.loaded.fallback)
+    progressive = replace(request(code, progressive=True), memory_bytes=weights + 10)
+    builders = Builders(store.home, command=("false",))
+    quick = planner.prepare(progressive, device=CPU, store=store, residents=Residents(2**30), builders=builders)
+    assert "its memory plan needs" in str(quick.loaded.fallback)
+
+
+def test_a_device_that_is_full_fails_the_attempt(store: Store, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins on an empty device; under a limit of the user's the job goes on in eager instead."""
+
+    def full(*_args: Any) -> None:
+        raise OutOfMemory("no room")
+
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.prepare"], "build_schedule", full)
+    with pytest.raises(OutOfMemory):
+        prepared(request(code), store)
+    assert prepared(replace(request(code), memory_bytes=10**6), store).loaded.fallback is not None
 
 
 def test_room_is_made_before_a_stored_schedule_is_captured(store: Store, code: Path) -> None:
