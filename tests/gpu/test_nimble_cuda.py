@@ -162,8 +162,10 @@ def test_a_failed_preparation_leaves_no_trace(training: bool, device: torch.devi
     nimble(torch.ones(2, 4, device=device))
 
 
-@pytest.mark.parametrize("fuse", ["off", "auto"])
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "googlenet"])
+@pytest.mark.parametrize(
+    ("name", "fuse"),
+    [("resnet18", "off"), ("mobilenet_v2", "off"), ("googlenet", "off"), ("resnet18", "auto"), ("mobilenet_v2", "auto")],
+)
 def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torch.device) -> None:
     """Every parameter's gradient and every running statistic of a step, with streams over both passes."""
     args: dict[str, Any] = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
