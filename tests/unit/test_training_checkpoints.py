@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -16,9 +17,11 @@ from safetensors.torch import load_file
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import Damaged, DataError, JobFailed, ModelError
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import checkpoint
+from nimble_jobs.workloads.training import checkpoint, random_state
 from nimble_jobs.workloads.training.sampler import Sampler
 from tests.trainings import RECORDS, Attempt, digests, lay_out, metrics, spec_of
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -322,3 +325,41 @@ def test_a_frozen_glob_that_matches_nothing(folder: Path) -> None:
     assert str(caught.value).startswith(
         "train.freeze[0]: '6.weigth' matches no parameter of the model; names near it: 6.w"
     )
+
+
+def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
+    """Weights that are not what was written are never published; another attempt makes them again."""
+    changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
+    whole = eager(folder, output="end-whole/net", **changes)
+    Attempt(whole).run()
+    spec = eager(folder, output="end/net", **changes)
+
+    def damage(asked: int) -> Stop:
+        if asked == 14:
+            (best,) = (p for p in kept(spec) if p.name == "step-00000007")
+            flip(best / "model.safetensors")
+        return Stop.GO
+
+    with pytest.raises(Damaged, match=r"step-00000007/model\.safetensors: is not what was written"):
+        Attempt(spec, stop=damage).run()
+    assert not spec.output.path.exists()
+    Attempt(spec, number=2).run()
+    assert digests(spec.output.path) == digests(whole.output.path)
+
+
+def test_two_jobs_of_one_training(folder: Path, undisturbed: dict[str, str]) -> None:
+    """One that starts while another is at work takes over, and neither takes the other's checkpoints away."""
+    spec = eager(folder, output="two/net", train__checkpoint={"every_steps": 1, "keep_last": 1})
+    inner: list[Attempt] = []
+
+    def meanwhile(asked: int) -> Stop:
+        if asked == 10:
+            states = random_state.capture(CPU)  # other jobs run in other processes
+            inner.append(Attempt(spec, job="inner", stop=lambda n: Stop.DRAIN if n >= 2 else Stop.GO))
+            inner[0].run()
+            random_state.restore(states, CPU)
+        return Stop.GO
+
+    Attempt(spec, job="outer", stop=meanwhile).run()
+    assert inner[0].said("resumed")
+    assert digests(spec.output.path) == undisturbed

@@ -68,13 +68,13 @@ class Checkpoints:
                 found += sorted(p for p in folder.glob(f"{_STEP}*") if (p / CHECKPOINT).is_file())[-1:]
         return found
 
-    def prune(self, keep_last: int, best: int | None) -> None:
-        """Remove all but the last ones and that of step `best`."""
+    def prune(self, step: int, keep_last: int, best: int | None) -> None:
+        """Of those up to `step`, remove all but the last ones and that of step `best`. Later ones are another job's."""
         with reported(self.folder):
-            for step in sorted(self._steps())[:-keep_last]:
-                if step != best:
-                    aside = checkpoint.aside(self.path(step), self.owner)
-                    self.path(step).rename(aside)  # what is half removed must not look damaged
+            for old in sorted(s for s in self._steps() if s <= step)[:-keep_last]:
+                if old != best:
+                    aside = checkpoint.aside(self.path(old), self.owner)
+                    self.path(old).rename(aside)  # what is half removed must not look damaged
                     remove_tree(aside)
 
     def clear(self) -> None:

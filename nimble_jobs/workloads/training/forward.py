@@ -10,7 +10,7 @@ from torch import nn
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.build import build_best, tolerance_for
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.traces import no_traces
@@ -31,10 +31,7 @@ class Forward:
         return self._instance is not None
 
     def capture(self, x: torch.Tensor, options: BuildOptions) -> str | None:
-        """Have batches like `x` replayed; weights stay where they lie. None, or why they run in eager.
-
-        Raises OutOfMemory.
-        """
+        """Have batches like `x` replayed; weights stay where they lie. None, or why they run in eager."""
         whole = _Outputs(self._module, self._dtype)
         tolerance = options.tolerance
         if tolerance is None:
@@ -45,9 +42,7 @@ class Forward:
                 if not isinstance(self._module(x), torch.Tensor):
                     return "the model returns more than one tensor"
                 built = build_best(whole, {"x": x}, "validation", bounds, x.device, keep_integers=True)
-        except OutOfMemory:
-            raise
-        except EngineError as e:
+        except (EngineError, torch.OutOfMemoryError) as e:
             return str(e)
         if built.failure is not None:
             built.close()

@@ -22,7 +22,7 @@ from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.score import already_published
-from nimble_jobs.workloads.training import curves, random_state, resume, setup
+from nimble_jobs.workloads.training import checkpoint, curves, random_state, resume, setup
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
@@ -207,7 +207,8 @@ def _publish(
         save_weights(ready.module, staging.file(MODEL))
     else:
         save_weights(ready.module, staging.file(LAST))
-        link_or_copy(checkpoints.path(progress.best["step"]) / MODEL, staging.file(MODEL))
+        best = checkpoint.read(checkpoints.path(progress.best["step"]))
+        link_or_copy(best.path / MODEL, staging.file(MODEL))
     for name in written:
         staging.file(name)
     if curves.available():

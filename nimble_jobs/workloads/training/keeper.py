@@ -108,7 +108,7 @@ class Keeper:
         checkpoint.write(path, sheet, {**files, STEPS: (save(figures),)}, owner=self._checkpoints.owner)
         self.latest = step
         self.written += 1
-        self._checkpoints.prune(self._keep_last, best)
+        self._checkpoints.prune(step, self._keep_last, best)
 
 
 def restore(found: Checkpoint, module: nn.Module, step: TrainingStep, device: torch.device) -> tuple[Progress, Steps]:
