@@ -100,7 +100,8 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
         return Replay(agrees=False, said=str(e))
     for instance in restored.instances:
         instance.close()
-    said = f"differs from eager by {max(found):.1e}, at most {tolerance_of(request):g} is allowed"
+    worst, allowed = max(found), tolerance_of(request)
+    said = f"differs from eager by {worst:.1e}, at most {allowed:g} is allowed" if worst else "equals eager"
     return Replay(agrees=True, said=said)
 
 
