@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,8 +337,9 @@ def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
 
     def damage(asked: int) -> Stop:
         if asked == 14:
-            (best,) = (p for p in kept(spec) if p.name == "step-00000007")
-            flip(best / "model.safetensors")
+            while not (best := [p for p in kept(spec) if p.name == "step-00000007"]):
+                time.sleep(0.001)  # steps are faster here than the disk
+            flip(best[0] / "model.safetensors")
         return Stop.GO
 
     with pytest.raises(Damaged, match=r"step-00000007/model\.safetensors: is not what was written"):
