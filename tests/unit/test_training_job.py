@@ -18,10 +18,11 @@ from nimble_jobs import spec as specs
 from nimble_jobs.data import open_reader
 from nimble_jobs.errors import DataError, JobFailed, ModelError
 from nimble_jobs.models.build import build
+from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import curves
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.sampler import Sampler
-from tests.trainings import HELD_OUT, RECORDS, Attempt, lay_out, metrics, spec_of
+from tests.trainings import HELD_OUT, RECORDS, Attempt, digests, lay_out, metrics, spec_of
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +168,6 @@ def test_mixed_precision(folder: Path, dtype: str) -> None:
 
 def test_scaled_losses_go_on_exactly(folder: Path) -> None:
     """The state of loss scaling is part of a checkpoint."""
-    from nimble_jobs.workloads import Stop
-    from tests.trainings import digests
-
     changes = {"model__dtype": "fp16", "train__accumulate": 2, "train__checkpoint": {"every_steps": 1}}
     whole = spec_of(folder, output="scaled/net", schedule__on_miss="eager", **changes)
     Attempt(whole).run()
@@ -235,6 +233,22 @@ def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) 
     (tmp_path / "loss.py").write_text("def f(a, b): return a.mean()\n")
     with pytest.raises(ModelError, match=r"train\.loss: .*loss\.py may not be run; allow its folder"):
         Attempt(spec_of(folder, output="x/net", train__loss=f"python:{tmp_path}/loss.py:f")).run()
+
+
+@pytest.mark.parametrize("stop_after", [0, 3])
+def test_bad_records(folder: Path, stop_after: int) -> None:
+    """They are left out of each epoch and listed once, also by an attempt that did not meet them itself."""
+    spec = regression(folder, output=f"bad-{stop_after}/net", train__loss="mse", run={"error_threshold": 0.1})
+    with np.load(folder / "line.npz") as data:
+        x, y = data["x"].copy(), data["y"]
+    x[[4, 17]] = np.nan
+    np.savez(folder / "line.npz", x=x, y=y)
+    if stop_after:
+        Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= stop_after else Stop.GO).run()
+    Attempt(spec, number=2).run()
+    lines = [json.loads(line) for line in (spec.output.path / "errors.jsonl").read_text().splitlines()]
+    assert [(line["index"], line["id"]) for line in lines] == [(4, "4"), (17, "17")]
+    assert "NaN or infinite" in lines[0]["reason"]
 
 
 def test_what_is_published(folder: Path) -> None:

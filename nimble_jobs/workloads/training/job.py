@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nimble_jobs import spec as specs
-from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.data import BadRecord, Reader, Staging, open_reader
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
@@ -217,6 +217,9 @@ def _publish(
         curves.draw(staging.file(CURVES), steps.rows(), progress.epochs, title=title)
     else:
         context.event("no-curves", f"{CURVES} is left out: matplotlib is missing; it comes with nimble-jobs[plots]", {})
+    if progress.bad_records:
+        bad = [BadRecord(index=int(i), id=name, reason=why) for i, (name, why) in progress.bad_records.items()]
+        staging.write_shard(0, {}, sorted(bad, key=lambda record: record.index), last=True)
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
     return staging.publish(summary)
 

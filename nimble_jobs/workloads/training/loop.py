@@ -120,6 +120,7 @@ class Loop:
         self.step.run(batch.x, batch.y, lr, last)
         if batch.host.bad:
             self.progress.bad += len(batch.host.bad)
+            self.progress.bad_records |= {str(bad.index): [bad.id, bad.reason] for bad in batch.host.bad}
             enforce_threshold(self.context.spec.run, self.progress.bad, self.reader.total, batch.host.bad)
         row = Batch(step=number, epoch=self.progress.epoch, records=len(batch.host.x), lr=lr, last=last)
         self._note(self.gauge.take(row))

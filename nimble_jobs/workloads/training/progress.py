@@ -17,6 +17,7 @@ class Progress:
     epoch: int = 1  # the one under way
     batch: int = 0  # batches of it that were taken
     bad: int = 0  # bad records among them
+    bad_records: dict[str, list[str]] = field(default_factory=dict)  # of all epochs: position -> id, reason
     finished: bool = False
     epochs: list[dict[str, Any]] = field(default_factory=list)  # metrics of the epochs that are done
     best: dict[str, Any] | None = None  # step, epoch, metric and value of the best epoch
