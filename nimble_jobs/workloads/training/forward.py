@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.build import build_best, tolerance_for
+from nimble_jobs.planner.build import build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.workloads.training.setup import autocast, evaluating
@@ -30,12 +29,12 @@ class Forward:
     def replays(self) -> bool:
         return self._instance is not None
 
-    def capture(self, x: torch.Tensor, options: BuildOptions) -> str | None:
-        """Have batches like `x` replayed; weights stay where they lie. None, or why they run in eager."""
+    def capture(self, x: torch.Tensor, options: BuildOptions, *, tolerance: float) -> str | None:
+        """Have batches like `x` replayed; weights stay where they lie. None, or why they run in eager.
+
+        `tolerance` is the accepted relative norm of the difference from eager.
+        """
         whole = _Outputs(self._module, self._dtype)
-        tolerance = options.tolerance
-        if tolerance is None:
-            tolerance = max(verify.TOLERANCE[self._dtype], tolerance_for(self._module, x))
         bounds = BuildOptions(streams=options.streams, fuse=options.fuse, layout="given", tolerance=tolerance)
         try:
             with no_traces(self._module, x.device), evaluating(self._module), torch.inference_mode(False):

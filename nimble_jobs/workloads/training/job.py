@@ -17,7 +17,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
-from nimble_jobs.planner.training import EagerStep, TrainingStep, prepare_step
+from nimble_jobs.planner.training import EagerStep, TrainingStep, default_tolerance, prepare_step
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -177,7 +177,9 @@ def _forward(context: JobContext, ready: setup.Setup, device: torch.device) -> F
     why = "there is no GPU" if device.type != "cuda" else None
     if context.spec.schedule.on_miss == "eager":
         why = "schedule.on_miss is eager"
-    why = why or forward.capture(ready.request.x, ready.request.options)
+    if why is None:
+        tolerance = ready.request.tolerance or default_tolerance(ready.request, device)
+        why = forward.capture(ready.request.x, ready.request.options, tolerance=tolerance)
     if why is not None and device.type == "cuda":
         context.event("fallback", f"validation runs in eager: {why}", {})
     return forward
