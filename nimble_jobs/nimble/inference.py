@@ -18,6 +18,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import bare, load
+from nimble_jobs.nimble.writes import refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import BUILD_WAIT_S, save_built
@@ -61,7 +62,8 @@ class Inference:
         self.instances[0].replay()
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        """The model's outputs for these inputs, as tensors of their own."""
+        """The model's outputs for these inputs, as tensors of their own. Raises UsageError as `refuse_shared`."""
+        refuse_shared(self.signature, tensors, self.written)
         with self._lock, torch.no_grad():
             instance = next(self._turns)
             done = self._done.get(id(instance))
@@ -203,9 +205,3 @@ def parts_of(program: Program, options: BuildOptions, device: torch.device) -> d
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def written_inputs(program: Program) -> tuple[str, ...]:
-    """Names of the inputs that a program writes into."""
-    names = {port.view.buffer: port.name for port in program.inputs}
-    return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})

@@ -18,10 +18,11 @@ from nimble_jobs.engine.step import gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
-from nimble_jobs.nimble.inference import parts_of, written_inputs
+from nimble_jobs.nimble.inference import parts_of
 from nimble_jobs.nimble.pair import Pair, Subject, names_written
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
+from nimble_jobs.nimble.writes import refuse_shared, written_inputs
 from nimble_jobs.planner.build import integers_below, tolerance_for
 from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.options import BuildOptions
@@ -76,7 +77,8 @@ class Training:
         self.pair.backward.replay()
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        """The model's outputs for these inputs, part of autograd's graph."""
+        """The model's outputs for these inputs, part of autograd's graph. Raises UsageError as `refuse_shared`."""
+        refuse_shared(self.signature, tensors, self.written)
         if torch.is_grad_enabled():
             for slot, tensor in zip(self.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad and slot.name not in self.input_leaves:

@@ -313,6 +313,37 @@ def test_a_model_that_writes_into_its_input_writes_into_the_callers() -> None:
     assert x.tolist() == [2.0, 4.0, 6.0]
 
 
+class Sum(nn.Module):
+    """May add to its first input before it takes the sum."""
+
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+        self.writes = writes
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            a.add_(1)
+        return (a + b) * self.factor
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inputs_that_share_memory_with_a_written_one_are_refused(training: bool) -> None:
+    """What is written into one would have to appear in the other; parts that do not overlap may be given."""
+    nimble = prepared(Sum(writes=True), (torch.zeros(3), torch.zeros(3)), training=training)
+    whole = torch.zeros(6)
+    for given in ((whole[:3], whole[:3]), (whole[:3], whole[2:5])):
+        with pytest.raises(
+            UsageError, match=r"^args\.0 and args\.1: share memory, and the model writes into args\.0; "
+        ):
+            nimble(*given)
+    assert whole.tolist() == [0.0] * 6
+    assert nimble(whole[:3], whole[3:]).tolist() == [1.0] * 3
+    assert whole.tolist() == [1.0] * 3 + [0.0] * 3
+    reads = prepared(Sum(writes=False), (torch.zeros(3), torch.zeros(3)), training=training)
+    assert reads(whole[:3], whole[:3]).tolist() == [2.0] * 3
+
+
 def test_gradients_are_not_lost_silently() -> None:
     """An input that requires grad is refused outside of `no_grad`."""
     nimble = prepared(Net(), torch.randn(2, 3))
