@@ -199,6 +199,7 @@ class Schedule:
     replay_us: float  # median time of one replay, microseconds
     peak_bytes: int  # device memory of one instance beyond the module's state
     build_s: float
+    stages: tuple[tuple[str, float], ...] = ()  # of the search, each with its seconds
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, the same text for equal values."""
@@ -230,6 +231,7 @@ class Schedule:
                     "folded": tuple((c, n) for c, n in raw["folded"]),
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
+                    "stages": tuple((name, seconds) for name, seconds in raw["stages"]),
                 }
             )
         except (KeyError, TypeError, IndexError, AttributeError) as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,7 +47,14 @@ class Built:
             instance.close()
 
 
-def build_schedule(module: nn.Module, request: Request, key: str, device: torch.device) -> Built:
+def build_schedule(
+    module: nn.Module,
+    request: Request,
+    key: str,
+    device: torch.device,
+    *,
+    told: Callable[[str], None] = lambda _: None,
+) -> Built:
     """`build_best` for what a job asks for."""
     example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)
     options = BuildOptions(
@@ -59,7 +66,7 @@ def build_schedule(module: nn.Module, request: Request, key: str, device: torch.
         tolerance=tolerance_of(request),
         memory_bytes=memory_left(request, module),
     )
-    return build_best(module, {"x": example}, key, options, device)
+    return build_best(module, {"x": example}, key, options, device, told=told)
 
 
 def memory_left(request: Request, module: nn.Module) -> int | None:
@@ -75,14 +82,15 @@ def build_best(
     device: torch.device,
     *,
     keep_integers: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
 
     `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
     another memory layout, as the schedule says; where it says that some are folded, the module is not needed any more,
     and its twin in the answer takes its place. With `keep_integers` checks use the integers of `inputs`, in another
-    order, instead of random ones. Raises CannotRecord where the model does what no schedule can hold, EngineError
-    where it cannot be captured, OutOfMemory.
+    order, instead of random ones. `told` is called with the name of each candidate as it is begun. Raises CannotRecord
+    where the module does what no schedule can hold, EngineError where it cannot be captured, OutOfMemory.
     """
     start = time.perf_counter()
     first = next(iter(inputs.values()))
@@ -93,14 +101,25 @@ def build_best(
     example = {name: integers.get(name, _random_like(tensor, below, device)) for name, tensor in inputs.items()}
     with torch.no_grad():
         eager_us = measure.time_us(lambda: module(*example.values()), device)
-    search = Search(module, example, options, device, batch=batch, tolerance=tolerance, below=below, integers=integers)
+    search = Search(
+        module,
+        example,
+        options,
+        device,
+        batch=batch,
+        tolerance=tolerance,
+        below=below,
+        integers=integers,
+        told=told,
+    )
     found = search.run()
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
     if options.fold:  # the weights are nobody else's
         compact(found.module, device)
-    instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight, found.memory)
+    with search.clock.time("capture"):
+        instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight, found.memory)
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():
         error, failure = search.check(instance, found.recording)
@@ -131,6 +150,7 @@ def build_best(
         replay_us=found.replay_us,
         peak_bytes=sum(i.bytes for i in instances),
         build_s=time.perf_counter() - start,
+        stages=search.clock.stages,
     )
     return Built(
         schedule=schedule,

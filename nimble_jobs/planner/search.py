@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -27,6 +27,7 @@ from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
+from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
 
 _CAPS = (2, 4, 8, 16)
@@ -73,7 +74,9 @@ class Search:
         tolerance: float,
         below: int,
         integers: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        told: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`told` is called with the name of each source of tasks, and of each candidate, as it is begun."""
         self._module = module
         self._inputs = inputs
         self._options = options
@@ -82,6 +85,8 @@ class Search:
         self._tolerance = tolerance
         self._below = below
         self._integers = integers
+        self._told = told
+        self.clock = Clock()
         self._variants = Variants(module)
         self._pairs: Pairs = ()
         self._deadline = time.monotonic() + options.budget_s
@@ -141,12 +146,17 @@ class Search:
         if self._options.memory_bytes is not None and needed > self._options.memory_bytes:
             self._left_out(name, f"not tried: needs about {needed} bytes, more than it may use")
             return None
+        self._told(name)
         try:
-            instances = capture_several(found.recording, found.plan, found.module, self._device, count, found.memory)
+            with self.clock.time("capture"):
+                instances = capture_several(
+                    found.recording, found.plan, found.module, self._device, count, found.memory
+                )
         except EngineError as e:
             self._left_out(name, f"not built: {e}")
             return None
-        rate = measure.throughput_per_s(instances, self._device) * self._batch
+        with self.clock.time("measure"):
+            rate = measure.throughput_per_s(instances, self._device) * self._batch
         self.candidates.append(
             replace(
                 found.candidate,
@@ -179,13 +189,17 @@ class Search:
 
     def _try(self, source: Source, *, must: bool = False) -> bool:
         """Measure the plans of a source; False where not even one stream works."""
+        self._told(source.name)
         try:
-            module = self._variants.use(source.layout, source.folded)
-            recording = record_source(module, source, self._inputs, self._device)
+            with self.clock.time("record"):
+                module = self._variants.use(source.layout, source.folded)
+                recording = record_source(module, source, self._inputs, self._device)
             if must and self._options.fold:
                 self._pairs = foldable(recording.program, module)
-            single, facts = graph.single_stream(recording.program)
-            durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
+            with self.clock.time("plan"):
+                single, facts = graph.single_stream(recording.program)
+            with self.clock.time("measure"):
+                durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
         except OutOfMemory:
             raise
         except EngineError as e:
@@ -193,12 +207,14 @@ class Search:
                 raise
             self._left_out(source.name, f"not built: {e}")
             return False
-        single, facts = graph.single_stream(recording.program, durations_us=durations)
+        with self.clock.time("plan"):
+            single, facts = graph.single_stream(recording.program, durations_us=durations)
         one = self._measure(source, module, recording, single, facts, durations, must=must)
         if one is None or one.failure is not None:
             return False
         fewer = one
-        plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
+        with self.clock.time("plan"):
+            plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
         if why_not is not None:
             self._left_out(f"{source.name}, several streams", why_not)
         for plan, known in plans:
@@ -222,7 +238,9 @@ class Search:
         """Capture, check and time one plan; it becomes the best where it is faster than all before."""
         name = f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
         limit = self._options.memory_bytes
-        memory = arena_plan(recording.program, plan)
+        self._told(name)
+        with self.clock.time("plan"):
+            memory = arena_plan(recording.program, plan)
         planned = planned_bytes(recording.program, memory)
         if limit is not None and planned > limit:
             reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
@@ -231,7 +249,8 @@ class Search:
             self._left_out(name, f"not captured: {reason}")
             return None
         try:
-            (instance,) = capture_several(recording, plan, module, self._device, 1, memory)
+            with self.clock.time("capture"):
+                (instance,) = capture_several(recording, plan, module, self._device, 1, memory)
         except OutOfMemory:
             if must:
                 raise
@@ -244,7 +263,8 @@ class Search:
             return None
         try:
             error, failure = self.check(instance, recording)
-            replay_us = measure.time_us(instance.replay, self._device)
+            with self.clock.time("measure"):
+                replay_us = measure.time_us(instance.replay, self._device)
             nbytes = instance.bytes
         finally:
             instance.close()
@@ -285,16 +305,17 @@ class Search:
     def check(self, instance: Instance, recording: Recording) -> tuple[float | None, str | None]:
         """The relative norm against eager on fresh input, and why that is too much; None where it is not."""
         try:
-            error = verify.check(
-                instance,
-                self._module,
-                recording.program.inputs,
-                self._device,
-                tolerance=self._tolerance,
-                seed=secrets.randbits(32),
-                below=self._below,
-                integers=self._integers,
-            )
+            with self.clock.time("check"):
+                error = verify.check(
+                    instance,
+                    self._module,
+                    recording.program.inputs,
+                    self._device,
+                    tolerance=self._tolerance,
+                    seed=secrets.randbits(32),
+                    below=self._below,
+                    integers=self._integers,
+                )
         except CheckFailed as e:
             return e.error, str(e)
         return error, None

@@ -64,13 +64,13 @@ def digest(outputs: torch.Tensor) -> str:
 
 
 def main(home: str, model: str, how: str) -> None:
-    def build(*args: Any) -> Any:
+    def build(*args: Any, **named: Any) -> Any:
         with (Path(model).parent / "builds").open("a") as file:
             file.write(f"{os.getpid()}\n")
         if how == "hang":
             hang()
         time.sleep(1)
-        return build_schedule(*args)
+        return build_schedule(*args, **named)
 
     def hang(*_args: Any, **_named: Any) -> None:
         (Path(model).parent / "hangs").touch()

@@ -281,9 +281,9 @@ def test_a_limit_of_memory_reaches_the_search(store: Store, code: Path, monkeypa
     build_best = building.build_best
     limits: list[int | None] = []
 
-    def spied(module: Any, inputs: Any, key: str, options: Any, device: Any) -> Any:
+    def spied(module: Any, inputs: Any, key: str, options: Any, device: Any, **named: Any) -> Any:
         limits.append(options.memory_bytes)
-        return build_best(module, inputs, key, options, device)
+        return build_best(module, inputs, key, options, device, **named)
 
     monkeypatch.setattr(building, "build_best", spied)
     weights = (3 * 4 + 4) * 4
@@ -303,7 +303,7 @@ def test_a_limit_of_memory_reaches_the_search(store: Store, code: Path, monkeypa
 def test_a_device_that_is_full_fails_the_attempt(store: Store, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one begins on an empty device; under a limit of the user's the job goes on in eager instead."""
 
-    def full(*_args: Any) -> None:
+    def full(*_args: Any, **_named: Any) -> None:
         raise OutOfMemory("no room")
 
     monkeypatch.setattr(sys.modules["nimble_jobs.planner.prepare"], "build_schedule", full)
