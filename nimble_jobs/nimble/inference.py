@@ -13,12 +13,12 @@ from torch import nn
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed
+from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import bare, load
-from nimble_jobs.nimble.writes import refuse_shared, written_inputs
+from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import BUILD_WAIT_S, save_built
@@ -122,8 +122,8 @@ def prepare(
     """Capture and check the schedule of a call in evaluation mode: from the store, or else by a search for the fastest,
     which the store then keeps.
 
-    Raises CannotRecord, CheckFailed where no candidate agrees with eager, EngineError, OutOfMemory; the module is then
-    as it was.
+    Raises UsageError for several replays in flight where the module writes into its state, CannotRecord, CheckFailed
+    where no candidate agrees with eager, EngineError, OutOfMemory; the module is then as it was.
     """
     names = [slot.name for slot in signature.tensors]
     with no_traces(module, device), eval_mode(module), torch.inference_mode(False):
@@ -132,6 +132,7 @@ def prepare(
         with torch.no_grad():
             structure = Structure.of(call(*(t.clone() for t in example.values())))
         program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
+        _refuse_writes_in_flight(program, options)
         parts = parts_of(program, options, device)
         parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
         key = schedule_key(parts)
@@ -146,6 +147,15 @@ def prepare(
         written=written_inputs(built.schedule.program),
         device=device,
     )
+
+
+def _refuse_writes_in_flight(program: Program, options: BuildOptions) -> None:
+    """Replays at the same time would write over what the others still read."""
+    written = names_written(program)
+    if written and options.in_flight != 1:
+        raise UsageError(
+            f"in_flight: found {options.in_flight}; expected 1 with a module that writes into its own {written[0]!r}"
+        )
 
 
 def _found(

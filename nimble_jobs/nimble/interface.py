@@ -76,7 +76,8 @@ class Nimble:
         evaluation mode, whatever mode it is in. With it, calls take part in autograd as the module's own would, with
         gradients for its parameters and for inputs that require grad in `example`; each backward must come before the
         next call. With `store`, a state folder or an open store, a schedule is looked up there and kept there. Up to
-        `in_flight` calls, made on different CUDA streams, run at once.
+        `in_flight` calls, made on different CUDA streams, run at once; more than one only where the module writes nothing
+        into its own state.
 
         Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With

@@ -14,8 +14,9 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_name
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
-from nimble_jobs.schedule import Plan, Program
+from nimble_jobs.schedule import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +137,6 @@ def written_state(step: Step) -> list[str]:
     for program in (step.forward.program, step.backward.program):
         names |= dict.fromkeys(names_written(program))
     return [name for name in names if not name.startswith("@")]
-
-
-def names_written(program: Program) -> list[str]:
-    """Names of the state that a program writes into."""
-    by_buffer = {p.view.buffer: p.name for p in program.state}
-    return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
 
 
 def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -> Instance:

@@ -19,10 +19,10 @@ from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.inference import parts_of
-from nimble_jobs.nimble.pair import Pair, Subject, names_written
+from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
-from nimble_jobs.nimble.writes import refuse_shared, written_inputs
+from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import integers_below, tolerance_for
 from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.options import BuildOptions

@@ -1,4 +1,4 @@
-"""What a program writes that is the caller's: inputs."""
+"""What a program writes that is the caller's: inputs, and the state of the module."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def written_inputs(program: Program) -> tuple[str, ...]:
     """Names of the inputs that a program writes into."""
     names = {port.view.buffer: port.name for port in program.inputs}
     return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})
+
+
+def names_written(program: Program) -> list[str]:
+    """Names of the state that a program writes into."""
+    by_buffer = {p.view.buffer: p.name for p in program.state}
+    return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
 
 
 def refuse_shared(signature: Signature, tensors: Sequence[torch.Tensor], written: Sequence[str]) -> None:

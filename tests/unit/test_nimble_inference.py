@@ -383,6 +383,19 @@ class Caches(nn.Module):
         return y * float(y.sum()) if self.reads else y
 
 
+def test_several_in_flight_need_a_module_that_writes_no_state() -> None:
+    """Replays at once over one buffer would overwrite each other's values; one at a time they may."""
+    net = Caches(reads=False)
+    with pytest.raises(
+        UsageError, match=r"^in_flight: found 2; expected 1 with a module that writes into its own 'count'$"
+    ):
+        prepared(net, torch.randn(2, 3), in_flight=2, fallback=True)
+    assert float(net.count) == 0
+    x = torch.randn(2, 3)
+    for module, count in ((net, 1), (Net(), 2)):
+        same(prepared(module, x, in_flight=count)(x), eager(module, x))
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_prepare_leaves_no_trace(reads: bool) -> None:
     """Modes, hooks, buffers, attributes, gradients and random numbers are as before, whether or not it worked."""
