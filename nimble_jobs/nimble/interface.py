@@ -199,13 +199,13 @@ class Nimble:
             before.close()
         self._prepared[signature, prepared.training] = prepared
         if signature.plain:
-            key = tuple((s.shape, s.dtype, s.device) for s in signature.tensors)
+            key = tuple((s.shape, s.dtype, s.device, torch.strided) for s in signature.tensors)
             self._positional[prepared.training, key] = prepared
         self._current = prepared
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         if not kwargs:
-            key = tuple([(t.shape, t.dtype, t.device) if type(t) is torch.Tensor else None for t in args])
+            key = tuple([(t.shape, t.dtype, t.device, t.layout) if type(t) is torch.Tensor else None for t in args])
             quick = self._positional.get((self.module.training, key)) or self._positional.get((False, key))
             if quick is not None:
                 return quick, list(args)

@@ -155,6 +155,11 @@ def test_nested_arguments_are_flattened_by_name() -> None:
         ((3,), {}, "args.0: found the constant 3; expected float32[2, 3] on cpu"),
         (([torch.ones(2, 3)],), {}, "args.0: not given; expected float32[2, 3] on cpu; "
          "args.0.0: found float32[2, 3] on cpu; expected no such argument"),
+        (
+            (torch.ones(2, 3).to_sparse(),),
+            {},
+            "args.0: found a Tensor of layout torch.sparse_coo; expected a dense tensor",
+        ),
         ((object(),), {}, "args.0: found object; expected a tensor or a plain constant"),
     ],
 )  # fmt: skip
