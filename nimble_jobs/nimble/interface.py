@@ -46,7 +46,9 @@ class Nimble:
     """A `torch.nn.Module` on the device it should run on, called through schedules.
 
     Weights that change in place (an optimizer's step, `load_state_dict`) are seen by the next call. A schedule may lay
-    the weights of convolutions out in another memory format, inside of the same parameters; `release` undoes that.
+    weights and buffers of four dimensions out in another memory format, inside of the same tensors; `release` undoes
+    that. On a GPU `prepare` also makes torch forget what it compiled, so that functions of the caller's under
+    `torch.compile` are compiled again when they are called next.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -56,7 +58,7 @@ class Nimble:
         self._prepared: dict[tuple[Signature, bool], Prepared] = {}
         self._positional: dict[tuple[Any, ...], Prepared] = {}  # calls of tensors by position, found without a walk
         self._current: Prepared | None = None
-        self._strides = [(p, p.stride()) for p in module.parameters()]
+        self._strides = [(t, t.stride()) for t in (*module.parameters(), *module.buffers())]
 
     def prepare(
         self,
@@ -76,8 +78,8 @@ class Nimble:
         evaluation mode, whatever mode it is in. With it, calls take part in autograd as the module's own would, with
         gradients for its parameters and for inputs that require grad in `example`; each backward must come before the
         next call. With `store`, a state folder or an open store, a schedule is looked up there and kept there. Up to
-        `in_flight` calls, made on different CUDA streams, run at once; more than one only where the module writes nothing
-        into its own state.
+        `in_flight` calls, made on different CUDA streams, run at once; more than one only where the module writes
+        nothing into its own state.
 
         Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
@@ -180,11 +182,11 @@ class Nimble:
         self._prepared.clear()
         self._positional.clear()
         self._current = None
-        for parameter, stride in self._strides:
-            if parameter.stride() != stride and parameter.shape:
-                parameter.data = torch.empty_strided(
-                    parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
-                ).copy_(parameter.data)
+        for tensor, stride in self._strides:
+            if tensor.stride() != stride and tensor.shape:
+                tensor.data = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(
+                    tensor.data
+                )
 
     def __enter__(self) -> Nimble:
         return self

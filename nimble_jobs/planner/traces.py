@@ -32,21 +32,21 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever runs inside, buffers, tensor attributes, random states and compilers are then as before.
 
-    The memory layout of the weights is restored where an error leaves the block, and left as chosen otherwise. What a
-    model keeps outside of itself cannot be restored.
+    The memory layout of weights and buffers is restored where an error leaves the block, and left as chosen otherwise.
+    What a model keeps outside of itself cannot be restored.
     """
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
-    weights = [(p, p.data) for p in module.parameters()]
-    kept = {id(p) for p, _ in weights}
+    laid_out = [(t, t.data) for t in (*module.parameters(), *module.buffers())]
+    kept = {id(p) for p in module.parameters()}
     buffers = [(t, t.detach().clone()) for t in state_of(module).values() if id(t) not in kept]
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         try:
             yield
         except BaseException:
-            for parameter, data in weights:
-                if parameter.data_ptr() != data.data_ptr():
-                    parameter.data = data
+            for tensor, data in laid_out:
+                if tensor.data_ptr() != data.data_ptr():
+                    tensor.data = data
             raise
         finally:
             for m, before, own in attributes:

@@ -114,6 +114,28 @@ def test_weights_changed_in_place_are_seen_in_any_layout(device: torch.device) -
         assert apart(module(x), other(x)) < 1e-3
 
 
+class Scaled(nn.Module):
+    """A network with a buffer of four dimensions."""
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("scale", torch.rand(1, 3, 64, 64, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x * self.scale)
+
+
+def test_release_lays_buffers_out_as_they_were(device: torch.device) -> None:
+    """Where a schedule chose a layout, a buffer has its own again."""
+    module = Scaled(network("resnet18", device, torch.float16), device).half().eval()
+    before = [t.stride() for t in module.state_dict().values()]
+    nimble = Nimble(module)
+    nimble.prepare(torch.randn(8, 3, 64, 64, device=device, dtype=torch.float16), fuse="off")
+    nimble.release()
+    assert [t.stride() for t in module.state_dict().values()] == before
+
+
 def test_calls_on_other_streams(device: torch.device) -> None:
     """Calls from several CUDA streams, with several replays in flight, do not overwrite each other."""
     module = network("resnet18", device).eval()
@@ -164,7 +186,13 @@ def test_a_failed_preparation_leaves_no_trace(training: bool, device: torch.devi
 
 @pytest.mark.parametrize(
     ("name", "fuse"),
-    [("resnet18", "off"), ("mobilenet_v2", "off"), ("googlenet", "off"), ("resnet18", "auto"), ("mobilenet_v2", "auto")],
+    [
+        ("resnet18", "off"),
+        ("mobilenet_v2", "off"),
+        ("googlenet", "off"),
+        ("resnet18", "auto"),
+        ("mobilenet_v2", "auto"),
+    ],
 )
 def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torch.device) -> None:
     """Every parameter's gradient and every running statistic of a step, with streams over both passes."""

@@ -14,6 +14,8 @@ import nimble_jobs
 from nimble_jobs import Nimble
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, UsageError
+from nimble_jobs.planner.source import Variants
+from nimble_jobs.planner.traces import no_traces
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -430,6 +432,47 @@ def test_prepare_leaves_no_trace(reads: bool) -> None:
     x = torch.randn(2, 3)
     torch.testing.assert_close(nimble(x), net.linear(x).detach())
     assert float(net.count) == 1  # the replay counts as eager does
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.register_buffer("grid", torch.rand(1, 2, 5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x * self.grid)
+
+
+def strides(net: nn.Module) -> list[tuple[int, ...]]:
+    return [t.stride() for t in net.state_dict().values()]
+
+
+def test_release_lays_weights_and_buffers_out_as_they_were() -> None:
+    """Whatever layout a schedule chose for them, each has its own again, and its values."""
+    net = Images()
+    before, own = strides(net), {n: t.clone() for n, t in net.state_dict().items()}
+    nimble = prepared(net, torch.rand(1, 2, 5, 5))
+    Variants(net).use("channels-last")
+    assert strides(net) != before
+    nimble.release()
+    assert strides(net) == before
+    assert all(torch.equal(t, own[n]) for n, t in net.state_dict().items())
+
+
+def test_a_failure_lays_weights_and_buffers_out_as_they_were() -> None:
+    """An error after a layout was chosen leaves the module as it was given."""
+    net = Images()
+    before, places = strides(net), [t.data_ptr() for t in net.state_dict().values()]
+
+    def fail() -> None:
+        with no_traces(net, torch.device("cpu")):
+            Variants(net).use("channels-last")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (strides(net), [t.data_ptr() for t in net.state_dict().values()]) == (before, places)
 
 
 def test_fallback_runs_in_eager_and_says_why() -> None:
