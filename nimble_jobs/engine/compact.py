@@ -5,6 +5,8 @@ A search leaves weights in segments of the caching allocator that they share wit
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import nn
 
@@ -18,11 +20,14 @@ def compact(module: nn.Module, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
+    tensors = {id(t): t for t in state_of(module).values()}.values()
+    uses = Counter(t.untyped_storage().data_ptr() for t in tensors)
     pool = torch.cuda.MemPool()
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.use_mem_pool(pool, device):
-        for tensor in state_of(module).values():
+        for tensor in tensors:
             whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-            if not whole or not tensor.numel() or tensor.device != device:
+            alone = uses[tensor.untyped_storage().data_ptr()] == 1
+            if not whole or not alone or not tensor.numel() or tensor.device != device:
                 continue
             moved = tensor.detach().clone(memory_format=torch.preserve_format)
             if moved.stride() == tensor.stride():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     from nimble_jobs.engine.recorder import Recorder
 
 PREFIX = "triton."
-_RECORDED = {"allow_buffer_reuse": False, "inplace_buffers": False}
+_RECORDED = {
+    "allow_buffer_reuse": False,
+    "inplace_buffers": False,
+    "triton.mix_order_reduction": False,  # its kernels leave part of their work in memory that nothing says they write
+}
 
 
 def compile_module(
@@ -79,7 +84,11 @@ def kernels_to(recorder: Recorder) -> Iterator[None]:
     run: Callable[..., Any] = CachingAutotuner.run
     call: Callable[..., Any] = CompiledFxGraph.__call__
 
+    thread = threading.get_ident()
+
     def recorded_run(self: Any, *args: Any, stream: int, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return run(self, *args, stream=stream, **kwargs)
         with _launches_of(self) as launches:
             result = run(self, *args, stream=stream, **kwargs)
         static = _static(self, launches)
@@ -90,6 +99,8 @@ def kernels_to(recorder: Recorder) -> Iterator[None]:
         return result
 
     def recorded_call(self: Any, inputs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return call(self, inputs)
         with recorder:
             return call(self, inputs)
 
@@ -198,7 +209,8 @@ def _written(autotuner: Any, names: list[str]) -> tuple[set[int], set[int]]:
     """Positions of the parameters that are filled, and of those that are updated."""
     mutated = set(autotuner.mutated_arg_names)
     filled = {i for i, n in enumerate(names) if n.startswith("out_ptr")}
-    return filled, {i for i, n in enumerate(names) if n.startswith("in_out_ptr") or n in mutated} - filled
+    changed = {i for i, n in enumerate(names) if n.startswith(("in_out_ptr", "ws_ptr")) or n in mutated}
+    return filled, changed - filled
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ allocator, which keeps every stream's blocks apart.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from nimble_jobs.engine.private import conv_backend, has_kernel
 
 Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
 
+_SCRATCH = ("loss", "entropy")  # in names of operators whose variants use what they fill as scratch, of another shape
 _SEVERAL_OUTPUTS = {"aten.max_pool2d_with_indices.default"}  # whose variants fill just what the operator returns
 
 
 def into_buffers(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
-    """The same work as a call that writes into `result`, by the same kernels; None where there is none."""
+    """The same work as a call that writes into `result`, by the same kernels; None where there is none.
+
+    The variant is called once, over memory that holds something else, and must give the same bits.
+    """
     if str(op) == "aten.convolution.default":
         return _convolution(args, result)
     returned = [result] if isinstance(result, torch.Tensor) else list(result) if _is_tuple(result) else []
@@ -29,7 +34,34 @@ def into_buffers(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
     if found is None:
         return None
     variant, names = found
-    return variant, args, {**kwargs, **dict(zip(names, returned, strict=True))}
+    wanted = dict(zip(names, returned, strict=True))
+    return (variant, args, {**kwargs, **wanted}) if _fills(variant, args, kwargs, wanted) else None
+
+
+def _fills(
+    variant: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, torch.Tensor]
+) -> bool:
+    """Whether the variant gives these tensors bit for bit, and touches nothing else of what it is given to fill."""
+    given = {name: _poisoned(tensor) for name, tensor in wanted.items()}
+    before = {name: (t.data_ptr(), t.shape, t.stride()) for name, t in given.items()}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it resizes what it was given: seen below
+            variant(*args, **kwargs, **given)
+    except RuntimeError:
+        return False
+    kept = {name: (t.data_ptr(), t.shape, t.stride()) for name, t in given.items()}
+    return kept == before and all(torch.equal(_bytes(given[name]), _bytes(t)) for name, t in wanted.items())
+
+
+def _poisoned(like: torch.Tensor) -> torch.Tensor:
+    storage = torch.full((like.untyped_storage().nbytes(),), 0xFF, dtype=torch.uint8, device=like.device)
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    return empty.set_(storage.untyped_storage(), like.storage_offset(), like.shape, like.stride())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _is_tuple(result: Any) -> bool:
@@ -40,6 +72,8 @@ def _is_tuple(result: Any) -> bool:
 def _variant(op: torch._ops.OpOverload, device: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
     """The overload that takes the same arguments and fills as many tensors, if it has a kernel of its own."""
     if op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    if any(word in str(op) for word in _SCRATCH):
         return None
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     packet = op.overloadpacket
@@ -60,9 +94,10 @@ def _convolution(args: tuple[Any, ...], result: torch.Tensor) -> Call | None:
         return None
     backend = conv_backend(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if backend == "Cudnn" and bias is None:
-        settings = torch.backends.cudnn
+        settings: Any = torch.backends.cudnn
+        tf32 = settings.conv.fp32_precision == "tf32"  # the older switch cannot be read where both kinds were used
         deterministic = settings.deterministic or torch.are_deterministic_algorithms_enabled()
-        switches = (settings.benchmark, deterministic, settings.allow_tf32)
+        switches = (settings.benchmark, deterministic, tf32)
         op = torch.ops.aten.cudnn_convolution.out
         return op, (x, weight, padding, stride, dilation, groups, *switches), {"out": result}
     if backend == "CudaDepthwise2d":

@@ -32,6 +32,11 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
 _HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
+# Views that differ from their tensor in a bit that strides do not show, as operators that compute.
+_WITHOUT_BITS = {
+    torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -84,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._kernels: dict[str, Kernel] = {}
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
         self._keep: list[torch.Tensor] = []
+        self._filled: set[int] = set()  # buffers that some task has written
 
     def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
         identity = storage_id(tensor)
@@ -96,6 +102,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        op = _WITHOUT_BITS.get(op, op)
         kwargs = dict(kwargs or {})
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._keep += tensors
@@ -114,8 +121,10 @@ class Recorder(TorchDispatchMode):
             for tensor in outputs:
                 self._ensure(tensor)
             return result
-        if not writes and self._is_view(tensors, outputs):
-            return result  # of a storage that is known, or of a constant
+        if not writes and op._schema.returns and self._is_view(tensors, outputs):
+            return result  # of a storage that is known, or of a constant; or no tensor, but what is known of one
+        if not (writes or tensors or outputs):
+            return result
         if not writes and all(storage_id(t) not in self._index for t in outputs):
             with modes_off():  # some of torch's questions are answered by looking at strides
                 op, args, kwargs = into_buffers(op, args, kwargs, result) or (op, args, kwargs)
@@ -158,6 +167,8 @@ class Recorder(TorchDispatchMode):
         mutates = tuple(dict.fromkeys(self._view(t) for t in mutated))
         for tensor in fresh:
             self._ensure(tensor)
+        writes_of = tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh))))
+        self._refuse_strange_memory(str(op), reads, mutates, writes_of)
         self._tasks.append(
             Task(
                 index=len(self._tasks),
@@ -166,7 +177,7 @@ class Recorder(TorchDispatchMode):
                 kwargs=encoded_kwargs,
                 outputs=encode(kept, self._view, self.device),
                 reads=reads,
-                writes=tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh)))),
+                writes=writes_of,
                 mutates=mutates,
                 random=draws_random(op, args, kwargs),
                 source=self._source(),
@@ -181,6 +192,8 @@ class Recorder(TorchDispatchMode):
         views = {i: self._view(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         written = kernel.write_only | kernel.updated
         mutates = tuple(dict.fromkeys(v for i, v in views.items() if i in written))
+        reads = tuple(dict.fromkeys(v for i, v in views.items() if i not in kernel.write_only))
+        self._refuse_strange_memory(kernel.name, reads, mutates, mutates)
         self._tasks.append(
             Task(
                 index=len(self._tasks),
@@ -188,12 +201,32 @@ class Recorder(TorchDispatchMode):
                 args=tuple(encode(a, self._view, self.device) for a in args),
                 kwargs=tuple((n, encode(a, self._view, self.device)) for n, a in kwargs.items()),
                 outputs=None,
-                reads=tuple(dict.fromkeys(v for i, v in views.items() if i not in kernel.write_only)),
+                reads=reads,
                 writes=mutates,
                 mutates=mutates,
                 source=None,
             )
         )
+
+    def _refuse_strange_memory(
+        self, op: str, reads: tuple[View, ...], mutates: tuple[View, ...], writes: tuple[View, ...]
+    ) -> None:
+        """Refuse what was written by nobody that was seen, and constants that change."""
+        written = {v.buffer for v in writes}
+        for view in reads:
+            buffer = self._buffers[view.buffer]
+            unseen = buffer.kind is BufferKind.INTERMEDIATE and view.buffer not in self._filled | written
+            if unseen and 0 not in view.shape:
+                raise CannotRecord(
+                    f"{op} at {self._source()} reads memory that no operator before it wrote: was it a kernel that is "
+                    "no operator of torch?"
+                )
+        for view in mutates:
+            if self._buffers[view.buffer].kind is BufferKind.CONSTANT:
+                raise CannotRecord(
+                    f"{op} at {self._source()} writes into a tensor that is neither an input of the model nor its own"
+                )
+        self._filled |= written
 
     def _name_kernel(self, kernel: Kernel) -> str:
         """The name that the kernel has, or gets: compilers give the same name to kernels of different graphs."""

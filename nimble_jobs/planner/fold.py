@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import Arg, Program, View
@@ -80,13 +81,10 @@ def _fold(convolution: nn.modules.conv._ConvNd, normalisation: nn.modules.batchn
     assert mean is not None
     assert variance is not None
     with torch.no_grad():
-        factor = (variance.float() + normalisation.eps).rsqrt()
-        shift = torch.zeros_like(factor)
-        if normalisation.affine:
-            factor, shift = factor * normalisation.weight.float(), normalisation.bias.float()
+        factor = (variance.float() + normalisation.eps).rsqrt() * normalisation.weight.float()
         start = bias.float() if bias is not None else torch.zeros_like(factor)
         scaled = weight.float() * factor.reshape(-1, *[1] * (weight.dim() - 1))
-        moved = (start - mean.float()) * factor + shift
+        moved = (start - mean.float()) * factor + normalisation.bias.float()
     convolution.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
     convolution.bias = nn.Parameter(moved.to(weight.dtype), requires_grad=False)
 
@@ -111,9 +109,19 @@ def _folds(
     children = dict(module.named_modules())
     first, second = children.get(convolution), children.get(normalisation)
     return (
-        isinstance(first, nn.modules.conv._ConvNd)
-        and not first.transposed
-        and isinstance(second, nn.modules.batchnorm._BatchNorm)
+        first is not None
+        and second is not None
+        and type(first) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        and type(second) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        and not second.training
         and second.running_mean is not None
+        and _plain(first)
+        and _plain(second)
         and all(isinstance(end, View) and len(readers[end.buffer]) == 1 for end in ends)
     )
+
+
+def _plain(child: nn.Module) -> bool:
+    """Whether a call of the child is its forward method and nothing else."""
+    hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
+    return not any(hooks) and not parametrize.is_parametrized(child) and "forward" not in vars(child)

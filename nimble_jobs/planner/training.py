@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import torch
 
@@ -143,7 +144,8 @@ def prepare_step(request: StepRequest, *, device: torch.device, report: Report =
 
 def default_tolerance(request: StepRequest, device: torch.device) -> float:
     """That of the narrowest type that the step computes in. Products in TF32 have fp16's ten bits."""
-    tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    backends: Any = torch.backends
+    tf32 = "tf32" in (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
     kind = "fp16" if request.precision == "fp32" and device.type == "cuda" and tf32 else request.precision
     return max(verify.TOLERANCE[kind], tolerance_for(request.module, request.x))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.verify import relative_norm
@@ -68,6 +69,16 @@ def test_the_folded_module_computes_the_same_with_the_weights_of_its_time(dtype:
     assert relative_norm(twin(x), other(x)) < 1e-5
     assert all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
     assert twin.get_parameter("shared.weight") is other.get_parameter("shared.weight")
+
+
+def test_what_a_call_does_beside_its_forward_does_not_fold() -> None:
+    """A hook or a parametrisation would be lost; statistics in training mode are those of the batch."""
+    x = torch.randn(2, 3, 5, 5)
+    hooked, parametrised, training = net(), net(), net()
+    hooked.plain[1].register_forward_hook(lambda _m, _a, out: out * 1.0005)
+    parametrize.register_parametrization(parametrised.plain[0], "weight", nn.Tanh())
+    training.plain[1].train()
+    assert pairs_of(hooked, x) == pairs_of(parametrised, x) == pairs_of(training, x) == ()
 
 
 def test_pairs_that_the_module_does_not_have_are_an_error() -> None:
