@@ -19,7 +19,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.planner.build import Built
-from nimble_jobs.planner.search import capture_several
+from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.schedule import Plan
 
 _SAMPLES = 5

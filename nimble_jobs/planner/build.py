@@ -20,8 +20,9 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.request import Request, tolerance_of
-from nimble_jobs.planner.search import Found, Search, capture_several
+from nimble_jobs.planner.search import Found, Search
 from nimble_jobs.schedule import Candidate, Schedule
 
 

@@ -12,7 +12,8 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.search import PAYS, plans_with_streams
+from nimble_jobs.planner.plans import plans_with_streams
+from nimble_jobs.planner.search import PAYS
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream

@@ -16,7 +16,7 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.memory import MemoryPlan
-from nimble_jobs.planner.search import capture_several
+from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -18,24 +18,24 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import arena_plan, bind, planned_bytes
-from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.bind import arena_plan, planned_bytes
+from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
-from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.candidate import failed, left_out
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.plans import capture_several, durations_us, plans_with_streams
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.planner.stages import Clock
-from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
-_CAPS = (2, 4, 8, 16)
 PAYS = 0.98  # more streams must measure below this share of fewer
 _MEMORY_PRICE = 0.1  # and bring this share more for each time that they need the memory of fewer once again
 _IN_FLIGHT = (1, 2, 4, 8)
 _FLIGHT_PAYS = 0.03  # each doubling of the replays in flight must bring at least this share
-_WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +152,17 @@ class Search:
                 instances = capture_several(
                     found.recording, found.plan, found.module, self._device, count, found.memory
                 )
-        except EngineError as e:
-            self._left_out(name, f"not built: {e}")
+            try:
+                with self.clock.time("measure"):
+                    rate = measure.throughput_per_s(instances, self._device) * self._batch
+                nbytes = sum(i.bytes for i in instances)
+            finally:
+                for instance in instances:
+                    instance.close()
+        except Exception as e:  # noqa: BLE001 - one replay at a time works, whatever this is
+            self.candidates.append(failed(name, e, self._device))
             return None
-        with self.clock.time("measure"):
-            rate = measure.throughput_per_s(instances, self._device) * self._batch
-        self.candidates.append(
-            replace(
-                found.candidate,
-                name=name,
-                replay_us=found.replay_us,
-                records_per_s=rate,
-                peak_bytes=sum(i.bytes for i in instances),
-            )
-        )
-        for instance in instances:
-            instance.close()
+        self.candidates.append(replace(found.candidate, name=name, records_per_s=rate, peak_bytes=nbytes))
         return rate
 
     def _further_sources(self) -> list[Source]:
@@ -200,12 +195,10 @@ class Search:
                 single, facts = graph.single_stream(recording.program)
             with self.clock.time("measure"):
                 durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
-        except OutOfMemory:
-            raise
-        except EngineError as e:
+        except Exception as e:
             if must:
                 raise
-            self._left_out(source.name, f"not built: {e}")
+            self.candidates.append(failed(source.name, e, self._device))
             return False
         with self.clock.time("plan"):
             single, facts = graph.single_stream(recording.program, durations_us=durations)
@@ -251,23 +244,18 @@ class Search:
         try:
             with self.clock.time("capture"):
                 (instance,) = capture_several(recording, plan, module, self._device, 1, memory)
-        except OutOfMemory:
+            try:
+                error, failure = self.check(instance, recording)
+                with self.clock.time("measure"):
+                    replay_us = measure.time_us(instance.replay, self._device)
+                nbytes = instance.bytes
+            finally:
+                instance.close()
+        except Exception as e:
             if must:
                 raise
-            self._left_out(name, "not built: not enough memory on the device")
+            self.candidates.append(failed(name, e, self._device))
             return None
-        except EngineError as e:
-            if must:
-                raise
-            self._left_out(name, f"not built: {e}")
-            return None
-        try:
-            error, failure = self.check(instance, recording)
-            with self.clock.time("measure"):
-                replay_us = measure.time_us(instance.replay, self._device)
-            nbytes = instance.bytes
-        finally:
-            instance.close()
         candidate = Candidate(
             name=name,
             replay_us=replay_us,
@@ -335,84 +323,3 @@ def _pays(more: Candidate, fewer: Candidate) -> bool:
     assert fewer.peak_bytes is not None
     extra = max(0.0, more.peak_bytes / max(1, fewer.peak_bytes) - 1)
     return more.replay_us * (1 + _MEMORY_PRICE * extra) <= fewer.replay_us * PAYS
-
-
-def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:
-    """A candidate that was not measured, and why."""
-    return Candidate(
-        name=name, replay_us=None, records_per_s=None, peak_bytes=None, error=error, chosen=False, reason=reason
-    )
-
-
-def durations_us(
-    recording: Recording,
-    plan: Plan,
-    state: Mapping[str, torch.Tensor],
-    device: torch.device,
-    below: int,
-    integers: Mapping[str, torch.Tensor],
-) -> tuple[float, ...]:
-    """Measured time of each task alone, by task index, on fresh input. Raises EngineError, OutOfMemory."""
-    bound = bind(
-        recording.program,
-        plan,
-        state=state,
-        constants=recording.constants,
-        kernels=recording.kernels,
-        device=device,
-    )
-    for name, value in verify.random_inputs(recording.program.inputs, device, 0, below, integers).items():
-        bound.inputs[name].copy_(value)
-    return tuple(measure.task_times_us(bound, device))
-
-
-def plans_with_streams(
-    program: Program, facts: GraphFacts, durations: Sequence[float], options: BuildOptions, device: torch.device
-) -> tuple[list[tuple[Plan, GraphFacts]], str | None]:
-    """Plans with more than one stream that are worth a try, or the measured reason why none is."""
-    limit = options.streams
-    if device.type == "cpu" or limit == 1 or facts.width < 2:
-        return [], None
-    assert facts.critical_path_us is not None
-    assert facts.total_work_us is not None
-    ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
-    if ratio > _WORTH_TRYING:
-        return [], f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay"
-    full = graph.make_plan(program, durations_us=durations, max_streams=None if limit == "auto" else limit)
-    capped = [
-        graph.make_plan(program, durations_us=durations, max_streams=cap)
-        for cap in _CAPS
-        if limit == "auto" and cap < full[0].streams
-    ]
-    return [*capped, full], None
-
-
-def capture_several(
-    recording: Recording,
-    plan: Plan,
-    module: nn.Module,
-    device: torch.device,
-    count: int,
-    memory: MemoryPlan | None = None,
-) -> tuple[Instance, ...]:
-    """`count` instances of a plan over one module's state. Raises OutOfMemory, EngineError; then none is left."""
-    memory = memory or arena_plan(recording.program, plan)
-    made: list[Instance] = []
-    try:
-        for _ in range(count):
-            made.append(  # those made so far must be closed if one fails
-                capture(
-                    recording.program,
-                    plan,
-                    state=state_of(module),
-                    constants=recording.constants,
-                    kernels=recording.kernels,
-                    device=device,
-                    memory=memory,
-                )
-            )
-    except BaseException:
-        for instance in made:
-            instance.close()
-        raise
-    return tuple(made)

@@ -20,11 +20,12 @@ from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.candidate import failed, left_out
 from nimble_jobs.planner.compare import copies, put
 from nimble_jobs.planner.eager_step import EagerStep
 from nimble_jobs.planner.half import Half, with_streams
-from nimble_jobs.planner.search import durations_us, left_out
+from nimble_jobs.planner.plans import durations_us
 from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
 from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
@@ -152,19 +153,11 @@ class StepSearch:
     def _try(self, source: Source, *, must: bool = False) -> FoundStep | None:
         try:
             return self._found(source, must=must)
-        except OutOfMemory:
+        except Exception as e:
             if must:
                 raise
-            self._left_out(source.name, "not built: not enough memory on the device")
-        except CheckFailed as e:
-            if must:
-                raise
-            self._left_out(source.name, str(e), error=e.error)
-        except EngineError as e:
-            if must:
-                raise
-            self._left_out(source.name, f"not built: {e}")
-        return None
+            self.candidates.append(failed(source.name, e, self._device))
+            return None
 
     def _found(self, source: Source, *, must: bool) -> FoundStep:
         self.use(source.layout)

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.planner.build import build_best
+from nimble_jobs.engine import measure
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.planner import candidate as candidates
+from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.schedule import Schedule
+from nimble_jobs.planner.search import Search
+from nimble_jobs.planner.source import Source
+from nimble_jobs.schedule import Candidate, Schedule
 
 CPU = torch.device("cpu")
+LAST = Source(kernels="eager", layout="channels-last")
+FOLDED = Source(kernels="eager", layout="given", folded=(("conv", "bn"),))
+
+
+class Images(nn.Module):
+    """A convolution and its normalisation; kinds that lean on their layout or on the normalisation's attributes."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.beside: Any = threading.Lock() if kind == "locked" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn(self.conv(x))
+        if self.kind == "views":
+            return x.view(len(x), -1)
+        return x * self.bn.eps if self.kind == "reads" else x
+
+
+def searched(module: nn.Module, monkeypatch: pytest.MonkeyPatch, *further: Source, **options: Any) -> Built:
+    """The search on the CPU, where only the first source is tried, with further ones."""
+    monkeypatch.setattr(Search, "_further_sources", lambda _: list(further))
+    images = torch.zeros(2, 3, 8, 8)
+    return build_best(module.eval(), {"x": images}, "key", BuildOptions(**options), CPU)
+
+
+def row(built: Built, name: str) -> Candidate:
+    return next(c for c in built.schedule.candidates if c.name == name)
 
 
 def test_a_search_tells_what_it_begins_and_where_its_time_went() -> None:
@@ -22,3 +60,62 @@ def test_a_search_tells_what_it_begins_and_where_its_time_went() -> None:
     assert all(seconds > 0 for _, seconds in schedule.stages)
     assert sum(seconds for _, seconds in schedule.stages) <= schedule.build_s
     assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "reason"),
+    [
+        ("views", LAST, "not built: RuntimeError: view size is not compatible"),
+        ("reads", FOLDED, "not built: AttributeError: 'Identity' object has no attribute 'eps'"),
+        ("locked", FOLDED, "not built: TypeError: cannot pickle '_thread.lock' object"),
+    ],
+)
+def test_what_only_a_further_source_raises_leaves_that_source_out(
+    monkeypatch: pytest.MonkeyPatch, kind: str, source: Source, reason: str
+) -> None:
+    """The first candidate works, so the model has a schedule, and the table says why the other is not in it."""
+    built = searched(Images(kind), monkeypatch, source)
+    assert built.failure is None
+    assert row(built, "eager kernels, 1 stream").chosen
+    assert row(built, source.name).reason.startswith(reason)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("full"), torch.OutOfMemoryError("full"), ValueError("no")])
+@pytest.mark.parametrize("place", ["task_times_us", "time_us"])
+def test_what_fails_while_it_is_timed_is_left_out_too(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
+) -> None:
+    """Only the first source may fail the search; there torch's own error for a full device becomes ours."""
+    real, calls = getattr(measure, place), 0
+
+    def second_fails(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > (2 if place == "time_us" else 1):  # eager is timed first
+            raise error
+        return real(*args, **named)
+
+    monkeypatch.setattr(measure, place, second_fails)
+    built = searched(Images(), monkeypatch, LAST)
+    reasons = [c.reason for c in built.schedule.candidates if c.name.startswith(LAST.name)]
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    assert reasons == ["not built: not enough memory on the device" if no_memory else "not built: ValueError: no"]
+    calls = 2
+    expected = OutOfMemory if no_memory and place == "task_times_us" else type(error)
+    with pytest.raises(expected):
+        searched(Images(), monkeypatch, LAST)
+
+
+def test_a_lost_device_is_no_reason_to_try_another_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault is raised, also where it shows only when the device is asked."""
+    with pytest.raises(DeviceFault, match="gone"):
+        candidates.failed("a", DeviceFault("gone"), CPU)
+
+    def broken(_device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert candidates.failed("a", EngineError("no"), CPU).reason == "not built: no"
+    assert candidates.failed("a", CheckFailed("differs", error=0.5), CPU).error == 0.5
+    monkeypatch.setattr(candidates, "synchronize", broken)
+    with pytest.raises(DeviceFault, match="a: KeyError: 'x'; the device does not answer any more: CUDA error"):
+        candidates.failed("a", KeyError("x"), CPU)

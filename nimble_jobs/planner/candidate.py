@@ -1,0 +1,43 @@
+"""Rows of the table of candidates for what was not measured, each with its reason."""
+
+from __future__ import annotations
+
+import torch
+
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.schedule import Candidate
+
+
+def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:
+    """A candidate that was not measured, and why."""
+    return Candidate(
+        name=name, replay_us=None, records_per_s=None, peak_bytes=None, error=error, chosen=False, reason=reason
+    )
+
+
+def failed(name: str, error: Exception, device: torch.device) -> Candidate:
+    """The row of a candidate that raised. Whatever it raised, others may work: models rely on details of their own.
+
+    Raises DeviceFault where the device does not answer any more, for then no other can.
+    """
+    if isinstance(error, DeviceFault):
+        raise error
+    try:
+        synchronize(device)
+    except RuntimeError as e:
+        raise DeviceFault(f"{name}: {_first_line(error)}; the device does not answer any more: {e}") from error
+    match error:
+        case CheckFailed():
+            return left_out(name, str(error), error=error.error)
+        case OutOfMemory() | torch.OutOfMemoryError():
+            return left_out(name, "not built: not enough memory on the device")
+        case EngineError():
+            return left_out(name, f"not built: {error}")
+        case _:
+            return left_out(name, f"not built: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
