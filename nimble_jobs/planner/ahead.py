@@ -1,8 +1,11 @@
-"""Schedules built before a job asks for them."""
+"""Schedules before a job asks for them: looked up, or built now as a job would build them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -10,7 +13,26 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.loaded import Resident
 from nimble_jobs.planner.prepare import prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
+
+Told = Callable[[str], None]  # is given what is done right now, in words
+
+_PHASES = {"load": "loading the model", "build": "measuring eager", "check": "checking what is stored"}
+_WAITING = "waiting for another process that builds it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The schedule of a request, or why there is none."""
+
+    key: str
+    parts: dict[str, str]
+    hit: Hit
+    miss_reason: str | None = None
+    schedule: Schedule | None = None
+    fallback: str | None = None  # why jobs run in eager
+    load_s: float | None = None  # of a hit: reading and hashing it; of one built now: the model, onto the device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +61,64 @@ class KeepsNothing:
     def make_room(self, nbytes: int) -> None: ...
 
 
-def build_ahead(request: Request, *, device: torch.device, store: Store) -> Ahead:
-    """Store the schedule of a request, unless it is stored. Raises ModelError, OutOfMemory."""
+def look_up(request: Request, *, device: torch.device, store: Store) -> Answer:
+    """What is stored. Builds nothing, and counts as no use."""
+    start = time.perf_counter()
     parts = key_parts(request, device)
     key = schedule_key(parts)
     found = store.schedules.lookup(key)
-    if found.stored is not None:
-        schedule = found.stored.load()
-        return Ahead(
-            key=key,
-            input=parts["input"],
-            hit=True,
-            miss_reason=None,
-            build_s=schedule.build_s,
-            replay_us=schedule.replay_us,
-            eager_us=schedule.eager_us,
-            device=schedule.device,
-            fallback=None,
-        )
+    if found.stored is None:
+        return Answer(key=key, parts=parts, hit=Hit.MISS, miss_reason=found.reason, fallback=found.refused)
+    schedule = found.stored.load()
+    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=schedule, load_s=time.perf_counter() - start)
+
+
+def look_up_or_build(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Answer:
+    """What is stored; on a miss it is prepared as for a job, and so built and stored.
+
+    Raises ModelError, OutOfMemory.
+    """
+    answer = look_up(request, device=device, store=store)
+    if answer.schedule is not None:
+        return answer
+
+    def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
+        told(schedule["trying"] if schedule is not None else _PHASES[phase])
+
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
-    prepared = prepare(wanted, device=device, store=store, residents=KeepsNothing())
+    prepared = prepare(
+        wanted,
+        device=device,
+        store=store,
+        residents=KeepsNothing(),
+        report=report,
+        waiting=lambda _: told(_WAITING),
+    )
     try:
-        built, fallback = prepared.loaded.schedule, prepared.loaded.fallback
+        return replace(
+            answer,
+            hit=prepared.hit,
+            miss_reason=prepared.miss_reason,
+            schedule=prepared.loaded.schedule,
+            fallback=prepared.loaded.fallback,
+            load_s=prepared.load_s,
+        )
     finally:
         prepared.loaded.close()
+
+
+def build_ahead(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Ahead:
+    """Store the schedule of a request, unless it is stored. Raises ModelError, OutOfMemory."""
+    found = look_up_or_build(request, device=device, store=store, told=told)
+    schedule = found.schedule
     return Ahead(
-        key=key,
-        input=parts["input"],
-        hit=prepared.hit is not Hit.MISS,
-        miss_reason=prepared.miss_reason,
-        build_s=built.build_s if built else None,
-        replay_us=built.replay_us if built else None,
-        eager_us=built.eager_us if built else None,
-        device=built.device if built else None,
-        fallback=fallback,
+        key=found.key,
+        input=found.parts["input"],
+        hit=found.hit is not Hit.MISS,
+        miss_reason=found.miss_reason,
+        build_s=schedule.build_s if schedule else None,
+        replay_us=schedule.replay_us if schedule else None,
+        eager_us=schedule.eager_us if schedule else None,
+        device=schedule.device if schedule else None,
+        fallback=found.fallback,
     )

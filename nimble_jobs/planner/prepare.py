@@ -204,7 +204,7 @@ def _give_schedule(
             return Hit.STORED, None
         if loaded.fallback is None:
             report(phase="build")
-            _build_new(loaded, parts, store)
+            _build_new(loaded, parts, store, report)
     return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
 
 
@@ -268,9 +268,12 @@ def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
     )
 
 
-def _build_new(loaded: Loaded, parts: dict[str, str], store: Store) -> None:
+def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Report) -> None:
+    def told(candidate: str) -> None:
+        report(phase="build", schedule={"trying": candidate})
+
     try:
-        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device)
+        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told)
     except EngineError as e:
         _explain(loaded, e)
         return

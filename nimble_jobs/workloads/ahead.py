@@ -13,7 +13,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.ahead import Ahead, build_ahead
+from nimble_jobs.planner.ahead import Ahead, Told, build_ahead
 from nimble_jobs.planner.replay import Replay, replay
 from nimble_jobs.planner.why import Why
 from nimble_jobs.planner.why import why as planner_why
@@ -49,12 +49,13 @@ def build(
     batch_sizes: Sequence[int] = (),
     allowed_python: tuple[Path, ...] = (),
     memory_bytes: int | None = None,
+    told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
-    """Build the schedule of each batch size (none: the spec's own), one after the other."""
+    """Build the schedule of each batch size (none: the spec's own), one after the other. `told` hears what is done."""
     permission.check(spec.model, allowed_python)
     request, device = asked(spec, allowed_python, memory_bytes)
     for size in batch_sizes or (request.batch_size,):
-        yield build_ahead(replace(request, batch_size=size), device=device, store=store)
+        yield build_ahead(replace(request, batch_size=size), device=device, store=store, told=told)
 
 
 def replay_stored(

@@ -331,9 +331,53 @@ def test_room_is_made_before_a_stored_schedule_is_captured(store: Store, code: P
 
 def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Path) -> None:
     """syncs_needed is meg_edges - matching; exactly one candidate is chosen; the second answer is a hit."""
-    answer = planner.explain(request(code), device=CPU, store=store)
+
+    def explained(batch: int = 2, *, build: bool = True) -> dict[str, Any]:
+        wanted = request(code, batch=batch, on_miss="fail")
+        return planner.explain_schedule(wanted, device=CPU, store=store, build=build, told=told.append)[0]
+
+    told: list[str] = []
+    answer = explained()
     graph = answer["graph"]
     assert graph["syncs_needed"] == graph["meg_edges"] - graph["matching"]
     assert [c["name"] for c in answer["candidates"] if c["chosen"]] == ["eager kernels, 1 stream"]
-    assert (answer["hit"], planner.explain(request(code), device=CPU, store=store)["hit"]) == ("miss", "stored")
-    assert planner.explain(request(code, batch=7), device=CPU, store=store, build=False)["hit"] == "miss"
+    assert told == ["loading the model", "measuring eager", "eager kernels", "eager kernels, 1 stream"]
+    told.clear()
+    again = explained()
+    assert (answer["hit"], again["hit"], told) == ("miss", "stored", [])
+    assert set(answer["stages"]) == {
+        f"{n}_s" for n in ("load", "record", "plan", "capture", "check", "measure", "build")
+    }
+    assert all(seconds >= 0 for seconds in answer["stages"].values())
+    memory = answer["memory"]
+    assert memory["arena_floor_bytes"] <= memory["arena_bytes"] <= memory["arena_without_reuse_bytes"]
+    assert {n: v for n, v in again.items() if n not in ("hit", "miss_reason", "stages")} == {
+        n: v for n, v in answer.items() if n not in ("hit", "miss_reason", "stages")
+    }
+    assert explained(7, build=False)["hit"] == "miss"
+    uses = store.schedules.uses()
+    assert (uses.stored, sum(uses.misses.values())) == (0, 1), "a miss counts where it leads to a build"
+
+
+def test_a_job_reports_the_candidate_that_is_tried(store: Store, code: Path) -> None:
+    """While a schedule is built the phase stays `build`, and the schedule's part of the report names the candidate."""
+    reports: list[dict[str, Any]] = []
+    planner.prepare(
+        request(code),
+        device=CPU,
+        store=store,
+        residents=Residents(2**30),
+        report=lambda **values: reports.append(values),
+    )
+    assert reports[:2] == [{"phase": "load"}, {"phase": "build"}]
+    assert reports[-1] == {"phase": "build", "schedule": {"trying": "eager kernels, 1 stream"}}
+
+
+def test_explain_says_why_jobs_run_in_eager(store: Store, code: Path) -> None:
+    """A model that no schedule can hold is an answer, the same as a job's, and a schedule that fails its check too."""
+    wanted = request(code, "reads")
+    answer, schedule = planner.explain_schedule(wanted, device=CPU, store=store)
+    assert schedule is None
+    assert answer["fallback"] == prepared(wanted, store).loaded.fallback
+    assert answer["fallback"].startswith("no schedule could be built: ")
+    assert sum(store.schedules.uses().misses.values()) == 2
