@@ -18,11 +18,12 @@ from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.planner.candidate import Found
 from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.request import Request, tolerance_of
-from nimble_jobs.planner.search import Found, Search
+from nimble_jobs.planner.search import Search
 from nimble_jobs.schedule import Candidate, Schedule
 
 
@@ -143,7 +144,7 @@ def build_best(
         compiled=compiled,
         binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
         in_flight=found.in_flight,
-        candidates=_candidates(search, found, failure, eager_us, batch),
+        candidates=_candidates(search, found, failure, eager_us, batch, options),
         tolerance=tolerance,
         error=error,
         device=devices.describe(device),
@@ -182,7 +183,7 @@ def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torc
 
 
 def _candidates(
-    search: Search, found: Found, failure: str | None, eager_us: float, batch: int
+    search: Search, found: Found, failure: str | None, eager_us: float, batch: int, options: BuildOptions
 ) -> tuple[Candidate, ...]:
     """Everything that was tried, with eager in front and the winner marked."""
     eager = Candidate(
@@ -194,10 +195,18 @@ def _candidates(
         chosen=failure is not None,
         reason="the reference; runs because no candidate passed its check" if failure else "the reference",
     )
+    many = options.purpose == "throughput"
+    won = "the most records a second of those that passed their check" if many else "the fastest that passed its check"
     tried = [
-        replace(c, chosen=failure is None, reason="the fastest that passed its check")
+        replace(c, chosen=True, reason=won)
         if c == found.candidate and failure is None
-        else replace(c, reason=c.reason or f"slower than {found.candidate.name}")
+        else replace(c, reason=c.reason or _why_not(c, found.candidate, many=many))
         for c in search.candidates
     ]
     return (eager, *tried)
+
+
+def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:
+    if (candidate.records_per_s or 0.0) > (winner.records_per_s or 0.0):
+        return f"within the noise of {winner.name}"
+    return f"fewer records a second than {winner.name}" if many else f"slower than {winner.name}"

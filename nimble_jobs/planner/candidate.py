@@ -1,12 +1,40 @@
-"""Rows of the table of candidates for what was not measured, each with its reason."""
+"""Candidates: those that work, with what it takes to capture them again, and rows for those that were left out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import nn
 
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
-from nimble_jobs.schedule import Candidate
+from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.source import Source
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A candidate that works, and what is needed to capture it again."""
+
+    candidate: Candidate
+    source: Source
+    module: nn.Module  # whose weights the program reads: the searched one, or its folded copy
+    recording: Recording
+    plan: Plan
+    memory: MemoryPlan
+    facts: GraphFacts
+    durations_us: tuple[float, ...]
+    error: float | None
+    failure: str | None = None
+    in_flight: int = 1
+
+    @property
+    def replay_us(self) -> float:
+        assert self.candidate.replay_us is not None
+        return self.candidate.replay_us
 
 
 def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:

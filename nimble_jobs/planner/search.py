@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -23,9 +23,9 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, OutOfMemory
-from nimble_jobs.graph.memory import MemoryPlan
-from nimble_jobs.planner.candidate import failed, left_out
+from nimble_jobs.planner.candidate import Found, failed, left_out
 from nimble_jobs.planner.fold import Pairs, foldable
+from nimble_jobs.planner.in_flight import InFlight
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import capture_several, durations_us, plans_with_streams
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
@@ -34,30 +34,6 @@ from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 PAYS = 0.98  # more streams must measure below this share of fewer
 _MEMORY_PRICE = 0.1  # and bring this share more for each time that they need the memory of fewer once again
-_IN_FLIGHT = (1, 2, 4, 8)
-_FLIGHT_PAYS = 0.03  # each doubling of the replays in flight must bring at least this share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A candidate that works, and what is needed to capture it again."""
-
-    candidate: Candidate
-    source: Source
-    module: nn.Module  # whose weights the program reads: the searched one, or its folded copy
-    recording: Recording
-    plan: Plan
-    memory: MemoryPlan
-    facts: GraphFacts
-    durations_us: tuple[float, ...]
-    error: float | None
-    failure: str | None = None
-    in_flight: int = 1
-
-    @property
-    def replay_us(self) -> float:
-        assert self.candidate.replay_us is not None
-        return self.candidate.replay_us
 
 
 class Search:
@@ -110,60 +86,25 @@ class Search:
                     self._left_out(source.name, f"not tried: the budget of {self._options.budget_s:.0f} s was used up")
                 elif not self._try(source) and source.folded and source.kernels != "eager":
                     waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
+            found = self.best or self.refused
+            assert found is not None
+            if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
+                found = self._in_flight().most_records(found, self.passed)
+            return replace(found, module=self._variants.use(found.source.layout, found.source.folded))
         except BaseException:
             self._variants.use("given")
             raise
-        found = self.best or self.refused
-        assert found is not None
-        found = replace(found, module=self._variants.use(found.source.layout, found.source.folded))
-        if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
-            found = self._most_records(found)
-        return found
 
-    def _most_records(self, fastest: Found) -> Found:
-        """The number of replays in flight, and of streams in each, that gives most records a second."""
-        one_stream = next(
-            (f for f in self.passed if f.source == fastest.source and f.plan.streams == 1 and f is not fastest), None
+    def _in_flight(self) -> InFlight:
+        return InFlight(
+            self._options,
+            self._device,
+            batch=self._batch,
+            variants=self._variants,
+            clock=self.clock,
+            told=self._told,
+            rows=self.candidates,
         )
-        asked = self._options.in_flight
-        best, best_rate = fastest, 0.0
-        for found in (f for f in (fastest, one_stream) if f is not None):
-            for count in _IN_FLIGHT if asked == "auto" else (asked,):
-                rate = self._rate(found, count)
-                if rate is None:
-                    break
-                if rate > best_rate * (1 + _FLIGHT_PAYS):
-                    best, best_rate = replace(found, in_flight=count, candidate=self.candidates[-1]), rate
-                elif asked == "auto":
-                    break  # more in flight would only take memory
-        return best
-
-    def _rate(self, found: Found, count: int) -> float | None:
-        """Records a second with `count` replays in flight; None where they do not fit."""
-        name = f"{found.candidate.name}, {count} in flight"
-        assert found.candidate.peak_bytes is not None
-        needed = count * found.candidate.peak_bytes
-        if self._options.memory_bytes is not None and needed > self._options.memory_bytes:
-            self._left_out(name, f"not tried: needs about {needed} bytes, more than it may use")
-            return None
-        self._told(name)
-        try:
-            with self.clock.time("capture"):
-                instances = capture_several(
-                    found.recording, found.plan, found.module, self._device, count, found.memory
-                )
-            try:
-                with self.clock.time("measure"):
-                    rate = measure.throughput_per_s(instances, self._device) * self._batch
-                nbytes = sum(i.bytes for i in instances)
-            finally:
-                for instance in instances:
-                    instance.close()
-        except Exception as e:  # noqa: BLE001 - one replay at a time works, whatever this is
-            self.candidates.append(failed(name, e, self._device))
-            return None
-        self.candidates.append(replace(found.candidate, name=name, records_per_s=rate, peak_bytes=nbytes))
-        return rate
 
     def _further_sources(self) -> list[Source]:
         if self._device.type == "cpu":

@@ -1,0 +1,13 @@
+"""What a program writes that outlives one replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nimble_jobs.schedule import Port, Program
+
+
+def names_written(program: Program, ports: Iterable[Port]) -> tuple[str, ...]:
+    """Names of those ports whose buffers the program writes into, each once, in the order of the first writes."""
+    names = {port.view.buffer: port.name for port in ports}
+    return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})
