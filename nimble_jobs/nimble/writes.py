@@ -8,20 +8,19 @@ from collections.abc import Sequence
 import torch
 
 from nimble_jobs.errors import UsageError
+from nimble_jobs.graph import writes
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.schedule import Program
 
 
 def written_inputs(program: Program) -> tuple[str, ...]:
     """Names of the inputs that a program writes into."""
-    names = {port.view.buffer: port.name for port in program.inputs}
-    return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})
+    return writes.names_written(program, program.inputs)
 
 
-def names_written(program: Program) -> list[str]:
+def names_written(program: Program) -> tuple[str, ...]:
     """Names of the state that a program writes into."""
-    by_buffer = {p.view.buffer: p.name for p in program.state}
-    return list(dict.fromkeys(by_buffer[v.buffer] for t in program.tasks for v in t.mutates if v.buffer in by_buffer))
+    return writes.names_written(program, program.state)
 
 
 def refuse_shared(signature: Signature, tensors: Sequence[torch.Tensor], written: Sequence[str]) -> None:
