@@ -171,6 +171,7 @@ class Candidate:
     error: float | None  # relative norm against eager on fresh random input
     chosen: bool
     reason: str
+    streams: int | None = None  # most of any of its plans; None where nothing was planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

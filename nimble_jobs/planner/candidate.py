@@ -37,14 +37,21 @@ class Found:
         return self.candidate.replay_us
 
 
-def left_out(name: str, reason: str, *, error: float | None = None) -> Candidate:
+def left_out(name: str, reason: str, *, error: float | None = None, streams: int | None = None) -> Candidate:
     """A candidate that was not measured, and why."""
     return Candidate(
-        name=name, replay_us=None, records_per_s=None, peak_bytes=None, error=error, chosen=False, reason=reason
+        name=name,
+        replay_us=None,
+        records_per_s=None,
+        peak_bytes=None,
+        error=error,
+        chosen=False,
+        reason=reason,
+        streams=streams,
     )
 
 
-def failed(name: str, error: Exception, device: torch.device) -> Candidate:
+def failed(name: str, error: Exception, device: torch.device, *, streams: int | None = None) -> Candidate:
     """The row of a candidate that raised. Whatever it raised, others may work: models rely on details of their own.
 
     Raises DeviceFault where the device does not answer any more, for then no other can.
@@ -57,13 +64,13 @@ def failed(name: str, error: Exception, device: torch.device) -> Candidate:
         raise DeviceFault(f"{name}: {_first_line(error)}; the device does not answer any more: {e}") from error
     match error:
         case CheckFailed():
-            return left_out(name, str(error), error=error.error)
+            return left_out(name, str(error), error=error.error, streams=streams)
         case OutOfMemory() | torch.OutOfMemoryError():
-            return left_out(name, "not built: not enough memory on the device")
+            return left_out(name, "not built: not enough memory on the device", streams=streams)
         case EngineError():
-            return left_out(name, f"not built: {error}")
+            return left_out(name, f"not built: {error}", streams=streams)
         case _:
-            return left_out(name, f"not built: {_first_line(error)}")
+            return left_out(name, f"not built: {_first_line(error)}", streams=streams)
 
 
 def _first_line(error: Exception) -> str:

@@ -91,15 +91,19 @@ class InFlight:
     def _measured(self, found: Found, count: int) -> float | None:
         """Records a second with `count` replays in flight; None where they do not fit, or may not overlap."""
         name = f"{found.candidate.name}, {count} in flight"
-        program, limit = found.recording.program, self._options.memory_bytes
+        streams, program, limit = found.plan.streams, found.recording.program, self._options.memory_bytes
         written = names_written(program, (*program.state, *program.constants))
         if count > 1 and written:
-            self._rows.append(left_out(name, f"not tried: the model writes its own tensor {written[0]!r}"))
+            self._rows.append(
+                left_out(name, f"not tried: the model writes its own tensor {written[0]!r}", streams=streams)
+            )
             return None
         assert found.candidate.peak_bytes is not None
         needed = count * found.candidate.peak_bytes
         if limit is not None and needed > limit:
-            self._rows.append(left_out(name, f"not tried: needs about {needed} bytes, more than it may use"))
+            self._rows.append(
+                left_out(name, f"not tried: needs about {needed} bytes, more than it may use", streams=streams)
+            )
             return None
         self._told(name)
         try:
@@ -114,7 +118,7 @@ class InFlight:
                 for instance in instances:
                     instance.close()
         except Exception as e:  # noqa: BLE001 - one replay at a time works, whatever this is
-            self._rows.append(failed(name, e, self._device))
+            self._rows.append(failed(name, e, self._device, streams=streams))
             return None
         self._rows.append(replace(found.candidate, name=name, records_per_s=rate, peak_bytes=nbytes))
         return rate

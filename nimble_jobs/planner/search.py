@@ -23,6 +23,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import CheckFailed, OutOfMemory
+from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.candidate import Found, failed, left_out
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.in_flight import InFlight
@@ -82,9 +83,9 @@ class Search:
             waiting = self._further_sources()
             while waiting:
                 source = waiting.pop(0)
-                if time.monotonic() > self._deadline:
-                    self._left_out(source.name, f"not tried: the budget of {self._options.budget_s:.0f} s was used up")
-                elif not self._try(source) and source.folded and source.kernels != "eager":
+                if self._spent(source.name) or self._try(source):
+                    continue
+                if source.folded and source.kernels != "eager":
                     waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
             found = self.best or self.refused
             assert found is not None
@@ -134,6 +135,9 @@ class Search:
                 self._pairs = foldable(recording.program, module)
             with self.clock.time("plan"):
                 single, facts = graph.single_stream(recording.program)
+                memory = arena_plan(recording.program, single)
+            if self._too_large(_name(source, single), single, recording, memory, must=must):  # timing tasks takes it
+                return False
             with self.clock.time("measure"):
                 durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
         except Exception as e:
@@ -152,6 +156,8 @@ class Search:
         if why_not is not None:
             self._left_out(f"{source.name}, several streams", why_not)
         for plan, known in plans:
+            if self._spent(_name(source, plan), plan.streams):
+                continue
             found = self._measure(source, module, recording, plan, known, durations, fewer=fewer)
             if found is not None and found.failure is None and _pays(found.candidate, fewer.candidate):
                 fewer = found
@@ -170,17 +176,11 @@ class Search:
         fewer: Found | None = None,
     ) -> Found | None:
         """Capture, check and time one plan; it becomes the best where it is faster than all before."""
-        name = f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
-        limit = self._options.memory_bytes
+        name = _name(source, plan)
         self._told(name)
         with self.clock.time("plan"):
             memory = arena_plan(recording.program, plan)
-        planned = planned_bytes(recording.program, memory)
-        if limit is not None and planned > limit:
-            reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
-            if must:
-                raise OutOfMemory(f"{name}: {reason}")
-            self._left_out(name, f"not captured: {reason}")
+        if self._too_large(name, plan, recording, memory, must=must):
             return None
         try:
             with self.clock.time("capture"):
@@ -195,8 +195,16 @@ class Search:
         except Exception as e:
             if must:
                 raise
-            self.candidates.append(failed(name, e, self._device))
+            self.candidates.append(failed(name, e, self._device, streams=plan.streams))
             return None
+        limit = self._options.memory_bytes
+        over = (
+            f"needs {nbytes} bytes, more than the {limit} that it may use"
+            if limit is not None and nbytes > limit
+            else None
+        )
+        if must and over is not None:
+            raise OutOfMemory(f"{name}: {over}")
         candidate = Candidate(
             name=name,
             replay_us=replay_us,
@@ -204,7 +212,8 @@ class Search:
             peak_bytes=nbytes,
             error=error,
             chosen=False,
-            reason=failure or "",
+            reason=failure or over or "",
+            streams=plan.streams,
         )
         found = Found(
             candidate=candidate,
@@ -219,13 +228,13 @@ class Search:
             failure=failure,
         )
         self.candidates.append(candidate)
-        if failure is None:
-            self.passed.append(found)
         if failure is not None:
             self.refused = self.refused or found
-        elif limit is not None and nbytes > limit and not must:
-            self._explain(candidate, f"needs {nbytes} bytes, more than the {limit} that it may use")
-        elif fewer is not None and not _pays(candidate, fewer.candidate):
+            return found
+        if over is not None:
+            return None
+        self.passed.append(found)
+        if fewer is not None and not _pays(candidate, fewer.candidate):
             self._explain(candidate, f"not enough faster than {fewer.candidate.name} for the memory that it needs")
         elif self.best is None or replay_us < self.best.replay_us:
             self.best = found
@@ -249,11 +258,34 @@ class Search:
             return e.error, str(e)
         return error, None
 
+    def _too_large(self, name: str, plan: Plan, recording: Recording, memory: MemoryPlan, *, must: bool) -> bool:
+        """Whether a plan needs more memory than it may use. Raises OutOfMemory for a candidate that must work."""
+        limit, planned = self._options.memory_bytes, planned_bytes(recording.program, memory)
+        if limit is None or planned <= limit:
+            return False
+        reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
+        if must:
+            raise OutOfMemory(f"{name}: {reason}")
+        self.candidates.append(left_out(name, f"not captured: {reason}", streams=plan.streams))
+        return True
+
+    def _spent(self, name: str, streams: int | None = None) -> bool:
+        """Whether the time is used up, in which case this candidate is left out."""
+        if time.monotonic() <= self._deadline:
+            return False
+        reason = f"not tried: the budget of {self._options.budget_s:.0f} s was used up"
+        self.candidates.append(left_out(name, reason, streams=streams))
+        return True
+
     def _left_out(self, name: str, reason: str) -> None:
         self.candidates.append(left_out(name, reason))
 
     def _explain(self, candidate: Candidate, reason: str) -> None:
         self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
+
+
+def _name(source: Source, plan: Plan) -> str:
+    return f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
 
 
 def _pays(more: Candidate, fewer: Candidate) -> bool:

@@ -225,6 +225,7 @@ class StepSearch:
             error=error,
             chosen=False,
             reason="",
+            streams=max(h.plan.streams for h in halves.values()),
         )
         self.candidates.append(candidate)
         return FoundStep(source=source, recordings=recordings, halves=halves, error=error, candidate=candidate)

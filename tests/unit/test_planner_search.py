@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner import candidate as candidates
@@ -16,7 +18,7 @@ from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.search import Search
 from nimble_jobs.planner.source import Source
-from nimble_jobs.schedule import Candidate, Schedule
+from nimble_jobs.schedule import Candidate, Program, Schedule
 
 CPU = torch.device("cpu")
 LAST = Source(kernels="eager", layout="channels-last")
@@ -119,3 +121,51 @@ def test_a_lost_device_is_no_reason_to_try_another_candidate(monkeypatch: pytest
     monkeypatch.setattr(candidates, "synchronize", broken)
     with pytest.raises(DeviceFault, match="a: KeyError: 'x'; the device does not answer any more: CUDA error"):
         candidates.failed("a", KeyError("x"), CPU)
+
+
+def test_memory_is_planned_before_tasks_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing takes the memory of a whole replay, so what is too large is refused before."""
+    monkeypatch.setattr(measure, "task_times_us", lambda *_: pytest.fail("timed beyond the limit"))
+    with pytest.raises(OutOfMemory, match="eager kernels, 1 stream: its memory plan needs"):
+        searched(Images(), monkeypatch, memory_bytes=10)
+
+
+def test_what_measures_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first candidate, too: libraries may take more than was planned."""
+    module, limit = sys.modules["nimble_jobs.planner.search"], 10**6
+    real, sizes = module.capture_several, iter([1000, 10 * limit])
+
+    def larger(*args: Any) -> Any:
+        instances = real(*args)
+        instances[0].bytes = next(sizes)
+        return instances
+
+    monkeypatch.setattr(module, "capture_several", larger)
+    built = searched(Images(), monkeypatch, LAST, memory_bytes=limit)
+    needs = f"needs {10 * limit} bytes, more than the {limit} that it may use"
+    assert row(built, "eager kernels, channels-last, 1 stream").reason == needs
+    assert row(built, "eager kernels, 1 stream").chosen
+    sizes = iter([10 * limit])
+    with pytest.raises(OutOfMemory, match=f"eager kernels, 1 stream: {needs}"):
+        searched(Images(), monkeypatch, LAST, memory_bytes=limit)
+
+
+def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first candidate is always measured; the others' rows say that the budget was used up."""
+    module = sys.modules["nimble_jobs.planner.search"]
+
+    def two_streams(program: Program, *_: Any) -> Any:
+        return [graph.make_plan(program, max_streams=2)], None
+
+    class Twice(Images):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x).relu() + x[:, :, 2:, 2:].tanh().sum(dim=1, keepdim=True)
+
+    monkeypatch.setattr(module, "plans_with_streams", two_streams)
+    spent = searched(Twice(), monkeypatch, LAST, budget_s=0.0)
+    two = row(spent, "eager kernels, 2 streams")
+    assert (two.reason, two.streams) == ("not tried: the budget of 0 s was used up", 2)
+    assert row(spent, LAST.name).reason == two.reason
+    assert [c.streams for c in spent.schedule.candidates] == [None, 1, 2, None]
+    assert Schedule.from_json(spent.schedule.to_json()) == spent.schedule
+    assert row(searched(Twice(), monkeypatch), "eager kernels, 2 streams").replay_us is not None
