@@ -24,8 +24,15 @@ _ROUNDS_AHEAD = 25  # between two waits for the device
 _REPEATS = 20  # of a task in its graph: the launch of the graph, a few microseconds, is shared by so many
 
 
-def time_us(call: Callable[[], object], device: torch.device, *, budget_s: float = 0.5) -> float:
-    """Median time of one call, within about `budget_s` seconds."""
+def time_us(
+    call: Callable[[], object],
+    device: torch.device,
+    *,
+    budget_s: float = 0.5,
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """Median time of one call, within about `budget_s` seconds. `before` is called before each sample, untimed."""
+    before()
     call()
     synchronize(device)
     start = time.perf_counter()
@@ -34,7 +41,12 @@ def time_us(call: Callable[[], object], device: torch.device, *, budget_s: float
     once = max(time.perf_counter() - start, 1e-7)
     calls = max(1, min(200, int(budget_s / once / (_SAMPLES + 1))))
     samples = max(1, min(_SAMPLES, int(budget_s / once)))
-    return median(_sample(call, device, calls) for _ in range(samples))
+    times = []
+    for _ in range(samples):
+        before()
+        synchronize(device)
+        times.append(_sample(call, device, calls))
+    return median(times)
 
 
 def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = 0.4) -> float:

@@ -16,6 +16,7 @@ from nimble_jobs.graph.writes import names_written
 from nimble_jobs.planner.candidate import Found, failed, left_out
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import capture_several
+from nimble_jobs.planner.samples import Samples
 from nimble_jobs.planner.source import Source, Variants
 from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate
@@ -35,6 +36,7 @@ class InFlight:
         *,
         batch: int,
         variants: Variants,
+        samples: Samples,
         clock: Clock,
         told: Callable[[str], None],
         rows: list[Candidate],
@@ -43,6 +45,7 @@ class InFlight:
         self._device = device
         self._batch = batch
         self._variants = variants
+        self._samples = samples
         self._clock = clock
         self._told = told
         self._rows = rows
@@ -112,6 +115,8 @@ class InFlight:
                 instances = capture_several(found.recording, found.plan, module, self._device, count, found.memory)
             try:
                 with self._clock.time("measure"):
+                    for instance in instances:
+                        self._samples.fill(instance)
                     rate = measure.throughput_per_s(instances, self._device) * self._batch
                 nbytes = sum(i.bytes for i in instances)
             finally:

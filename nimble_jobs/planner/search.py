@@ -29,6 +29,7 @@ from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.in_flight import InFlight
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import capture_several, durations_us, plans_with_streams
+from nimble_jobs.planner.samples import Samples
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
@@ -65,6 +66,7 @@ class Search:
         self._told = told
         self.clock = Clock()
         self._variants = Variants(module)
+        self._samples: Samples | None = None
         self._pairs: Pairs = ()
         self._deadline = time.monotonic() + options.budget_s
         self.candidates: list[Candidate] = []
@@ -90,18 +92,25 @@ class Search:
             found = self.best or self.refused
             assert found is not None
             if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
-                found = self._in_flight().most_records(found, self.passed)
+                found = self._in_flight(found.recording).most_records(found, self.passed)
             return replace(found, module=self._variants.use(found.source.layout, found.source.folded))
         except BaseException:
             self._variants.use("given")
             raise
 
-    def _in_flight(self) -> InFlight:
+    def _samples_of(self, recording: Recording) -> Samples:
+        """The same for all sources, whose inputs differ in their layout alone."""
+        if self._samples is None:
+            self._samples = Samples(recording.program.inputs, self._below, self._integers)
+        return self._samples
+
+    def _in_flight(self, recording: Recording) -> InFlight:
         return InFlight(
             self._options,
             self._device,
             batch=self._batch,
             variants=self._variants,
+            samples=self._samples_of(recording),
             clock=self.clock,
             told=self._told,
             rows=self.candidates,
@@ -188,7 +197,8 @@ class Search:
             try:
                 error, failure = self.check(instance, recording)
                 with self.clock.time("measure"):
-                    replay_us = measure.time_us(instance.replay, self._device)
+                    samples = self._samples_of(recording)
+                    replay_us = measure.time_us(instance.replay, self._device, before=lambda: samples.fill(instance))
                 nbytes = instance.bytes
             finally:
                 instance.close()

@@ -15,6 +15,7 @@ from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.planner.candidate import Found, left_out
 from nimble_jobs.planner.in_flight import InFlight
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.samples import Samples
 from nimble_jobs.planner.source import Source, Variants, record_source
 from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate
@@ -61,7 +62,16 @@ def chosen(
     monkeypatch.setattr(measure, "throughput_per_s", lambda instances, *_a, **_k: next(left[len(instances)]))
     rows = [f.candidate for f in passed]
     options = BuildOptions(purpose="throughput", **named)
-    flight = InFlight(options, CPU, batch=1, variants=Variants(module), clock=Clock(), told=lambda _: None, rows=rows)
+    flight = InFlight(
+        options,
+        CPU,
+        batch=1,
+        variants=Variants(module),
+        samples=Samples(passed[0].recording.program.inputs, 2, {}),
+        clock=Clock(),
+        told=lambda _: None,
+        rows=rows,
+    )
     return flight.most_records(passed[0], passed), rows
 
 
@@ -122,6 +132,7 @@ def test_instances_that_cannot_be_timed_are_closed(monkeypatch: pytest.MonkeyPat
         CPU,
         batch=1,
         variants=Variants(module),
+        samples=Samples(passed[0].recording.program.inputs, 2, {}),
         clock=Clock(),
         told=lambda _: None,
         rows=(rows := []),

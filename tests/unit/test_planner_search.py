@@ -12,8 +12,10 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner import candidate as candidates
+from nimble_jobs.planner import samples
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.search import Search
@@ -169,3 +171,26 @@ def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.Monke
     assert [c.streams for c in spent.schedule.candidates] == [None, 1, 2, None]
     assert Schedule.from_json(spent.schedule.to_json()) == spent.schedule
     assert row(searched(Twice(), monkeypatch), "eager kernels, 2 streams").replay_us is not None
+
+
+def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four random ones at least, each given before the clock starts and not while it runs."""
+    real, seen, timing = measure._sample, set(), False
+
+    def sampled(call: Any, device: torch.device, calls: int) -> float:
+        nonlocal timing
+        timing = True
+        took = real(call, device, calls)
+        timing = False
+        return took
+
+    class Watched(samples.Samples):
+        def fill(self, instance: Instance) -> None:
+            assert not timing
+            super().fill(instance)
+            seen.add(float(instance.inputs["x"].sum()))
+
+    monkeypatch.setattr(measure, "_sample", sampled)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "Samples", Watched)
+    searched(Images(), monkeypatch)
+    assert len(seen) == 4
