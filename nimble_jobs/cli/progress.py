@@ -50,7 +50,7 @@ class Lines:
         for job in jobs:
             text = job.state.value
             if job.state is JobState.RUNNING:
-                text = " ".join(filter(None, ["running", job.phase, render.schedule_state(job)]))
+                text = " ".join(filter(None, ["running", render.phase(job), render.schedule_state(job)]))
             if self._seen.get(job.id) != text and not job.state.final:
                 output.note(f"{job.name} {job.id} {text}")
             self._seen[job.id] = text
@@ -186,7 +186,7 @@ def _state(job: Job) -> str:
     if job.state is not JobState.RUNNING:
         return "starting" if job.foreground and not job.state.final else job.state.value
     if job.phase not in (None, "run"):
-        return str(job.phase)
+        return str(render.phase(job))
     return render.training(job.timings) or render.schedule_state(job) or "running"
 
 

@@ -162,6 +162,12 @@ def schedule_state(job: Job) -> str:
     return {"miss": "built", "stored": "stored hit", "resident": "resident hit"}.get(str(hit), "")
 
 
+def phase(job: Job) -> str | None:
+    """What a running job does right now; of a build, the candidate that is tried: build: eager kernels, 2 streams."""
+    trying = job.schedule.get("trying")
+    return f"build: {trying}" if job.phase == "build" and trying else job.phase
+
+
 def fallback(job: Job) -> str | None:
     """Why the job ran in eager instead of its schedule, if it did."""
     reason = job.schedule.get("fallback")
@@ -182,13 +188,16 @@ def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
     """One panel with a line for each way to run the model that was built and measured; none where there were none."""
     lines = []
     for candidate in found:
-        parts = [micros(candidate.get("replay_us"))]
+        parts = []
+        if candidate.get("replay_us") is not None:
+            parts.append(micros(candidate["replay_us"]))
         if candidate.get("peak_bytes") is not None:
             parts.append(size(candidate["peak_bytes"]))
         if candidate.get("error") is not None:
             parts.append(f"error {candidate['error']:.2g}")
         chosen = "chosen, " if candidate.get("chosen") else ""
-        lines.append((str(candidate["name"]), f"{', '.join(parts)}; {chosen}{candidate['reason']}"))
+        measured = f"{', '.join(parts)}; " if parts else ""
+        lines.append((str(candidate["name"]), f"{measured}{chosen}{candidate['reason']}"))
     return [("Candidates", lines)] if lines else []
 
 
@@ -229,7 +238,7 @@ def sections(parts: Sequence[Section]) -> None:
     console = output.console()
     for title, lines in parts:
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(style="dim", max_width=console.width * 2 // 5, overflow="fold")
         grid.add_column(overflow="fold")
         for name, value in lines:
             grid.add_row(name, Text(value, style=_value_style(name, value)))

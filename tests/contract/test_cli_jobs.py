@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs import client
+from nimble_jobs.cli import progress
 from nimble_jobs.cli import submit as cli_submit
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import dump, load
@@ -208,6 +209,21 @@ def test_show_holds_what_was_promised(cli: Cli, jobs: dict[str, str]) -> None:
     assert (shown["schedule"]["hit"], shown["timings"]["records_per_s"]) == ("stored", 720.0)
     assert [attempt["outcome"] for attempt in shown["attempts"]] == ["succeeded"]
     assert shown["events"][0]["kind"] == "submitted"
+
+
+def test_a_build_names_the_candidate_that_is_tried(
+    cli: Cli, jobs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`show` and the lines of `run` and `wait` say what is tried while a schedule is built, and not afterwards."""
+    store, lines, seen = cli.store(), progress.Lines(), []
+    for phase, schedule in (("build", {"trying": "eager kernels, 2 streams"}), ("run", {"hit": "miss"})):
+        store.jobs.progress(jobs["running"], 1, done=0, total=None, bad=0, phase=phase, schedule=schedule)
+        shown = cli("show", jobs["running"]).out
+        assert ("schedule.trying: eager kernels, 2 streams" in shown) == (phase == "build")
+        lines.update([store.jobs.get(jobs["running"])])
+        seen.append(capsys.readouterr().err.strip().partition(jobs["running"])[2])
+    assert seen == [" running build: eager kernels, 2 streams", " running run built"]
+    store.close()
 
 
 def test_show_names_the_device_of_a_speed(cli: Cli, jobs: dict[str, str]) -> None:
