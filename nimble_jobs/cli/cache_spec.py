@@ -11,18 +11,12 @@ import typer
 
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.cache_rows import brief, rows_of, shape, with_reason
-from nimble_jobs.cli.steps import steps
+from nimble_jobs.cli.telling import telling
 from nimble_jobs.errors import JobFailed, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.ahead import Ahead
     from nimble_jobs.planner.why import Difference, Why
-
-
-GpuMemory = Annotated[
-    str | None,
-    typer.Option("--gpu-memory", metavar="SIZE", help="That of the worker which will run the jobs, if it was given."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +28,7 @@ def why(
     ctx: typer.Context,
     spec: options.SpecFile,
     overrides: options.Overrides = None,
-    gpu_memory: GpuMemory = None,
+    gpu_memory: options.GpuMemory = None,
     json: options.Json = False,
 ) -> None:
     """Say whether a spec's schedule is stored; if not, what of its key differs from the nearest one.
@@ -72,8 +66,9 @@ def build(
         list[str] | None,
         typer.Option("--batch-size", metavar="N,N", help="Batch sizes in place of the spec's. Repeatable."),
     ] = None,
-    gpu_memory: GpuMemory = None,
+    gpu_memory: options.GpuMemory = None,
     allow_python: options.AllowPython = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Build and store the schedules that a spec's jobs will need. No job is queued."""
@@ -84,12 +79,17 @@ def build(
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
     loaded = load(spec, overrides or ())
     allowed = allowed_python(allow_python or ())
-    with options.store(ctx) as store:
+    made: list[Ahead] = []
+    with options.store(ctx) as store, telling(quiet=quiet) as tell:
+
+        def told(doing: str) -> None:
+            tell(f"{len(made) + 1} of {len(sizes)}: {doing}" if len(sizes) > 1 else doing)
+
         from nimble_jobs.workloads.ahead import build as ahead  # loads torch
 
-        made = []
-        building = ahead(loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes)
-        for each in steps(building, len(sizes) or 1, "building"):
+        for each in ahead(
+            loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes, told=told
+        ):
             made.append(each)
             if not json:
                 output.emit(_line(each))

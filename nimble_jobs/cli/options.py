@@ -51,6 +51,10 @@ AllowPython = Annotated[
         "--allow-python", metavar="DIR", help="Folder whose Python files may be executed as models. Repeatable."
     ),
 ]
+GpuMemory = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", metavar="SIZE", help="That of the worker which will run the jobs, if it was given."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 

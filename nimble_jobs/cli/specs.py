@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.explained import explained
+from nimble_jobs.cli.telling import telling
+from nimble_jobs.errors import JobFailed
 
 
 def register(app: typer.Typer) -> None:
@@ -46,12 +49,15 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto and chrome://tracing.")
     ] = None,
     dot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the dependencies as Graphviz DOT.")] = None,
+    gpu_memory: options.GpuMemory = None,
     allow_python: options.AllowPython = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Show the schedule that a spec gets.
 
-    Its key and what it was made of, the graph, the memory, and the candidates with what was chosen and why.
+    Its key and what it was made of, how long each stage took, the graph and its bounds, the memory, and the candidates
+    with what was chosen and why. On a miss the schedule is built and stored. Exits 100 where jobs will run in eager.
     """
     from nimble_jobs.client import allowed_python
     from nimble_jobs.draw import Drawing
@@ -61,23 +67,24 @@ def explain(
     drawings = [make(path) for make, path in asked if path is not None]
     loaded = load(spec, overrides or ())
     allowed = allowed_python(allow_python or ())
-    from nimble_jobs.workloads.explain import explain as plan  # loads torch, so after all that can be refused quickly
+    memory_bytes = options.size(gpu_memory, "--gpu-memory")
+    with options.store(ctx) as store, telling(quiet=quiet) as told:
+        from nimble_jobs.workloads.explain import explain as plan  # loads torch
 
-    with options.store(ctx) as store:
-        found = plan(loaded, store=store, build=not no_build, allowed_python=allowed, drawings=drawings)
+        found = plan(
+            loaded,
+            store=store,
+            build=not no_build,
+            allowed_python=allowed,
+            memory_bytes=memory_bytes,
+            drawings=drawings,
+            told=told,
+        )
     for drawing in drawings:
         output.note(f"wrote {drawing.path}")
     if json:
         output.emit_json(found)
     else:
-        render.sections(_explained(found))
-
-
-def _explained(found: dict[str, Any]) -> list[render.Section]:
-    parts: list[render.Section] = []
-    head = {name: value for name, value in found.items() if not isinstance(value, (dict, list))}
-    parts.append(("Schedule", render.flat(head)))
-    for title, name in (("Key", "key_parts"), ("Graph", "graph"), ("Memory", "memory")):
-        if found.get(name):
-            parts.append((title, render.flat(found[name])))
-    return parts + render.candidates(found.get("candidates", ()))
+        render.sections(explained(found))
+    if found["fallback"] is not None:
+        raise JobFailed(f"jobs will run in eager: {found['fallback']}")

@@ -83,7 +83,7 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, to
         return answer
 
     def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
-        told(schedule["trying"] if schedule is not None else _PHASES[phase])
+        told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
 
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
     prepared = prepare(

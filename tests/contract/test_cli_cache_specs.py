@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +75,73 @@ def test_build_ahead_then_run(cli: Cli, spec: Path) -> None:
     assert made[0]["device"] in again.out, "a measured time stands beside its device"
     assert cli("ls", "--json").json == []
     assert cli("run", spec, "--json").json["schedule"]["hit"] == "stored"
+
+
+def test_explain_and_build_agree_with_the_worker_that_will_run(cli: Cli, spec: Path) -> None:
+    """A worker's limit is part of the key: explained with it, a schedule is the one that was built with it."""
+    (made,) = cli("cache", "build", spec, "--gpu-memory", "1GiB", "--json").json
+    limited = cli("explain", spec, "--gpu-memory", "1GiB", "--json").json
+    assert (limited["key"], limited["hit"]) == (made["key"], "stored")
+    assert limited["key_parts"]["schedule.memory_bytes"] == str(2**30)
+    assert cli("explain", spec, "--no-build", "--json").json["hit"] == "miss"
+    assert len(cli("cache", "ls", "--json").json) == 1
+    assert cli("explain", spec, "--gpu-memory", "much").code == 2
+
+
+def test_a_build_is_followed_on_stderr(cli: Cli, spec: Path) -> None:
+    """Without a terminal each thing that is done is a line, with --quiet none; stdout holds the answer alone."""
+    told = ["loading the model", "measuring eager", "trying eager kernels", "trying eager kernels, 1 stream"]
+    explained = cli("explain", spec, "--json")
+    assert (explained.code, explained.lines, explained.json["hit"]) == (0, told, "miss")
+    sizes = cli("cache", "build", spec, "--batch-size", "2,3", "--json")
+    assert sizes.lines == [f"2 of 2: {line}" for line in told], "the first is stored"
+    quiet = cli("cache", "build", spec, "--batch-size", "4", "--quiet", "--json")
+    assert (quiet.code, quiet.lines, quiet.json[0]["hit"]) == (0, [], False)
+    assert cli("explain", spec, "input.batch_size=5", "-q").lines == []
+
+
+def test_on_a_terminal_progress_is_one_line_that_vanishes(cli: Cli, spec: Path) -> None:
+    """It is drawn where stderr is a terminal; what goes to stdout still gets there, whatever that is."""
+    reader, screen = os.openpty()
+    args = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(cli.home), "cache", "build", str(spec)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=screen, env=os.environ | {"TERM": "xterm"}) as process:
+        os.close(screen)
+        drawn = b""
+        with contextlib.suppress(OSError):  # the other end was closed
+            while data := os.read(reader, 4096):
+                drawn += data
+        assert process.stdout is not None
+        out = process.stdout.read().decode()
+    os.close(reader)
+    assert process.returncode == 0, drawn
+    assert " built in " in out, drawn
+    assert b"trying eager kernels" in drawn
+    assert drawn.rstrip().endswith(b"\x1b[2K"), "the line is erased"
+
+
+def test_explain_shows_stages_graph_bounds_and_memory(cli: Cli, spec: Path) -> None:
+    """Every part of the answer has its lines, and every number its unit."""
+    lines = dict(line.split(": ", 1) for line in cli("explain", spec).out.splitlines())
+    stages = [f"stages.{name}" for name in ("load", "record", "plan", "capture", "check", "measure", "build")]
+    assert [name for name in lines if name.startswith("stages.")] == stages
+    assert all(lines[name].endswith("s") for name in stages)
+    assert lines["graph.syncs"] == "0 needed for full concurrency, 0 used"
+    assert (lines["graph.tasks"], lines["graph.width"], lines["graph.streams"]) == ("3", "1", "1")
+    assert {"bounds.critical path", "bounds.all work", "bounds.replay", "memory.peak", "memory.arena"} <= set(lines)
+    assert lines["schedule.answer"] == "miss: no schedule is stored under this key"
+    assert cli("explain", spec).out.splitlines()[1] == "schedule.answer: stored hit"
+
+
+def test_explain_says_why_there_is_none(cli: Cli, spec: Path) -> None:
+    """What is known is printed, and the exit code says that jobs will run in eager, as that of `cache build` does."""
+    (spec.parent / "blocks.py").write_text(BLOCKS.replace("x.relu() + 1", "x * float(x.sum())"))
+    failed = cli("explain", spec, "--json", "--quiet")
+    assert (failed.code, failed.json["hit"], failed.lines) == (
+        100,
+        "miss",
+        [f"nimble-jobs: jobs will run in eager: {failed.json['fallback']}"],
+    )
+    assert "schedule.fallback: no schedule could be built: " in cli("explain", spec).out
 
 
 def test_build_says_why_there_is_none(cli: Cli, spec: Path) -> None:

@@ -341,7 +341,7 @@ def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Pa
     graph = answer["graph"]
     assert graph["syncs_needed"] == graph["meg_edges"] - graph["matching"]
     assert [c["name"] for c in answer["candidates"] if c["chosen"]] == ["eager kernels, 1 stream"]
-    assert told == ["loading the model", "measuring eager", "eager kernels", "eager kernels, 1 stream"]
+    assert told == ["loading the model", "measuring eager", "trying eager kernels", "trying eager kernels, 1 stream"]
     told.clear()
     again = explained()
     assert (answer["hit"], again["hit"], told) == ("miss", "stored", [])
