@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
@@ -23,8 +22,6 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.build import build_best
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.schedule import Candidate, Schedule
-
-_STREAMS = re.compile(r"\b(\d+|one) streams?\b")
 
 
 def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
@@ -88,10 +85,10 @@ def of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tole
     fitting = [
         (c.replay_us, c)
         for c in candidates
-        if c.replay_us and c.error is not None and c.error <= tolerance and _on_many(c.name) is many
+        if c.replay_us and c.error is not None and c.error <= tolerance and _on_many(c) is many
     ]
     if not fitting:
-        reasons = [c.reason for c in candidates if _on_many(c.name) is many or "several streams" in c.name]
+        reasons = [c.reason for c in candidates if _on_many(c) is many or "several streams" in c.name]
         return dataclasses.replace(blank(unit, system), note="; ".join(reasons) or "no such candidate")
     replay_us, best = min(fitting, key=lambda pair: pair[0])
     return dataclasses.replace(
@@ -104,10 +101,9 @@ def of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tole
     )
 
 
-def _on_many(name: str) -> bool | None:
-    """Whether a candidate's name speaks of more than one stream; None where it speaks of none."""
-    found = _STREAMS.search(name)
-    return found[1] not in ("1", "one") if found else None
+def _on_many(candidate: Candidate) -> bool | None:
+    """Whether it has more than one stream; None where nothing was planned."""
+    return candidate.streams > 1 if candidate.streams is not None else None
 
 
 def facts_of(schedule: Schedule) -> dict[str, Any]:
