@@ -325,7 +325,5 @@ def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
             store.artifacts.put(tensor.cpu().numpy().tobytes())
         if built.binaries:
             store.artifacts.put(built.binaries)
-        store.schedules.save(built.schedule, parts=parts, now=time.time())
-    if built.failure is not None:
-        store.schedules.refuse(built.schedule.key, built.failure, time.time())
+        store.schedules.save(built.schedule, parts=parts, now=time.time(), refused=built.failure)
     store.keep_to_size(time.time(), in_use=[built.schedule.key])

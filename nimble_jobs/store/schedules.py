@@ -40,6 +40,16 @@ class Lookup:
     refused: str | None = None  # it failed its check: building it again would fail again
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """A schedule to keep, and what is known of it. See `Schedules.save`."""
+
+    schedule: Schedule
+    parts: Mapping[str, str]
+    origin: Mapping[str, str] | None = None
+    refused: str | None = None
+
+
 class Schedules:
     """The schedules of a store, by key. Time is always an argument: Unix seconds."""
 
@@ -74,46 +84,24 @@ class Schedules:
         parts: Mapping[str, str],
         now: float,
         origin: Mapping[str, str] | None = None,
+        refused: str | None = None,
     ) -> None:
         """Keep a schedule under its key, durably, in place of what was there. It is ready from now on.
 
-        Its artifacts must be stored already. `origin`: what built it, where that was not this process.
+        Its artifacts must be stored already. `origin`: what built it, where that was not this process. `refused`: why
+        it must not be used, nor built again; it was never ready then.
         """
-        text = schedule.to_json()
-        needed = needed_by(schedule)
-        covered: dict[str, Any] = {
-            "key": schedule.key,
-            "format_version": schedule.format_version,
-            "parts": dump(dict(parts)),
-            "model": parts.get("model.source", ""),
-            "device": schedule.device,
-            "input": parts.get("input", ""),
-            "dtype": parts.get("model.dtype", ""),
-            "mode": parts.get("mode", ""),
-            "streams": schedule.plan.streams,
-            "syncs": len(schedule.plan.syncs),
-            "replay_us": float(schedule.replay_us),
-            "eager_us": float(schedule.eager_us),
-            "bytes": len(text.encode()) + sum(ref.bytes for ref in needed),
-            "created_at": float(now),
-            "build_s": float(schedule.build_s),
-            "provenance": dump(dict(provenance() if origin is None else origin)),
-        }
-        assert tuple(covered) == COVERED
-        ready = ScheduleState.READY.value
-        digest = digest_of(covered, needed, text)
+        self.save_all([Saving(schedule=schedule, parts=parts, origin=origin, refused=refused)], now)
+
+    def save_all(self, savings: Collection[Saving], now: float) -> None:
+        """`save` several, all or none of them."""
+        rows = [(saving, *_rows(saving, now)) for saving in savings]
 
         def work(session: Session) -> None:
-            query = select(ScheduleRow.hits, ScheduleRow.resident_hits).where(ScheduleRow.key == schedule.key)
-            hits, resident_hits = session.execute(query).one_or_none() or (0, 0)
-            delete_rows(session, [schedule.key])
-            counts = {"hits": hits, "resident_hits": resident_hits, "last_used_at": now}
-            session.add(ScheduleRow(**covered, **counts, sha256=digest, state=ready, refused=False))
-            session.flush()
-            session.add(ScheduleTextRow(key=schedule.key, text=text))
-            session.add_all(
-                ScheduleArtifactRow(key=schedule.key, name=ref.name, kind=ref.kind, bytes=ref.bytes) for ref in needed
-            )
+            for saving, row, text, needed in rows:
+                _replace(session, row, text, needed, now)
+                if saving.refused is not None:
+                    _note_quarantine(session, saving.schedule.key, saving.refused, now)
 
         self._db.write(work)
 
@@ -226,7 +214,51 @@ class Schedules:
 
         def work(session: Session) -> None:
             if changed(session, statement) == 1:
-                message = f"schedule {key[:16]} quarantined: {reason}"
-                record_event(session, "quarantined", message, now=now, data={"key": key})
+                _note_quarantine(session, key, reason, now)
 
         self._db.write(work)
+
+
+def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[ArtifactRef]]:
+    """The columns of a schedule's row, but those that count its use; its text; its artifacts."""
+    schedule, parts = saving.schedule, saving.parts
+    text = schedule.to_json()
+    needed = needed_by(schedule)
+    covered: dict[str, Any] = {
+        "key": schedule.key,
+        "format_version": schedule.format_version,
+        "parts": dump(dict(parts)),
+        "model": parts.get("model.source", ""),
+        "device": schedule.device,
+        "input": parts.get("input", ""),
+        "dtype": parts.get("model.dtype", ""),
+        "mode": parts.get("mode", ""),
+        "streams": schedule.plan.streams,
+        "syncs": len(schedule.plan.syncs),
+        "replay_us": float(schedule.replay_us),
+        "eager_us": float(schedule.eager_us),
+        "bytes": len(text.encode()) + sum(ref.bytes for ref in needed),
+        "created_at": float(now),
+        "build_s": float(schedule.build_s),
+        "provenance": dump(dict(provenance() if saving.origin is None else saving.origin)),
+    }
+    assert tuple(covered) == COVERED
+    state = ScheduleState.READY if saving.refused is None else ScheduleState.QUARANTINED
+    row = covered | {"sha256": digest_of(covered, needed, text), "state": state.value}
+    return row | {"refused": saving.refused is not None, "reason": saving.refused}, text, needed
+
+
+def _replace(session: Session, row: Mapping[str, Any], text: str, needed: Collection[ArtifactRef], now: float) -> None:
+    """Insert what is kept of a schedule, in place of what was there, whose hits still count."""
+    key = row["key"]
+    query = select(ScheduleRow.hits, ScheduleRow.resident_hits).where(ScheduleRow.key == key)
+    hits, resident_hits = session.execute(query).one_or_none() or (0, 0)
+    delete_rows(session, [key])
+    session.add(ScheduleRow(**row, hits=hits, resident_hits=resident_hits, last_used_at=now))
+    session.flush()
+    session.add(ScheduleTextRow(key=key, text=text))
+    session.add_all(ScheduleArtifactRow(key=key, name=ref.name, kind=ref.kind, bytes=ref.bytes) for ref in needed)
+
+
+def _note_quarantine(session: Session, key: str, reason: str, now: float) -> None:
+    record_event(session, "quarantined", f"schedule {key[:16]} quarantined: {reason}", now=now, data={"key": key})

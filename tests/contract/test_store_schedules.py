@@ -20,6 +20,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.schedule import FORMAT_VERSION, CompiledKernel
 from nimble_jobs.store import ArtifactRef, ScheduleState, Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
+from nimble_jobs.store.schedules import Saving
 from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, key_of
 
 KEY = key_of("a")
@@ -61,6 +62,32 @@ def test_miss(store: Store) -> None:
     found = store.schedules.lookup(KEY)
     assert (found.stored, found.refused) == (None, None)
     assert found.reason == "no schedule is stored under this key"
+
+
+def test_refused_from_the_start(store: Store) -> None:
+    """A schedule saved as refused is never ready: one transaction, which notes why, and keeps the hits of before."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    store.schedules.touch(KEY, Hit.STORED, NOW)
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW, refused="differs by 0.5")
+    found = store.schedules.lookup(KEY)
+    assert (found.stored, found.refused) == (None, "differs by 0.5")
+    assert (store.schedules.ready(KEY), store.schedules.get(KEY).hits) == (False, 1)
+    (event,) = store.jobs.events()
+    assert (event.kind, event.data) == ("quarantined", {"key": KEY})
+    assert store.check() == []
+
+
+def test_several_are_saved_or_none(store: Store) -> None:
+    """A schedule that cannot be stored takes those before it along."""
+    other = key_of("b")
+    savings = [Saving(schedule=a_schedule(KEY), parts=PARTS), Saving(schedule=a_schedule(other), parts=PARTS)]
+    broken = Saving(schedule=a_schedule(key_of("c")), parts=PARTS | {"model.source": "no text: \udc00"})
+    with pytest.raises(UnicodeEncodeError):
+        store.schedules.save_all([*savings, broken], NOW)
+    assert store.schedules.list() == []
+    store.schedules.save_all(savings, NOW)
+    assert {entry.key for entry in store.schedules.list()} == {KEY, other}
+    assert store.check() == []
 
 
 def test_touch(store: Store) -> None:
