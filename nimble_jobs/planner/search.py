@@ -93,7 +93,9 @@ class Search:
             assert found is not None
             if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
                 found = self._in_flight(found.recording).most_records(found, self.passed)
-            return replace(found, module=self._variants.use(found.source.layout, found.source.folded))
+            found = replace(found, module=self._variants.use(found.source.layout, found.source.folded))
+            self._variants.settle()
+            return found
         except BaseException:
             self._variants.use("given")
             raise

@@ -64,6 +64,11 @@ class Variants:
         self._lay_out(self._folded[2], layout)
         return self._folded[1]
 
+    def settle(self) -> None:
+        """Let the weights stay as they lie now, and let go of how they were given."""
+        self._given = []
+        self._folded = None
+
     @staticmethod
     def _lay_out(tensors: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> None:
         for tensor, given in tensors:
