@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The inference benchmark of all twelve models, spread over every GPU of the machine: one process a GPU at a time.
+#
+#   scripts/bench_all.sh [FOLDER] [OPTION...]      options go to `nimble-jobs bench inference`; FOLDER: out/bench
+#
+# Writes FOLDER/inference.json and FOLDER/inference.png. A second run goes on where the first ended. STOP=8m ends in time.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+folder=${1:-out/bench}
+shift || true
+mkdir -p "$folder"
+gpus=$(nvidia-smi --list-gpus | wc -l)
+[ "$gpus" -gt 0 ] || { echo "bench_all: no GPU found" >&2; exit 1; }
+# the longest first, dealt out in turn
+models=(nasnet_a_large nasnet_a_mobile amoebanet darts efficientnet_b5 inception_v3
+    bert_base resnet101 googlenet efficientnet_b0 resnet50 mobilenet_v2)
+stop=(${STOP:+--stop-after "$STOP"})
+for ((gpu = 0; gpu < gpus; gpu++)); do
+    mine=()
+    for ((i = gpu; i < ${#models[@]}; i += gpus)); do mine+=("${models[i]}"); done
+    [ ${#mine[@]} -gt 0 ] || continue
+    resume=()
+    [ ! -e "$folder/gpu-$gpu.json" ] || resume=(--resume)
+    CUDA_VISIBLE_DEVICES=$gpu .venv/bin/nimble-jobs bench inference --models "$(IFS=,; echo "${mine[*]}")" "$@" \
+        "${stop[@]}" "${resume[@]}" --json "$folder/gpu-$gpu.json" --log "$folder/gpu-$gpu.talk" \
+        >"$folder/gpu-$gpu.txt" 2>"$folder/gpu-$gpu.err" &
+done
+failed=0
+for job in $(jobs -p); do wait "$job" || failed=1; done
+rm -f "$folder/inference.json" "$folder/inference.png"
+.venv/bin/nimble-jobs bench show "$folder"/gpu-*.json --json "$folder/inference.json" --plot "$folder/inference.png" || failed=1
+exit "$failed"
