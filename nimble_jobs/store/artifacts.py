@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -16,6 +17,17 @@ from nimble_jobs.store.home import sync_folder, write_whole
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, open_lock, try_lock
 
 _NAME = re.compile("[0-9a-f]{64}")
+# What a read fails with where the file is not what was put. After others (too many open files) it may well be sound.
+_BAD = {
+    errno.EACCES,
+    errno.EBADMSG,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ELOOP,  # a symbolic link
+    errno.ENOTDIR,
+    errno.ENXIO,  # a socket
+    errno.EUCLEAN,
+}
 _POLL_S = 0.02
 PATIENCE_S = 30.0  # how long a lock is waited for; loading a schedule takes seconds
 
@@ -51,7 +63,7 @@ class Artifacts:
 
     def get(self, name: str) -> bytes:
         """The bytes of a SHA-256. Raises NotFound, and Damaged when they are not what was put, or when somebody else
-        owns the file or its folder, or could have written to it.
+        owns the file or its folder, or could have written to it. Raises StoreError when they could not be looked at.
         """
         path = self._path(name)
         try:
@@ -63,7 +75,9 @@ class Artifacts:
         except FileNotFoundError as e:
             raise NotFound(f"artifact {name}: is not stored") from e
         except OSError as e:
-            raise Damaged(f"{path}: {e.strerror}") from e
+            if e.errno in _BAD:
+                raise Damaged(f"{path}: {e.strerror}") from e
+            raise StoreError(f"{path}: {e.strerror}; the artifact was not read") from e
         if hashlib.sha256(data).hexdigest() != name:
             raise Damaged(f"{path}: its bytes do not have the SHA-256 that names them")
         return data
@@ -88,8 +102,11 @@ class Artifacts:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not removed") from e
 
     def names(self) -> Iterator[str]:
-        """Every stored SHA-256, sorted."""
-        return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))
+        """Every stored SHA-256, sorted. Raises StoreError when the folder cannot be looked at."""
+        try:
+            return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))
+        except OSError as e:
+            raise StoreError(f"{self._folder}: {e.strerror}; its artifacts were not listed") from e
 
     def _sound(self, name: str) -> bool:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nimble_jobs.errors import NotFound, StoreError
+from nimble_jobs.errors import Damaged, NotFound
 from nimble_jobs.store.records import ScheduleEntry, ScheduleState
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class Verdict:
 def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterator[Verdict]:
     """Hash each schedule's row, text and artifacts again; quarantine those that are not what was stored.
 
-    One that is quarantined already is said to be, and is not sound.
+    One that is quarantined already is said to be, and is not sound. Raises StoreError, and quarantines nothing, where
+    the bytes cannot be looked at.
     """
     for entry in entries:
         if entry.state == ScheduleState.QUARANTINED:
@@ -39,7 +40,7 @@ def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterat
                 if entry.state == ScheduleState.READY:  # the JSON of another format means nothing here
                     stored.load()
                 artifacts = [len(store.artifacts.get(ref.name)) for ref in stored.artifacts]
-        except (StoreError, NotFound) as e:
+        except (Damaged, NotFound) as e:
             if entry.key not in {left.key for left in store.schedules.list()}:
                 continue  # removed by somebody meanwhile
             why = str(e).removeprefix(f"schedule {entry.key}: ")
@@ -50,13 +51,16 @@ def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterat
 
 
 def damaged_leftovers(store: Store) -> list[str]:
-    """One line for each artifact that no schedule needs and that is damaged. Nothing ever reads one."""
+    """One line for each artifact that no schedule needs and that is damaged. Nothing ever reads one.
+
+    Raises StoreError where the bytes cannot be looked at.
+    """
     needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
     found = []
     for name in store.artifacts.names():
         if name not in needed:
             try:
                 store.artifacts.get(name)
-            except (StoreError, NotFound) as e:
+            except (Damaged, NotFound) as e:
                 found.append(str(e))
     return found

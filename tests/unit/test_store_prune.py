@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import Damaged, StoreError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.store import Store, open_store, prune
 from nimble_jobs.store.home import resolve
@@ -33,6 +37,10 @@ def save(store: Store, name: str, constant: bytes | None = None, *, at: float = 
         store.artifacts.put(constant)
     store.schedules.save(a_schedule(key_of(name), constant=constant), parts=PARTS, now=at)
     return key_of(name)
+
+
+def name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def keys(store: Store) -> set[str]:
@@ -198,6 +206,52 @@ def test_verify(store: Store) -> None:
     assert damaged_leftovers(store) == [], "quarantined schedules still name it"
     remove(store, look(store, Wish(quarantined=True), NOW))
     assert list(store.artifacts.names()) == []
+
+
+def test_verify_condemns_nothing_that_it_cannot_look_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has the lock, or no file can be opened: the look ends with that, and every schedule stays ready."""
+    from nimble_jobs.store.verify import damaged_leftovers, verify
+
+    key = save(store, "a", b"s")
+    store.artifacts.put(b"stray")
+    monkeypatch.setattr("nimble_jobs.store.artifacts.PATIENCE_S", 0.05)
+    with (
+        open_store(store.home) as other,
+        other.artifacts.alone(),
+        pytest.raises(StoreError, match="locked by another process"),
+    ):
+        list(verify(store, store.schedules.list(), NOW))
+    entries = store.schedules.list()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, limit[0]), limit[1]))
+        with store.artifacts.in_use():
+            with suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for look_at in (lambda: store.artifacts.get(name_of(b"s")), lambda: damaged_leftovers(store)):
+                with pytest.raises(StoreError, match="Too many open files") as failed:
+                    look_at()
+                assert not isinstance(failed.value, Damaged)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert [v.sound for v in verify(store, entries, NOW)] == [True]
+    assert store.schedules.ready(key)
+
+
+def test_an_artifact_that_is_a_link_is_damaged(store: Store) -> None:
+    """It is not what was put, whatever it points at; the schedule that needs it is quarantined."""
+    from nimble_jobs.store.verify import verify
+
+    key = save(store, "a", b"s")
+    path = store.home / "artifacts" / name_of(b"s")[:2] / name_of(b"s")
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+    assert [v.found_now for v in verify(store, store.schedules.list(), NOW)] == [True]
+    assert not store.schedules.ready(key)
 
 
 def test_verify_knows_other_formats_by_their_digest(store: Store) -> None:
