@@ -11,6 +11,7 @@ class NimbleError(Exception):
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False  # may another attempt of the same job succeed?
+    ends_process: ClassVar[bool] = False  # must the process that met it run no other job?
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip())
@@ -78,6 +79,13 @@ class ModelError(NimbleError, ValueError):
     exit_code = 100
 
 
+class ModelChanged(ModelError):
+    """The model's code changed while this process ran it."""
+
+    retryable = True
+    ends_process = True
+
+
 class DataError(NimbleError, ValueError):
     """The input could not be read."""
 
@@ -122,6 +130,7 @@ class DeviceFault(EngineError):
     """The device reported a fault; its context cannot be used any more."""
 
     retryable = True
+    ends_process = True
 
 
 class StoreError(NimbleError, RuntimeError):

@@ -12,6 +12,7 @@ from typing import Any
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
+from nimble_jobs.models.steady import steady
 from nimble_jobs.models.unversioned import unversioned_code
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.spec.paths import Source
@@ -30,7 +31,7 @@ def identity(spec: ModelSpec) -> dict[str, str]:
 
     Weights and seed are not in it, and no absolute path: the same model in another folder has the same identity. Names
     of torchvision weights are in it, because they choose sizes and input steps too. Raises ModelError for a missing
-    file or package.
+    file or package, ModelChanged where this process has imported code of the model that has changed since.
     """
     source = source_of(spec)
     path = Path(source.target)
@@ -81,7 +82,7 @@ def existing(path: Path) -> Path:
 
 
 def python_identity(source: Source) -> dict[str, str]:
-    """Digests of the Python file and of what it imports from beside it. Raises ModelError for a missing file."""
+    """Digests of the Python file and of what it imports from beside it. Raises as `identity` does."""
     main = existing(Path(source.target)).resolve()
     found = local_files(main)
     parts = {f"model.file:{name}": _digest(path) for name, path in found.files.items()}
@@ -95,7 +96,7 @@ def python_identity(source: Source) -> dict[str, str]:
 
 def _package(name: str) -> str:
     try:
-        return f"{name} {importlib.metadata.version(name)}"
+        return f"{name} {_version(name)}"
     except importlib.metadata.PackageNotFoundError:
         raise ModelError(missing_package(name)) from None
 
@@ -108,11 +109,15 @@ def missing_package(name: str) -> str:
 def _imported_package(name: str) -> str:
     """Version of what provides the importable name; a name that nothing installed provides is said to be unknown."""
     try:
-        return f"{name} {importlib.metadata.version(name)}"
+        return f"{name} {_version(name)}"
     except importlib.metadata.PackageNotFoundError:
         owners = sorted(set(_owners().get(name, ())))
         versions = ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in owners)
-        return f"{name} ({versions})" if versions else f"{name} (unknown)"
+        return f"{name} ({steady(name, 'version', versions)})" if versions else f"{name} (unknown)"
+
+
+def _version(name: str) -> str:
+    return steady(name, "version", importlib.metadata.version(name))
 
 
 @functools.cache

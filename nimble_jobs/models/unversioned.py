@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from nimble_jobs.models.local_files import NEVER_LOCAL, imported_packages
+from nimble_jobs.models.steady import steady
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -18,7 +19,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def unversioned_code(names: Collection[str]) -> dict[str, str]:
     """By importable name, SHA-256 in hex over its files; of those names, and what they import, that are not installed.
 
-    Of a package every file with code counts, imported or not. Nothing is executed.
+    Of a package every file with code counts, imported or not. Nothing is executed. Raises ModelChanged for one that
+    this process has imported and that has changed since.
     """
     found: dict[str, str] = {}
     queue = sorted(names)
@@ -30,7 +32,7 @@ def unversioned_code(names: Collection[str]) -> dict[str, str]:
         seen.add(name)
         files = _files(name)
         if files:
-            found[name] = _digest(files)
+            found[name] = steady(name, "code", _digest(files))
             queue += {other for path in files.values() if path.suffix == ".py" for other in imported_packages(path)}
     return dict(sorted(found.items()))
 

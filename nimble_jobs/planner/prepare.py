@@ -14,8 +14,19 @@ from torch import nn
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, JobFailed, NotFound, OutOfMemory
+from nimble_jobs.errors import (
+    CheckFailed,
+    Damaged,
+    DeviceFault,
+    EngineError,
+    JobFailed,
+    ModelChanged,
+    ModelError,
+    NotFound,
+    OutOfMemory,
+)
 from nimble_jobs.job import Hit
+from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
@@ -96,7 +107,8 @@ def prepare(
     A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. While
     another process builds the schedule, `waiting` is called again and again; what it raises comes through. With
     `schedule.progressive`, and `builders`, a miss does not wait: see `improve`. Raises
-    ModelError for a model that cannot be built, OutOfMemory, and JobFailed where `schedule.on_miss` is `fail`.
+    ModelError for a model that cannot be built, ModelChanged for one whose code was edited meanwhile, OutOfMemory, and
+    JobFailed where `schedule.on_miss` is `fail`.
     """
     start = time.perf_counter()
     parts = key_parts(request, device)
@@ -107,6 +119,7 @@ def prepare(
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     report(phase="load")
     module = build_module(request, device)
+    _check_unchanged(request, parts)
     loaded = Loaded(key=key, request=request, device=device, module=module)
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
@@ -170,6 +183,15 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
     return WithEmbedding(module) if request.embedding else module
+
+
+def _check_unchanged(request: Request, parts: dict[str, str]) -> None:
+    """What ran must be what the key names: it was made before the code ran. Raises ModelChanged."""
+    before = {name: value for name, value in parts.items() if name.startswith("model.")}
+    after = identity(request.model)
+    if after != before:
+        changed = sorted(name for name in before | after if before.get(name) != after.get(name))
+        raise ModelChanged(f"the model changed while it was being loaded: {', '.join(changed)}; another attempt may do")
 
 
 def _give_schedule(
@@ -277,6 +299,11 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Repo
     except EngineError as e:
         _explain(loaded, e)
         return
+    try:
+        _check_unchanged(loaded.request, parts)  # recording may have imported more
+    except ModelError:
+        built.close()
+        raise
     loaded.schedule = built.schedule
     save_built(built, parts, store)
     if built.failure is not None:

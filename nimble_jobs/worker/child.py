@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ORPHANED = 70  # exit codes
-FAULTED = 71
+UNFIT = 71
 
 _PR_SET_PDEATHSIG = 1
 
@@ -68,8 +68,8 @@ def main(
         sound = execute(job, station, wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO)
         _tell(link, Done(job_id=job.id, attempt=job.attempt))
         if not sound:
-            log.error("the device faulted; this process ends, so that no other job runs in its context")
-            _exit(FAULTED)
+            log.error("this process ends, so that no other job runs on what that job met")
+            _exit(UNFIT)
     station.close()
     store.close()
     _exit(0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import discard_staging
-from nimble_jobs.errors import DeviceFault, FencedOut, NimbleError, OutOfMemory, UsageError
+from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
@@ -60,7 +60,7 @@ def execute(
     retry: bool = True,
     on_report: OnReport | None = None,
 ) -> bool:
-    """Run `job`'s present attempt to its end and record it. False when this process must not use the device again.
+    """Run `job`'s present attempt to its end and record it. False when this process must not run another job.
 
     `retry=False` makes every failure final. Raises StoreError when the store cannot be told how the attempt ended.
     """
@@ -85,7 +85,7 @@ def execute(
         _tidy(job, station.store)
     if issubclass(kind, OutOfMemory):
         _free(station)
-    return not issubclass(kind, DeviceFault)
+    return not kind.ends_process
 
 
 def run_inline(

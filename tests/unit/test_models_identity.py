@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nimble_jobs.errors import ModelError
+from nimble_jobs.errors import ModelChanged, ModelError
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.spec.model import ModelSpec
@@ -270,3 +271,39 @@ def test_installed_packages_count_by_their_version(tmp_path: Path) -> None:
     """Nothing of them is read."""
     (tmp_path / "net.py").write_text("import numpy, yaml, torchvision\nimport nowhere_to_be_found\n")
     assert not [name for name in of(tmp_path / "net.py") if name.startswith("model.code:")]
+
+
+def test_imported_code_that_changes_is_refused(tmp_path: Path, import_path: Path) -> None:
+    """This process would go on with the old code, under the name of the new one. What is not imported may change, and
+    what is changed back is what runs.
+    """
+    helper = import_path / "changes_while_imported.py"
+    helper.write_text("factor = 2.0\n")
+    (tmp_path / "net.py").write_text("import changes_while_imported\n")
+    of(tmp_path / "net.py")
+    helper.write_text("factor = 3.0\n")
+    before = of(tmp_path / "net.py")
+    importlib.import_module("changes_while_imported")
+    try:
+        helper.write_text("factor = 4.0\n")
+        for _ in range(2):
+            with pytest.raises(
+                ModelChanged, match="code of changes_while_imported changed after this process imported"
+            ):
+                of(tmp_path / "net.py")
+        helper.write_text("factor = 3.0\n")
+        assert of(tmp_path / "net.py") == before
+    finally:
+        del sys.modules["changes_while_imported"]
+
+
+def test_an_imported_package_that_is_upgraded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version on disk is not that of the code that this process has."""
+    from importlib import metadata
+
+    importlib.import_module("torchvision")
+    spec = ModelSpec(source="torchvision:resnet18")
+    identity(spec)
+    monkeypatch.setattr(metadata, "version", lambda _name: "99.0")
+    with pytest.raises(ModelChanged, match=r"version of torchvision changed .* 99\.0 now"):
+        identity(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,7 +15,7 @@ import torch
 
 from nimble_jobs import planner
 from nimble_jobs.engine import verify
-from nimble_jobs.errors import CheckFailed, JobFailed, OutOfMemory
+from nimble_jobs.errors import CheckFailed, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Builders, Prepared, Request, key_parts, schedule_key
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -381,3 +382,52 @@ def test_explain_says_why_jobs_run_in_eager(store: Store, code: Path) -> None:
     assert answer["fallback"] == prepared(wanted, store).loaded.fallback
     assert answer["fallback"].startswith("no schedule could be built: ")
     assert sum(store.schedules.uses().misses.values()) == 2
+
+
+@pytest.fixture
+def helper(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module on the import path from which the model takes a factor."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    path = folder / "factor_on_the_path.py"
+    path.write_text("factor = 2.0\n")
+    code.write_text(
+        "import torch, factor_on_the_path\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x * factor_on_the_path.factor\n\ndef net():\n    return Net()\n"
+    )
+    yield path
+    sys.modules.pop("factor_on_the_path", None)
+
+
+def test_nothing_is_stored_of_code_that_is_no_longer_there(store: Store, code: Path, helper: Path) -> None:
+    """An edit of a module that this process has imported ends in an error, not in a schedule of the old code under the
+    new key; a process that has not imported it builds the new one.
+    """
+    prepared(request(code), store)
+    helper.write_text("factor = 2.0005\n")
+    with pytest.raises(ModelChanged, match="factor_on_the_path"):
+        prepared(request(code), store)
+    assert len(store.schedules.list()) == 1
+    del sys.modules["factor_on_the_path"]
+    importlib.invalidate_caches()
+    made = prepared(request(code), store)
+    assert made.hit is Hit.MISS
+    assert torch.equal(outputs(made, torch.ones(2, 3)), torch.full((2, 3), 2.0005))
+
+
+def test_code_that_is_edited_while_it_is_built_is_not_stored(
+    store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key was made of the files as they were before."""
+    module = sys.modules["nimble_jobs.planner.prepare"]
+    built = module.build_schedule
+
+    def edited(*args: Any, **options: Any) -> Any:
+        code.write_text(CODE.replace("4.0]", "4.5]"))
+        return built(*args, **options)
+
+    monkeypatch.setattr(module, "build_schedule", edited)
+    with pytest.raises(ModelChanged, match=r"model\.file:net\.py"):
+        prepared(request(code), store)
+    assert store.schedules.list() == []
