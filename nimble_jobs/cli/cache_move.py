@@ -53,12 +53,16 @@ def import_(
 
     with options.store(ctx) as store:
         from nimble_jobs.planner.transfer import take_over  # loads torch: only it knows this machine's devices
+        from nimble_jobs.store.cap import VARIABLE
 
         taken = take_over(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
+    if taken.removed:
+        names = ", ".join(entry.key[:12] for entry in taken.removed)
+        output.note(f"{VARIABLE}: removed {count(len(taken.removed))}, least recently used: {names}")
     if json:
-        output.emit_json([asdict(each) for each in taken])
+        output.emit_json([asdict(each) for each in taken.schedules])
         return
-    for each in taken:
+    for each in taken.schedules:
         output.note(with_reason(f"{each.key[:12]}  {each.model} {shape(each.input)}", each.said, sys.stderr))
-    what = count(sum(each.taken for each in taken))
+    what = count(sum(each.taken for each in taken.schedules))
     output.note(f"would import {what}" if dry_run else f"imported {what}")

@@ -105,7 +105,8 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
     for column, width in zip(shown, _widths(rows, shown, console.width), strict=True):
         table.add_column(column.header, justify=column.justify, no_wrap=True, overflow="ellipsis", width=width)
     for row in rows:
-        table.add_row(*(Text(column.cell(row), style=column.style(row) if column.style else "") for column in shown))
+        cells = (Text(output.visible(c.cell(row)), style=c.style(row) if c.style else "") for c in shown)
+        table.add_row(*cells)
     console.print(table)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from enum import Enum
@@ -14,9 +15,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+# Characters that would steer a terminal, or that no encoding has: all controls but tab and line feed, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """The text with such characters escaped, as JSON does: what is stored may come from elsewhere."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def emit(text: str) -> None:
     """One line, or several, on stdout."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(visible(text) + "\n")
 
 
 def emit_json(value: Any) -> None:
@@ -27,7 +37,7 @@ def emit_json(value: Any) -> None:
 def note(text: str) -> None:
     """Something for people, on stderr, after what stdout holds so far."""
     sys.stdout.flush()
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(visible(text) + "\n")
     sys.stderr.flush()
 
 

@@ -241,7 +241,7 @@ def sections(parts: Sequence[Section]) -> None:
         grid.add_column(style="dim", max_width=console.width * 2 // 5, overflow="fold")
         grid.add_column(overflow="fold")
         for name, value in lines:
-            grid.add_row(name, Text(value, style=_value_style(name, value)))
+            grid.add_row(Text(output.visible(name)), Text(output.visible(value), style=_value_style(name, value)))
         console.print(Panel(grid, title=title, title_align="left", border_style="dim", padding=(0, 1)))
 
 

@@ -14,11 +14,19 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import NotFound, PlanError, UsageError
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
-from nimble_jobs.store import ScheduleEntry, Store
+from nimble_jobs.store import ScheduleEntry, Store, cap
 from nimble_jobs.store.bundle import Bundle, Bundled
 from nimble_jobs.store.schedule_rows import needed_by
+from nimble_jobs.store.schedules import Saving
 
 _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
+
+# Parts of a key that say nothing of the device or its software: those all are facts of a device.
+_PARTS = {
+    *("format", "mode", "input", "input.memory_format", "outputs", "tolerance", "program"),
+    *("update", "loss", "optimizer", "clip_norm", "precision", "accumulate"),  # of a training step
+}
+_FAMILIES = ("model.", "schedule.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +40,21 @@ class Taken:
     said: str
 
 
-def take_over(
-    path: Path, *, store: Store, now: float, agreed: Callable[[int], bool], dry_run: bool = False
-) -> list[Taken]:
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What became of a file."""
+
+    schedules: tuple[Taken, ...]  # empty where nobody agreed
+    removed: tuple[ScheduleEntry, ...] = ()  # the least recently used here, which went to keep to the size that is set
+
+
+def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], bool], dry_run: bool = False) -> Import:
     """Import every schedule of a file that `write_bundle` wrote, or none of them.
 
     Digests, format, keys (from their parts), plans, device and software are checked before anything is stored; the
     comparison with eager follows at the first load, as always. One that is stored here already stays as it is.
     `agreed` is asked, with the bytes of machine code in the file, before that may ever run. Raises UsageError with one
-    line for each schedule that is refused.
+    line for each schedule that is refused, and where those to import are over the size that is set.
     """
     here = [devices.facts(device) for device in _devices()]
     with Bundle(path) as bundle:
@@ -55,8 +69,15 @@ def take_over(
             raise UsageError("\n".join(problems))
         code = {ref.name: ref.bytes for b in bundle.schedules for ref in b.artifacts if ref.kind == "kernels"}
         if code and not dry_run and not agreed(sum(code.values())):
-            return []
-        return [_take(bundle, bundled, schedules[bundled.key], store, now, dry_run) for bundled in bundle.schedules]
+            return Import(schedules=())
+        there = {bundled.key: _stored(store, bundled.key) for bundled in bundle.schedules}
+        new = [bundled for bundled in bundle.schedules if there[bundled.key] is None]
+        _check_size(path, new)
+        if not dry_run:
+            _save(bundle, new, schedules, store, now)
+    removed = () if dry_run or not new else store.keep_to_size(now, in_use=[bundled.key for bundled in new])
+    taken = tuple(_taken(bundled, there[bundled.key], dry_run=dry_run) for bundled in bundle.schedules)
+    return Import(schedules=taken, removed=removed)
 
 
 class _Refused(Exception):
@@ -81,8 +102,10 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
         raise _Refused(f"not a sound schedule: {type(e).__name__}: {e}") from e
     measured = {name: getattr(schedule, name) for name in _MEASURED}
     for name, value in measured.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise _Refused(f"not a sound schedule: {name} is {value!r:.40}; expected a number")
+    if not isinstance(schedule.device, str) or not schedule.device.isprintable():
+        raise _Refused(f"not a sound schedule: device is {schedule.device!a:.40}; expected a text")
     if not canonical:
         raise _Refused("its JSON is not in the canonical form")
     if schedule.key != bundled.key:
@@ -96,30 +119,52 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
 
 def _foreign(parts: dict[str, str], facts: dict[str, str]) -> list[str]:
     """How a schedule's device and software differ from those of a device here."""
+    ours = [name for name in parts if name in _PARTS or name.startswith(_FAMILIES)]
     return [
-        f"{name} is {parts.get(name, 'absent')}, here {fact}" for name, fact in facts.items() if parts.get(name) != fact
+        f"{name} is {parts.get(name, 'absent')}, here {facts.get(name, 'unknown')}"
+        for name in sorted({*facts, *parts}.difference(ours))
+        if parts.get(name) != facts.get(name)
     ]
 
 
-def _take(bundle: Bundle, bundled: Bundled, schedule: Schedule, store: Store, now: float, dry_run: bool) -> Taken:
-    described = {
-        "key": bundled.key,
-        "model": bundled.parts.get("model.source", ""),
-        "input": bundled.parts.get("input", ""),
-    }
-    there = _stored(store, bundled.key)
-    if there is not None:
-        return Taken(**described, taken=False, said=f"is stored here already, {there.state.value}; left as it is")
-    if dry_run:
-        return Taken(**described, taken=True, said="would be imported")
-    built_at = datetime.fromtimestamp(bundled.created_at, UTC).isoformat(timespec="seconds")
-    origin = {"built_at": built_at} | bundled.provenance | {"imported_from": bundle.name}
+def _check_size(path: Path, new: list[Bundled]) -> None:
+    limit = cap.limit_bytes()
+    artifacts = {ref.name: ref.bytes for bundled in new for ref in bundled.artifacts}
+    nbytes = sum(bundled.text_bytes for bundled in new) + sum(artifacts.values())
+    if limit is not None and nbytes > limit:
+        raise UsageError(
+            f"{path}: holds {nbytes:,} bytes to import; {cap.VARIABLE} allows {limit:,} for all schedules together; "
+            "nothing was imported"
+        )
+
+
+def _save(bundle: Bundle, new: list[Bundled], schedules: dict[str, Schedule], store: Store, now: float) -> None:
+    savings = [
+        Saving(schedule=schedules[bundled.key], parts=bundled.parts, origin=_origin(bundle, bundled)) for bundled in new
+    ]
     with store.artifacts.in_use():
-        for ref in bundled.artifacts:
-            store.artifacts.put(bundle.artifact(ref))
-        store.schedules.save(schedule, parts=bundled.parts, now=now, origin=origin)
-    store.keep_to_size(now, in_use=[bundled.key])
-    return Taken(**described, taken=True, said="imported")
+        for bundled in new:
+            for ref in bundled.artifacts:
+                store.artifacts.put(bundle.artifact(ref))
+        store.schedules.save_all(savings, now)
+
+
+def _origin(bundle: Bundle, bundled: Bundled) -> dict[str, str]:
+    built_at = datetime.fromtimestamp(bundled.created_at, UTC).isoformat(timespec="seconds")
+    return {"built_at": built_at} | bundled.provenance | {"imported_from": bundle.name}
+
+
+def _taken(bundled: Bundled, there: ScheduleEntry | None, *, dry_run: bool) -> Taken:
+    said = "would be imported" if dry_run else "imported"
+    if there is not None:
+        said = f"is stored here already, {there.state.value}; left as it is"
+    return Taken(
+        key=bundled.key,
+        model=bundled.parts.get("model.source", ""),
+        input=bundled.parts.get("input", ""),
+        taken=there is None,
+        said=said,
+    )
 
 
 def _stored(store: Store, key: str) -> ScheduleEntry | None:

@@ -31,6 +31,7 @@ MAX_TEXT_BYTES = 512 << 20
 MAX_ARTIFACT_BYTES = 8 << 30
 _MANIFEST = "manifest.json"
 _HEX = re.compile("[0-9a-f]{64}")
+_LATEST = 253402300800  # Unix seconds of the year 10000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ class Bundle:
             if raw["format"] != FORMAT:
                 raise self._refused(f"{_MANIFEST}: format {raw['format']!r}; this version reads {FORMAT}")
             schedules = tuple(_bundled(each) for each in raw["schedules"])
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             if isinstance(e, UsageError):
                 raise
             raise self._refused(f"{_MANIFEST}: {type(e).__name__}: {e}") from e
@@ -175,7 +176,9 @@ class Bundle:
 
 
 def _bundled(raw: Any) -> Bundled:
-    """Raises ValueError, TypeError, KeyError, AttributeError for anything else than a description of a schedule."""
+    """Raises ValueError, TypeError, KeyError, AttributeError, OverflowError for anything else than a description of a
+    schedule.
+    """
     artifacts = tuple(
         ArtifactRef(name=_hex(ref["name"]), kind=_text(ref["kind"]), bytes=_count(ref["bytes"]))
         for ref in raw["artifacts"]
@@ -184,7 +187,7 @@ def _bundled(raw: Any) -> Bundled:
         key=_hex(raw["key"]),
         parts={_text(name): _text(part) for name, part in raw["parts"].items()},
         provenance={_text(name): _text(fact) for name, fact in raw["provenance"].items()},
-        created_at=float(raw["created_at"]),
+        created_at=_time(raw["created_at"]),
         text_sha256=_hex(raw["text_sha256"]),
         text_bytes=_count(raw["text_bytes"]),
         artifacts=artifacts,
@@ -200,7 +203,15 @@ def _hex(value: Any) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"found {value!r:.80}; expected a text")
+    if not value.isprintable():  # it is shown on terminals, and databases take no lone surrogate
+        raise ValueError(f"found {value!a:.80}; expected a text without control characters")
     return value
+
+
+def _time(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < _LATEST:
+        raise ValueError(f"found {value!r:.80}; expected a time in seconds since 1970")
+    return float(value)
 
 
 def _count(value: Any) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nimble_jobs.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    from nimble_jobs.store.records import ScheduleEntry
     from nimble_jobs.store.store import Store
 
 VARIABLE = "NIMBLE_JOBS_CACHE_SIZE"
@@ -27,26 +28,27 @@ def limit_bytes() -> int | None:
         raise UsageError(f"{VARIABLE}: {e}") from e
 
 
-def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> None:
-    """Remove what is over the limit, least recently used first, and note it as an event.
+def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
+    """Remove what is over the limit, least recently used first, and note it as an event. Returns what went.
 
     Schedules `in_use`, and those that a live worker holds resident, stay. What cannot be removed is noted, too: the
     job at hand has its schedule all the same.
     """
     limit = limit_bytes()
     if limit is None or store.schedules.total_bytes() <= limit:
-        return
+        return ()
     from nimble_jobs.store import prune
 
     removals = prune.look(store, prune.Wish(max_bytes=limit), now, in_use=in_use)
     if not removals.schedules:
-        return
+        return ()
     try:
         count = prune.remove(store, removals)
     except StoreError as e:
         store.jobs.event("pruned", f"{VARIABLE}: nothing was removed: {e}", now=now)
-        return
+        return ()
     keys = [r.entry.key for r in removals.schedules]
     store.jobs.event(
         "pruned", f"{VARIABLE}: {count} schedules, {removals.bytes:,} bytes removed", data={"keys": keys}, now=now
     )
+    return tuple(r.entry for r in removals.schedules)

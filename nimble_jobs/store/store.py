@@ -17,6 +17,7 @@ from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.workers import Workers
 
@@ -46,9 +47,12 @@ class Store:
         """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
         return list(problems_of(self, self._database))
 
-    def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> None:
-        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE."""
-        cap.keep(self, now, in_use=in_use)
+    def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
+        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE.
+
+        Returns those.
+        """
+        return cap.keep(self, now, in_use=in_use)
 
     def close(self) -> None:
         """Close the database."""

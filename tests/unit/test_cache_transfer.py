@@ -15,10 +15,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.errors import Damaged, UsageError
+from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import Damaged, StoreError, UsageError
 from nimble_jobs.job import Hit
+from nimble_jobs.nimble.inference import parts_of
 from nimble_jobs.planner import Request, key_parts, prepare, schedule_key
-from nimble_jobs.planner.transfer import Taken, take_over
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.transfer import Taken, _foreign, take_over
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import Store, open_store
@@ -78,7 +81,7 @@ def exported(store: Store, path: Path) -> Path:
 
 
 def imported(path: Path, store: Store, agreed: Callable[[int], bool] = lambda _: True) -> list[Taken]:
-    return take_over(path, store=store, now=NOW, agreed=agreed)
+    return list(take_over(path, store=store, now=NOW, agreed=agreed).schedules)
 
 
 def members(path: Path) -> dict[str, bytes]:
@@ -220,6 +223,39 @@ def _other_key(held: dict[str, bytes], manifest: Any) -> None:
     _retext(held, manifest, manifest["schedules"][0]["key"].encode(), b"0" * 64)
 
 
+def _created(value: float) -> Callable[[dict[str, bytes], Any], None]:
+    def change(held: dict[str, bytes], manifest: Any) -> None:
+        manifest["schedules"][0]["created_at"] = value
+
+    return change
+
+
+def _part(name: str, value: str) -> Callable[[dict[str, bytes], Any], None]:
+    """A part changed or added, and the key with it, so that nothing but the part is wrong."""
+
+    def change(held: dict[str, bytes], manifest: Any) -> None:
+        entry = manifest["schedules"][0]
+        old = entry["key"]
+        entry["parts"][name] = value
+        entry["key"] = schedule_key(entry["parts"])
+        held[f"schedules/{entry['key']}.json"] = held.pop(f"schedules/{old}.json")
+        _retext(held, manifest, old.encode(), entry["key"].encode())
+
+    return change
+
+
+def _host(held: dict[str, bytes], manifest: Any) -> None:
+    manifest["schedules"][0]["provenance"]["host"] = "\x1b[2Jmine"
+
+
+def _device(held: dict[str, bytes], manifest: Any) -> None:
+    _retext(held, manifest, b'"device":"', b'"device":"\\u001b[2J')
+
+
+def _enormous(held: dict[str, bytes], manifest: Any) -> None:
+    _retext(held, manifest, b'"in_flight":1', b'"in_flight":1' + b"0" * 400)
+
+
 def _format(held: dict[str, bytes], manifest: Any) -> None:
     manifest["format"] = 99
 
@@ -259,6 +295,18 @@ def _twice(held: dict[str, bytes], manifest: Any) -> None:
         (_longer, "has not the 12 bytes that it should"),
         (_path_as_key, "expected a SHA-256 in lower-case hex"),
         (_twice, "names a schedule twice"),
+        (_created(1e300), "found 1e\\+300; expected a time in seconds since 1970"),
+        (_created(float("nan")), "found nan; expected a time"),
+        (_created(-1.0), "expected a time"),
+        (_created(True), "expected a time"),
+        (_part("model.source", "\x1b[31mred"), r"found '\\x1b\[31mred'; expected a text without control characters"),
+        (_part("model.source", "a\0b"), "expected a text without control characters"),
+        (_part("model.source", "\ud800"), r"found '\\ud800'; expected a text without control characters"),
+        (_part("colour", "red"), "made elsewhere: colour is red, here unknown"),
+        (_part("device.colour", "red"), "made elsewhere: device.colour is red, here unknown"),
+        (_host, "expected a text without control characters"),
+        (_device, "device is '.*; expected a text"),
+        (_enormous, "in_flight is 1000.*; expected a number"),
     ],
 )
 def test_files_that_were_changed_are_refused(
@@ -270,6 +318,96 @@ def test_files_that_were_changed_are_refused(
         imported(path, there)
     assert (there.schedules.list(), list(there.artifacts.names())) == ([], [])
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_manifest_nested_too_deeply_is_refused(there: Store, tmp_path: Path) -> None:
+    """Deeper than any parser goes: no error of the parser's own."""
+    path = tmp_path / "deep.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", "[" * 100_000)
+    with pytest.raises(UsageError, match="RecursionError"):
+        imported(path, there)
+
+
+def _again(store: Store, constant: bytes, tolerance: str) -> str:
+    """The store's first schedule under another key, with compiled kernels of its own; returns the key."""
+    entry = store.schedules.list()[0]
+    parts = entry.parts | {"tolerance": tolerance}
+    kernel = CompiledKernel(
+        name="k", function="f", grid=(1, 1, 1), warps=4, shared_bytes=0, arg_types="", start=0, nbytes=len(constant)
+    )
+    schedule = replace(
+        store.schedules.verified(entry.key).load(),
+        key=schedule_key(parts),
+        compiled=(kernel,),
+        binaries=store.artifacts.put(constant),
+    )
+    store.schedules.save(schedule, parts=parts, now=NOW)
+    return schedule.key
+
+
+def test_one_bad_schedule_keeps_out_all(here: Store, there: Store, tmp_path: Path) -> None:
+    """Whichever of the file it is: nothing before it is stored, neither its rows nor its artifacts."""
+    _again(here, b"code" * 25, "0.25")
+
+    def last(held: dict[str, bytes], manifest: Any) -> None:
+        manifest["schedules"][-1]["created_at"] = 1e300
+
+    path = rewritten(exported(here, tmp_path / "two.zip"), last)
+    with pytest.raises(UsageError, match="expected a time"):
+        imported(path, there)
+    assert (there.schedules.list(), list(there.artifacts.names())) == ([], [])
+
+
+def test_an_import_that_cannot_be_saved_leaves_no_row(
+    here: Store, there: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at the second artifact: no schedule of the file is there."""
+    _again(here, b"code" * 25, "0.25")
+    path = exported(here, tmp_path / "two.zip")
+    put, stored = there.artifacts.put, []
+
+    def full(data: bytes) -> str:
+        if stored:
+            raise StoreError("No space left on device")
+        stored.append(put(data))
+        return stored[0]
+
+    monkeypatch.setattr(there.artifacts, "put", full)
+    with pytest.raises(StoreError, match="No space left"):
+        imported(path, there)
+    assert there.schedules.list() == []
+    assert there.check() == []
+
+
+def test_an_import_keeps_what_it_brought(
+    here: Store, there: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a size cap what was there goes, and is named; a file that would not fit at all is refused."""
+    others = [_again(here, bytes([i]) * 5000, f"0.{i}5") for i in (1, 2)]
+    path, small = tmp_path / "three.zip", tmp_path / "one.zip"
+    write_bundle(here, others, path, NOW)
+    first = next(entry for entry in here.schedules.list() if entry.key not in others)
+    write_bundle(here, [first.key], small, NOW)
+    imported(small, there)
+    sizes = {entry.key: entry.bytes for entry in here.schedules.list()}
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(sizes[others[0]] + 10))
+    with pytest.raises(UsageError, match=r"NIMBLE_JOBS_CACHE_SIZE allows .* nothing was imported"):
+        imported(path, there)
+    assert [entry.key for entry in there.schedules.list()] == [first.key]
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(sum(sizes[key] for key in others) + 10))
+    done = take_over(path, store=there, now=NOW, agreed=lambda _: True)
+    assert [taken.taken for taken in done.schedules] == [True, True]
+    assert [entry.key for entry in done.removed] == [first.key]
+    assert {entry.key for entry in there.schedules.list()} == set(others)
+    assert there.check() == []
+
+
+def test_parts_that_we_make_ourselves_are_known(here: Store, code: Path) -> None:
+    """Keys of jobs and of wrapped modules hold no part that an import would refuse."""
+    program = here.schedules.verified(here.schedules.list()[0].key).load().program
+    for parts in (key_parts(request(code), CPU), parts_of(program, BuildOptions(), CPU)):
+        assert _foreign(parts, devices.facts(CPU)) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

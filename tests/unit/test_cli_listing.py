@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,13 @@ def test_widths(lengths: list[tuple[int, bool]], available: int) -> None:
         assert width == need if not column.flexible else min(8, need) <= width <= need
     cannot = all(width <= 8 for width, column in zip(found, columns, strict=True) if column.flexible)
     assert sum(found) + gaps == available or cannot
+
+
+@given(text=st.text(alphabet=st.sampled_from("a \t\n\0\x1b\x7f\x9b\ud800é")))
+def test_nothing_printed_steers_a_terminal(text: str) -> None:
+    """Escapes for controls and lone surrogates, in text and in JSON, which still reads as the same value."""
+    shown = output.visible(text)
+    assert all(letter.isprintable() or letter in "\t\n" for letter in shown)
+    shown.encode()
+    assert json.loads(output.visible(json.dumps([text], ensure_ascii=False))) == [text]
+    assert output.visible(shown) == shown
