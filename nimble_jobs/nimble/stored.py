@@ -14,10 +14,11 @@ from torch import nn
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed, Damaged, DeviceFault, EngineError, NotFound, OutOfMemory, UsageError
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below, tolerance_for
 from nimble_jobs.planner.restore import Restored, restore
+from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.schedule import Program
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -49,19 +50,20 @@ def load(
 
     Raises CheckFailed for a schedule that disagrees with eager now or did so before, OutOfMemory.
     """
-    found = store.schedules.lookup(key)
+    found = read_stored(key, store)
     if found.refused is not None:  # building it again would fail again
         raise CheckFailed(found.refused)
-    if found.stored is None:
+    if found.material is None:
         if will_build:
             store.schedules.missed(found.reason or "", time.time())
         return None
+    material = found.material
 
     def check(instance: Instance) -> None:
         verify.check(
             instance,
             call,
-            schedule.program.inputs,
+            material.schedule.program.inputs,
             device,
             tolerance=tolerance_for(call, next(iter(example.values()))),
             seed=secrets.randbits(32),
@@ -70,16 +72,15 @@ def load(
         )
 
     try:
-        schedule = found.stored.load()
-        restored = restore(call, schedule, example, device, store, check)
+        restored = restore(call, material, example, device, check)
     except (OutOfMemory, DeviceFault):
         raise
     except CheckFailed as e:
         store.schedules.refuse(key, str(e), time.time())
         raise
-    except (Damaged, EngineError, NotFound, ValueError) as e:
+    except (EngineError, ValueError) as e:
         reason = f"the stored schedule was not used: {e}"
-        store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
+        store.schedules.quarantine(key, reason, time.time(), digest=material.digest)
         return None
     store.schedules.touch(key, Hit.STORED, time.time())
     return restored

@@ -16,13 +16,11 @@ from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import (
     CheckFailed,
-    Damaged,
     DeviceFault,
     EngineError,
     JobFailed,
     ModelChanged,
     ModelError,
-    NotFound,
     OutOfMemory,
 )
 from nimble_jobs.job import Hit
@@ -35,6 +33,7 @@ from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.restore import restore
+from nimble_jobs.planner.stored import Material, read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store, Wait
 
@@ -234,44 +233,40 @@ def _take_stored(loaded: Loaded, store: Store, residents: Residents, report: Rep
     """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
     point in building it now.
     """
-    store.guard()
-    with store.artifacts.in_use():
-        found = store.schedules.lookup(loaded.key)
-        if found.refused is not None:  # it failed its check before; building it again would fail again
-            loaded.fallback = found.refused
-        if found.stored is None:
-            return found.reason
-        report(phase="check")
-        try:
-            schedule = found.stored.load()
-            residents.make_room(loaded.bytes + schedule.peak_bytes)
-            _load_stored(loaded, schedule, store)
-        except (OutOfMemory, DeviceFault):
-            raise
-        except CheckFailed as e:
-            # it passed when it was built: with these weights, or this device, it is the next job's to build anew
-            reason = f"failed its check when it was loaded: {e}"
-            loaded.fallback = f"the schedule is quarantined: {e}"
-            answer = f"the stored schedule failed its check: {e}"
-        except (Damaged, EngineError, NotFound, ValueError) as e:
-            reason = answer = f"the stored schedule was not used: {e}"
-        else:
-            store.schedules.touch(loaded.key, Hit.STORED, time.time())
-            return None
-    store.schedules.quarantine(loaded.key, reason, time.time(), digest=found.stored.sha256)
+    found = read_stored(loaded.key, store)
+    if found.refused is not None:  # it failed its check before; building it again would fail again
+        loaded.fallback = found.refused
+    if found.material is None:
+        return found.reason
+    report(phase="check")
+    try:
+        residents.make_room(loaded.bytes + found.material.schedule.peak_bytes)
+        _load_stored(loaded, found.material)
+    except (OutOfMemory, DeviceFault):
+        raise
+    except CheckFailed as e:
+        # it passed when it was built: with these weights, or this device, it is the next job's to build anew
+        reason = f"failed its check when it was loaded: {e}"
+        loaded.fallback = f"the schedule is quarantined: {e}"
+        answer = f"the stored schedule failed its check: {e}"
+    except (EngineError, ValueError) as e:
+        reason = answer = f"the stored schedule was not used: {e}"
+    else:
+        store.schedules.touch(loaded.key, Hit.STORED, time.time())
+        return None
+    store.schedules.quarantine(loaded.key, reason, time.time(), digest=found.material.digest)
     return answer
 
 
-def _load_stored(loaded: Loaded, schedule: Schedule, store: Store) -> None:
+def _load_stored(loaded: Loaded, material: Material) -> None:
     """Capture a stored schedule and check it against eager."""
-    request = loaded.request
+    request, schedule = loaded.request, material.schedule
     example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
     restored = restore(
         loaded.module,
-        schedule,
+        material,
         example,
         loaded.device,
-        store,
         lambda instance: _check(instance, loaded, schedule),
         own=True,
     )

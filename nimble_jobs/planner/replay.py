@@ -31,6 +31,7 @@ from nimble_jobs.planner.build import integers_below
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.restore import restore
+from nimble_jobs.planner.stored import read_material
 from nimble_jobs.planner.why import FILE_PART, Difference, differences
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
@@ -83,14 +84,15 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
     try:
         store.guard()
         with store.artifacts.in_use():
-            schedule = store.schedules.verified(entry.key).load()
+            stored = store.schedules.verified(entry.key)
+            material = read_material(stored.load(), store, digest=stored.sha256)
 
-            def check(instance: Instance) -> None:
-                inputs, tolerance = schedule.program.inputs, tolerance_of(request)
-                options: dict[str, Any] = {"seed": secrets.randbits(32), "below": integers_below(module)}
-                found.append(verify.check(instance, module, inputs, device, tolerance=tolerance, **options))
+        def check(instance: Instance) -> None:
+            inputs, tolerance = material.schedule.program.inputs, tolerance_of(request)
+            options: dict[str, Any] = {"seed": secrets.randbits(32), "below": integers_below(module)}
+            found.append(verify.check(instance, module, inputs, device, tolerance=tolerance, **options))
 
-            restored = restore(module, schedule, example, device, store, check)
+        restored = restore(module, material, example, device, check)
     except DeviceFault:
         raise
     except OutOfMemory as e:

@@ -1,4 +1,4 @@
-"""A stored schedule back over a module: constants and machine code from the store, weights laid out or folded."""
+"""A stored schedule back over a module: its constants and machine code, and weights laid out or folded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
+from nimble_jobs.planner.stored import Material, compiles_again
 from nimble_jobs.schedule import Schedule
-from nimble_jobs.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,9 @@ class Restored:
 
 def restore(
     module: nn.Module,
-    schedule: Schedule,
+    material: Material,
     example: Mapping[str, torch.Tensor],
     device: torch.device,
-    store: Store,
     check: Callable[[Instance], None],
     *,
     own: bool = False,
@@ -45,8 +44,9 @@ def restore(
     that are nobody else's, so `own` says, may be moved.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
-    module is as it was: CheckFailed, Damaged, EngineError, NotFound, OutOfMemory, ValueError.
+    module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
     """
+    schedule = material.schedule
     graph.check_plan(schedule.program, schedule.plan)
     layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
     variants = Variants(module)
@@ -55,7 +55,7 @@ def restore(
         bound = variants.use(layout, schedule.folded)
         if own:
             compact(bound, device)
-        recording = _recording(bound, schedule, layout, example, device, store)
+        recording = _recording(bound, material, layout, example, device)
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         for instance in instances:
@@ -71,24 +71,16 @@ def restore(
 
 
 def _recording(
-    module: nn.Module,
-    schedule: Schedule,
-    layout: Layout,
-    example: Mapping[str, torch.Tensor],
-    device: torch.device,
-    store: Store,
+    module: nn.Module, material: Material, layout: Layout, example: Mapping[str, torch.Tensor], device: torch.device
 ) -> Recording:
     """What was recorded when the schedule was built; kernels that need it are compiled again."""
-    if schedule.kernels != "eager" and not schedule.compiled:
+    schedule = material.schedule
+    if compiles_again(schedule):
         kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
         source = Source(kernels=kernels, layout=layout, folded=schedule.folded)
         recording = record_source(module, source, example, device, compiled_before=True)
         if recording.program != schedule.program:
             raise EngineError("the compiler made other kernels of the model than those that were measured")
         return recording
-    constants = {
-        p.name: torch.frombuffer(bytearray(store.artifacts.get(p.name)), dtype=torch.uint8)
-        for p in schedule.program.constants
-    }
-    binaries = store.artifacts.get(schedule.binaries) if schedule.binaries is not None else b""
-    return Recording(program=schedule.program, constants=constants, kernels={**unpack(schedule.compiled, binaries)})
+    code = unpack(schedule.compiled, material.binaries)
+    return Recording(program=schedule.program, constants=dict(material.constants), kernels={**code})

@@ -1,0 +1,65 @@
+"""What the store has under a key, read whole: the row, and every artifact that loading it needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from nimble_jobs.errors import Damaged, NotFound
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """A stored schedule and its artifacts, all of their bytes hashed. Empty where kernels are compiled again."""
+
+    schedule: Schedule
+    constants: Mapping[str, torch.Tensor]  # uint8, by the SHA-256 that the program names
+    binaries: bytes  # machine code
+    digest: str  # of the row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What can be loaded, or why there is nothing."""
+
+    material: Material | None = None
+    reason: str | None = None  # of the miss
+    refused: str | None = None  # it failed its check: building it again would fail again
+
+
+def read_stored(key: str, store: Store) -> Found:
+    """The schedule of a key with its artifacts; what is missing or damaged is quarantined, and a miss.
+
+    Nothing is deleted meanwhile, and may be afterwards. Raises StateFolderRefused, StoreError.
+    """
+    store.guard()
+    with store.artifacts.in_use():
+        found = store.schedules.lookup(key)
+        if found.stored is None:
+            return Found(reason=found.reason, refused=found.refused)
+        try:
+            return Found(material=read_material(found.stored.load(), store, digest=found.stored.sha256))
+        except (Damaged, NotFound) as e:
+            reason = f"the stored schedule was not used: {e}"
+    store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
+    return Found(reason=reason)
+
+
+def read_material(schedule: Schedule, store: Store, *, digest: str) -> Material:
+    """The artifacts that loading a schedule needs, for use inside `in_use`. Raises Damaged, NotFound."""
+    if compiles_again(schedule):
+        return Material(schedule=schedule, constants={}, binaries=b"", digest=digest)
+    names = {p.name for p in schedule.program.constants}
+    constants = {n: torch.frombuffer(bytearray(store.artifacts.get(n)), dtype=torch.uint8) for n in sorted(names)}
+    binaries = store.artifacts.get(schedule.binaries) if schedule.binaries is not None else b""
+    return Material(schedule=schedule, constants=constants, binaries=binaries, digest=digest)
+
+
+def compiles_again(schedule: Schedule) -> bool:
+    """Whether its kernels cannot do without their compiler, which makes the constants anew, too."""
+    return schedule.kernels != "eager" and not schedule.compiled
