@@ -13,6 +13,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.loaded import Resident
 from nimble_jobs.planner.prepare import prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
@@ -62,15 +63,17 @@ class KeepsNothing:
 
 
 def look_up(request: Request, *, device: torch.device, store: Store) -> Answer:
-    """What is stored. Builds nothing, and counts as no use."""
+    """What is stored, read whole as a job would read it; what is missing or damaged is quarantined. Builds nothing, and
+    counts as no use.
+    """
     start = time.perf_counter()
     parts = key_parts(request, device)
     key = schedule_key(parts)
-    found = store.schedules.lookup(key)
-    if found.stored is None:
+    found = read_stored(key, store)
+    if found.material is None:
         return Answer(key=key, parts=parts, hit=Hit.MISS, miss_reason=found.reason, fallback=found.refused)
-    schedule = found.stored.load()
-    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=schedule, load_s=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=found.material.schedule, load_s=seconds)
 
 
 def look_up_or_build(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Answer:

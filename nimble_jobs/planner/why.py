@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
 from nimble_jobs.store.prune import aged
 
@@ -43,11 +44,13 @@ class Why:
 
 
 def why(request: Request, *, device: torch.device, store: Store) -> Why:
-    """Compute the key and compare it with the stored ones. The model is not built. Raises ModelError."""
+    """Compute the key and compare it with the stored ones; artifacts are read as a job would read them, and what is
+    missing or damaged is quarantined. The model is not built. Raises ModelError, StoreError.
+    """
     parts = key_parts(request, device)
     key = schedule_key(parts)
-    found = store.schedules.lookup(key)
-    if found.stored is not None:
+    found = read_stored(key, store)
+    if found.material is not None:
         return Why(key=key, parts=parts, hit=True, reason=None, nearest=None, differences=())
     near = nearest(parts, aged(store.schedules.list()))
     return Why(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from nimble_jobs.engine import verify
 from nimble_jobs.errors import CheckFailed, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Builders, Prepared, Request, key_parts, schedule_key
+from nimble_jobs.planner.ahead import build_ahead, look_up
+from nimble_jobs.planner.why import why
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
-from nimble_jobs.store import Store, open_store
+from nimble_jobs.store import ScheduleState, Store, open_store
+from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
 
@@ -225,32 +228,40 @@ def test_a_resident_whose_schedule_was_removed_or_set_aside_serves_no_more(store
 def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
     store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row may go at any moment. Its artifacts are deleted once it is loaded, and not before."""
+    """Its row may go at any moment. Its artifacts are deleted once they are read, and not before; whoever deletes them
+    need not wait for capture and check.
+    """
     key = prepared(request(code), store).loaded.key
     restoring = sys.modules["nimble_jobs.planner.restore"]
-    capture_several = restoring.capture_several
+    capture_several, get = restoring.capture_several, Artifacts.get
     order: list[str] = []
 
     def delete() -> None:
         with store.artifacts.alone():
             order.append("deleted")
             for name in store.artifacts.names():
-                (store.home / "artifacts" / name[:2] / name).unlink()
+                store.artifacts.remove(name)
 
     with ThreadPoolExecutor(1) as pool:
+        deletions: list[Future[None]] = []
 
-        def removed_meanwhile(*args: Any) -> Any:
+        def removed_meanwhile(artifacts: Artifacts, name: str) -> bytes:
             assert store.schedules.remove([key]) == 1
-            deletion = pool.submit(delete)
-            assert not wait([deletion], timeout=0.1).done
-            instances = capture_several(*args)
+            deletions.append(pool.submit(delete))
+            assert not wait(deletions, timeout=0.1).done
+            order.append("read")
+            return get(artifacts, name)
+
+        def captured(*args: Any) -> Any:
+            deletions[0].result(60)
             order.append("captured")
-            return instances
+            return capture_several(*args)
 
         with monkeypatch.context() as patched:
-            patched.setattr(restoring, "capture_several", removed_meanwhile)
+            patched.setattr(Artifacts, "get", removed_meanwhile)
+            patched.setattr(restoring, "capture_several", captured)
             made = prepared(request(code), store)
-    assert (made.hit, order) == (Hit.STORED, ["captured", "deleted"])
+    assert (made.hit, order) == (Hit.STORED, ["read", "deleted", "captured"])
     assert list(store.artifacts.names()) == []
     x = torch.randn(2, 3)
     with torch.no_grad():
@@ -431,3 +442,35 @@ def test_code_that_is_edited_while_it_is_built_is_not_stored(
     with pytest.raises(ModelChanged, match=r"model\.file:net\.py"):
         prepared(request(code), store)
     assert store.schedules.list() == []
+
+
+@pytest.fixture
+def damage(store: Store, code: Path) -> str:
+    """The schedule of the model is stored, but its constant is gone: the key."""
+    made = prepared(request(code), store)
+    (name,) = store.artifacts.names()
+    store.artifacts.remove(name)
+    return made.loaded.key
+
+
+@pytest.mark.parametrize("asked", ["why", "look_up"])
+def test_an_artifact_that_is_gone_is_a_miss_for_whoever_asks(store: Store, code: Path, damage: str, asked: str) -> None:
+    """Not for jobs alone: what says hit is what a job loads. The schedule is quarantined; the next job builds it."""
+    if asked == "why":
+        found = why(request(code), device=CPU, store=store)
+        hit, reason = found.hit, found.reason
+    else:
+        answer = look_up(request(code), device=CPU, store=store)
+        hit, reason = answer.hit is Hit.STORED, answer.miss_reason
+    assert not hit
+    assert "the stored schedule was not used: artifact" in (reason or "")
+    assert "is not stored" in (reason or "")
+    assert store.schedules.get(damage).state is ScheduleState.QUARANTINED
+    assert prepared(request(code), store).hit is Hit.MISS
+
+
+def test_building_ahead_mends_what_is_damaged(store: Store, code: Path, damage: str) -> None:
+    """It would be a miss of the next job's."""
+    built = build_ahead(request(code), device=CPU, store=store)
+    assert (built.key, built.hit, built.fallback) == (damage, False, None)
+    assert prepared(request(code), store).hit is Hit.STORED
