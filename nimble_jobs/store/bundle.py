@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nimble_jobs import __version__
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import StoreError, UsageError
 from nimble_jobs.store.home import written_whole
 from nimble_jobs.store.records import ArtifactRef, ScheduleState, dump, sha256
 
@@ -50,19 +52,35 @@ class Bundled:
 def write_bundle(store: Store, keys: Sequence[str], path: Path, now: float) -> int:
     """Write the schedules, every byte of them hashed again, to a new file; returns its size.
 
-    Raises UsageError where the file exists or a schedule is not ready, NotFound, Damaged.
+    Raises UsageError where the file exists or a schedule is not ready, NotFound, Damaged, and StoreError where the file
+    cannot be written.
     """
-    if path.exists():
-        raise UsageError(f"{path}: exists already; expected the name of a new file")
-    with (
-        store.artifacts.in_use(),
-        written_whole(path) as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
-    ):
-        described = [_written(store, key, archive) for key in dict.fromkeys(keys)]
-        head = {"format": FORMAT, "nimble_jobs": __version__, "created_at": now}
-        archive.writestr(_MANIFEST, dump(head | {"schedules": described}))
-    return path.stat().st_size
+    try:
+        with (
+            store.artifacts.in_use(),
+            _new(path),
+            written_whole(path) as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            described = [_written(store, key, archive) for key in dict.fromkeys(keys)]
+            head = {"format": FORMAT, "nimble_jobs": __version__, "created_at": now}
+            archive.writestr(_MANIFEST, dump(head | {"schedules": described}))
+        return path.stat().st_size
+    except FileExistsError as e:
+        raise UsageError(f"{path}: exists already; expected the name of a new file") from e
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}; nothing was exported") from e
+
+
+@contextmanager
+def _new(path: Path) -> Iterator[None]:
+    """Take a file name that nobody has taken; give it back where the block fails. Raises OSError."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _written(store: Store, key: str, archive: zipfile.ZipFile) -> dict[str, Any]:

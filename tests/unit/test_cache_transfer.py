@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -147,6 +149,49 @@ def test_only_sound_schedules_are_exported(here: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is quarantined: in doubt; expected a ready one"):
         exported(here, tmp_path / "two.zip")
     assert sorted(p.name for p in tmp_path.glob("*zip*")) == ["one.zip"], "nothing half is left"
+
+
+def test_an_export_that_cannot_be_written_names_its_file(
+    here: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is not there, a file in its place, a full disk: said of the file, and nothing is left."""
+    (tmp_path / "a-file").write_text("")
+    for path, said in (
+        (tmp_path / "none" / "one.zip", "No such file or directory"),
+        (tmp_path / "a-file" / "one.zip", "Not a directory"),
+    ):
+        with pytest.raises(StoreError, match=f"{path}: {said}; nothing was exported"):
+            exported(here, path)
+    monkeypatch.setattr("zipfile.ZipFile.writestr", full_disk)
+    with pytest.raises(StoreError, match=r"one\.zip: No space left on device; nothing was exported"):
+        exported(here, tmp_path / "one.zip")
+    assert list(tmp_path.glob("*zip*")) == []
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_export_never_replaces_what_came_meanwhile(
+    here: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another export to the same name, begun while this one writes, is refused; this one is whole."""
+    (entry,) = here.schedules.list()
+    refused = []
+    writestr = zipfile.ZipFile.writestr
+
+    def meanwhile(*args: Any) -> None:
+        if not refused:
+            refused.append(True)
+            with pytest.raises(UsageError, match="exists already"):
+                exported(here, tmp_path / "one.zip")
+        writestr(*args)
+
+    monkeypatch.setattr("zipfile.ZipFile.writestr", meanwhile)
+    with Bundle(exported(here, tmp_path / "one.zip")) as bundle:
+        assert [bundled.key for bundled in bundle.schedules] == [entry.key]
+    assert refused
+    assert list(tmp_path.glob("*zip*")) == [tmp_path / "one.zip"]
 
 
 @pytest.mark.parametrize(
