@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import Key, rows_of
+from nimble_jobs.cli.cache_rows import Key, brief, rows_of
 from nimble_jobs.cli.listing import Row
+
+if TYPE_CHECKING:
+    from nimble_jobs.schedule import Schedule
+    from nimble_jobs.store import Store
 
 
 def register(app: typer.Typer) -> None:
@@ -17,16 +21,23 @@ def register(app: typer.Typer) -> None:
 
 
 def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
-    """Show one schedule: measurements, graph, candidates, origin, artifacts, and every part of its key."""
+    """Show one schedule: measurements, graph, candidates, origin, artifacts, and every part of its key.
+
+    Its state is `damaged` where its bytes are not what was stored; to show it changes nothing.
+    """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import aged
 
         entry = aged([store.schedules.get(key)])[0]
         row = rows_of(store, [entry])[0]
-        found = store.schedules.find(entry.key)
+        schedule, damage = _read(store, entry.key)
         artifacts = store.schedules.artifacts([entry.key]).get(entry.key, ())
         files = [dataclasses.asdict(ref) | {"stored": store.artifacts.has(ref.name)} for ref in artifacts]
-    schedule = found.load() if found else None
+    if damage is not None and row["state"] != "quarantined":
+        row |= {
+            "state": "damaged",
+            "reason": f"{damage}; the next job that needs it quarantines it and builds it again",
+        }
     facts: dict[str, Any] = {}
     if schedule:
         facts = {
@@ -41,6 +52,17 @@ def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
         output.emit_json(row | {"sha256": entry.sha256, "key_parts": entry.parts, "artifacts": files} | facts)
         return
     render.sections(_sections(row, entry.parts, facts, files))
+
+
+def _read(store: Store, key: str) -> tuple[Schedule | None, str | None]:
+    """The schedule, or how it is damaged; neither where it is of a format that this version does not read."""
+    from nimble_jobs.errors import Damaged
+
+    try:
+        stored = store.schedules.verified(key)
+        return (None if stored.state == "stale" else stored.load()), None
+    except Damaged as e:
+        return None, brief(key, str(e))
 
 
 def _sections(

@@ -169,6 +169,35 @@ def test_show_explains_the_key(cli: Cli) -> None:
     assert "candidates.one stream: 50.0µs, 0 B, error 0; chosen, the only one" in out
 
 
+@pytest.mark.parametrize("where", ["schedules SET replay_us = 1", "schedule_texts SET text = replace(text, '0', '1')"])
+def test_show_says_what_is_damaged(cli: Cli, where: str) -> None:
+    """A changed row or text: its state and the reason are shown, and nothing is written; a job would quarantine it."""
+    with closing(sqlite3.connect(cli.home / DATABASE, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE {where} WHERE key = ?", (KEY,))
+    out = cli("cache", "show", KEY).out
+    assert "schedule.state: damaged\n" in out
+    assert "schedule.reason: damaged: its SHA-256 is not the one that was stored; the next job" in out
+    shown = cli("cache", "show", KEY, "--json").json
+    assert (shown["state"], shown["key_parts"], "candidates" in shown) == ("damaged", PARTS, False)
+    assert [row["state"] for row in cli("cache", "ls", "--json").json] == ["ready", "ready"]
+    store = cli.store()
+    assert store.jobs.events() == ()
+    store.schedules.lookup(KEY)
+    store.close()
+    shown = cli("cache", "show", KEY, "--json").json
+    assert (shown["state"], shown["reason"].count("damaged")) == ("quarantined", 1)
+
+
+def test_show_of_a_quarantined_schedule(cli: Cli) -> None:
+    """Its reason, and all that is sound of it."""
+    store = cli.store()
+    store.schedules.refuse(KEY, "differs by 0.5", time.time())
+    store.close()
+    shown = cli("cache", "show", KEY, "--json").json
+    assert (shown["state"], shown["reason"]) == ("quarantined", "differs by 0.5")
+    assert [candidate["name"] for candidate in shown["candidates"]] == ["one stream"]
+
+
 def test_show_tells_origin_and_artifacts(cli: Cli) -> None:
     """What built it, when and in how long, with which software; its artifacts with sizes, and those that are gone."""
     store = cli.store()
