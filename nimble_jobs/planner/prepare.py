@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,10 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine import verify
-from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import (
-    CheckFailed,
     DeviceFault,
     EngineError,
     JobFailed,
@@ -28,16 +24,13 @@ from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.build import Built, build_best, build_schedule, integers_below, memory_left
+from nimble_jobs.planner.build import Built, build_best, build_schedule, memory_left
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
-from nimble_jobs.planner.restore import restore
-from nimble_jobs.planner.stored import Material, read_stored
-from nimble_jobs.schedule import Schedule
+from nimble_jobs.planner.take import Report, take_stored
 from nimble_jobs.store import Store, Wait
 
-Report = Callable[..., None]
 Waiting = Callable[[Wait], None]
 
 BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the schedule it needs
@@ -61,6 +54,7 @@ class Prepared:
     build_s: float  # recording, capturing, checking, measuring
     miss_reason: str | None = None
     progress: Progress | None = None  # of a progressive job that missed; until it moved, `loaded` is this job's alone
+    stays_because: str | None = None  # why the better schedule could not be loaded, though it is stored
 
     def summary(self) -> dict[str, Any]:
         """What `show` prints of the schedule."""
@@ -142,24 +136,42 @@ def prepare(
 def improve(
     prepared: Prepared, *, store: Store, residents: Residents, builders: Builders, report: Report = lambda **_: None
 ) -> Prepared:
-    """Move a progressive job to its better schedule, once that is stored; while it is built, the same as was given.
+    """Move a progressive job to its better schedule, once its build has ended; until then, the same as was given.
 
-    To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, the model
-    runs in eager from then on, and `loaded.fallback` says why. Raises OutOfMemory, DeviceFault.
+    To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, what ran
+    before is captured anew, and `stays_because` says why. Raises OutOfMemory where not even that fits, DeviceFault.
     """
     loaded = prepared.loaded
-    building = builders.running(loaded.key)  # asked first: it stores, and then it ends
+    if builders.running(loaded.key):  # what it has on the device would not leave room, though all be stored
+        return prepared
     if not store.schedules.ready(loaded.key):
-        return prepared if building else replace(prepared, progress=Progress.STAYS)
+        return replace(prepared, progress=Progress.STAYS)
     start = time.perf_counter()
+    reason = _move(loaded, store, residents, report)
+    if reason is not None:
+        loaded.release()
+        loaded.fallback = None  # it is the better schedule's
+        _build_quickly(loaded)
+    return replace(
+        prepared,
+        progress=Progress.MOVED if reason is None else Progress.STAYS,
+        stays_because=reason,
+        load_s=prepared.load_s + time.perf_counter() - start,
+    )
+
+
+def _move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> str | None:
+    """Close what runs and load what is stored: None, or the reason why that failed."""
     loaded.release()
-    reason = _take_stored(loaded, store, residents, report)
-    if reason is None:
-        _keep(loaded, residents)
-    else:
-        loaded.fallback = loaded.fallback or reason
-    progress = Progress.MOVED if reason is None else Progress.STAYS
-    return replace(prepared, progress=progress, load_s=prepared.load_s + time.perf_counter() - start)
+    try:
+        reason = take_stored(loaded, store, residents, report)
+        if reason is None:
+            _keep(loaded, residents)
+    except OutOfMemory as e:
+        return str(e)
+    except torch.OutOfMemoryError as e:
+        return f"not enough memory on {loaded.device}: {e}"
+    return reason
 
 
 def _keep(loaded: Loaded, residents: Residents) -> None:
@@ -203,7 +215,7 @@ def _give_schedule(
     builders: Builders | None,
 ) -> tuple[Hit, str | None]:
     """Fill in schedule and instance, or the reason for eager. Returns the hit, and for a miss its reason."""
-    reason = _take_stored(loaded, store, residents, report)
+    reason = take_stored(loaded, store, residents, report)
     if reason is None:
         return Hit.STORED, None
     if loaded.fallback is not None:
@@ -221,68 +233,12 @@ def _give_schedule(
             builders.start(loaded.key, loaded.request, loaded.device)
         return Hit.MISS, reason
     with store.builds.turn(loaded.key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
-        if _take_stored(loaded, store, residents, report) is None:  # another process has built it since
+        if take_stored(loaded, store, residents, report) is None:  # another process has built it since
             return Hit.STORED, None
         if loaded.fallback is None:
             report(phase="build")
             _build_new(loaded, parts, store, report)
     return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
-
-
-def _take_stored(loaded: Loaded, store: Store, residents: Residents, report: Report) -> str | None:
-    """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
-    point in building it now.
-    """
-    found = read_stored(loaded.key, store)
-    if found.refused is not None:  # it failed its check before; building it again would fail again
-        loaded.fallback = found.refused
-    if found.material is None:
-        return found.reason
-    report(phase="check")
-    try:
-        residents.make_room(loaded.bytes + found.material.schedule.peak_bytes)
-        _load_stored(loaded, found.material)
-    except (OutOfMemory, DeviceFault):
-        raise
-    except CheckFailed as e:
-        # it passed when it was built: with these weights, or this device, it is the next job's to build anew
-        reason = f"failed its check when it was loaded: {e}"
-        loaded.fallback = f"the schedule is quarantined: {e}"
-        answer = f"the stored schedule failed its check: {e}"
-    except (EngineError, ValueError) as e:
-        reason = answer = f"the stored schedule was not used: {e}"
-    else:
-        store.schedules.touch(loaded.key, Hit.STORED, time.time())
-        return None
-    store.schedules.quarantine(loaded.key, reason, time.time(), digest=found.material.digest)
-    return answer
-
-
-def _load_stored(loaded: Loaded, material: Material) -> None:
-    """Capture a stored schedule and check it against eager."""
-    request, schedule = loaded.request, material.schedule
-    example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
-    restored = restore(
-        loaded.module,
-        material,
-        example,
-        loaded.device,
-        lambda instance: _check(instance, loaded, schedule),
-        own=True,
-    )
-    loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
-
-
-def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
-    verify.check(
-        instance,
-        loaded.module,
-        schedule.program.inputs,
-        loaded.device,
-        tolerance=tolerance_of(loaded.request),
-        seed=secrets.randbits(32),
-        below=integers_below(loaded.module),
-    )
 
 
 def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Report) -> None:

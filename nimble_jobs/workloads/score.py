@@ -145,6 +145,9 @@ def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
         context.event("schedule", f"moved to {key[:12]} before shard {shard}: {gain}", {"key": key, "shard": shard})
     elif found.loaded.fallback is not None:
         context.event("fallback", f"runs in eager from shard {shard}: {found.loaded.fallback}", {"key": key})
+    elif found.stays_because is not None:
+        message = f"stays on what it began with: the better schedule was not loaded: {found.stays_because}"
+        context.event("schedule", message, {"key": key, "shard": shard})
     elif found.progress is Progress.STAYS:
         context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
     if found is not prepared:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nimble_jobs import spec as specs
+from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.planner import Builders, Request, key_parts, schedule_key
 from nimble_jobs.planner.ahead import build_ahead
@@ -152,6 +153,50 @@ def test_a_schedule_that_cannot_be_used_is_a_visible_fallback(store: Store, tmp_
 
     job = run(store, tmp_path, Refused(store, 3))
     assert (job.schedule["runs"], job.schedule["progress"]) == ("schedule", "stays")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OutOfMemory("no room for the better one"), "no room for the better one"),
+        (CheckFailed("it differs by 3"), "the stored schedule failed its check: it differs by 3"),
+    ],
+)
+def test_a_better_schedule_that_cannot_be_loaded_costs_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    """The job was running well: it goes on with what it began with, on a schedule, and says why."""
+    module = sys.modules["nimble_jobs.planner.take"]
+
+    def unfit(*_: Any, **__: Any) -> None:
+        raise error
+
+    class Unfit(Slow):
+        def running(self, key: str) -> bool:
+            found = super().running(key)
+            monkeypatch.setattr(module, "restore", unfit)
+            return found
+
+    job = run(store, tmp_path, Unfit(store, 2))
+    assert (job.schedule["runs"], job.schedule["progress"], job.schedule["fallback"]) == ("schedule", "stays", None)
+    assert events(store, job)[1:] == [f"stays on what it began with: the better schedule was not loaded: {said}"]
+    found = output(tmp_path)
+    monkeypatch.undo()
+    run(store, tmp_path)
+    assert np.array_equal(found, output(tmp_path))
+
+
+def test_it_does_not_move_before_the_builder_has_ended(store: Store, tmp_path: Path) -> None:
+    """A builder that has stored the schedule still holds its model on the device until it ends."""
+
+    class Lingers(Slow):
+        def running(self, key: str) -> bool:
+            super().running(key)
+            return self.asked < 5
+
+    job = run(store, tmp_path, Lingers(store, 2))
+    assert "before shard 4: " in events(store, job)[1]
+    assert job.schedule["progress"] == "moved"
 
 
 def test_a_process_builds_it(store: Store, tmp_path: Path) -> None:
