@@ -28,11 +28,12 @@ from nimble_jobs.errors import (
     OutOfMemory,
 )
 from nimble_jobs.planner.build import integers_below
+from nimble_jobs.planner.main_file import FILE_PART
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.restore import restore
 from nimble_jobs.planner.stored import read_material
-from nimble_jobs.planner.why import FILE_PART, Difference, differences
+from nimble_jobs.planner.why import Difference, differences
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from nimble_jobs.planner.main_file import FILE_PART, main_file, with_main_file
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
 from nimble_jobs.store.prune import aged
-
-FILE_PART = "model.file:"  # what the name of a key part begins with whose value is a file's SHA-256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Why:
     @property
     def changed_files(self) -> list[str]:
         """Files of the model that are not what they were when the nearest schedule was made."""
-        if self.nearest is None or self.nearest.parts.get("model.source") != self.parts.get("model.source"):
+        if self.nearest is None or _model(self.nearest.parts) != _model(self.parts):
             return []
         return [d.part.removeprefix(FILE_PART) for d in self.differences if d.part.startswith(FILE_PART)]
 
@@ -68,11 +67,11 @@ def nearest(parts: Mapping[str, str], entries: Sequence[ScheduleEntry]) -> Sched
 
     Among equals a ready one comes first, then the one that was used last.
     """
-    model = parts.get("model.source")
+    model = _model(parts)
     return min(
         entries,
         key=lambda entry: (
-            entry.parts.get("model.source") != model,
+            _model(entry.parts) != model,
             len(differences(parts, entry.parts)),
             entry.state != ScheduleState.READY,
             -entry.last_used_at,
@@ -81,8 +80,15 @@ def nearest(parts: Mapping[str, str], entries: Sequence[ScheduleEntry]) -> Sched
     )
 
 
+def _model(parts: Mapping[str, str]) -> str | None:
+    return with_main_file(parts, "").get("model.source")
+
+
 def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
-    """The parts that differ, by name."""
+    """The parts that differ, by name; what the model's own file is called is no difference."""
+    name = main_file(wanted)
+    if name is not None:
+        stored = with_main_file(stored, name)
     return tuple(
         Difference(part=name, wanted=wanted.get(name), stored=stored.get(name))
         for name in sorted({*wanted, *stored})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs import spec as specs
+from nimble_jobs.models import identity
 from nimble_jobs.planner import request as request_module
 from nimble_jobs.planner import schedule_key
 from nimble_jobs.planner.request import key_parts
+from nimble_jobs.planner.why import differences
+from nimble_jobs.spec import ModelSpec
 from nimble_jobs.workloads.score import request_of
 
 CPU = torch.device("cpu")
@@ -158,6 +162,37 @@ def test_what_cannot_matter_leaves_the_key_as_it_is(base: dict[str, Any], names:
     for name in names:
         COSMETIC[name](spec)
     assert parts_of(spec) == parts_of(base)
+
+
+def test_what_the_model_file_is_called_does_not_matter(tmp_path: Path) -> None:
+    """Equal bytes under another name: the same key, though the parts show the name; and nothing that differs."""
+    main = project(tmp_path / "one")
+    copied = shutil.copytree(main.parent, tmp_path / "two") / "renamed.py"
+    (copied.parent / main.name).rename(copied)
+    (tmp_path / "a.pt2").write_bytes(b"program")
+    (tmp_path / "b.pt2").write_bytes(b"program")
+    for first, second in [
+        (f"python:{main}:make", f"python:{copied}:make"),
+        (f"exported:{tmp_path}/a.pt2", f"exported:{tmp_path}/b.pt2"),
+    ]:
+        parts, other = identity(ModelSpec(source=first)), identity(ModelSpec(source=second))
+        assert parts != other
+        assert schedule_key(parts) == schedule_key(other)
+        assert differences(parts, other) == ()
+    before = identity(ModelSpec(source=f"python:{copied}:make"))
+    copied.write_text(copied.read_text() + "\n")
+    after = identity(ModelSpec(source=f"python:{copied}:make"))
+    assert schedule_key(before) != schedule_key(after)
+    (found,) = differences(after, identity(ModelSpec(source=f"python:{main}:make")))
+    assert found.part == "model.file:renamed.py"
+
+
+def test_a_model_file_and_its_neighbour_that_change_names_are_another_model() -> None:
+    """The key holds which of two files is the model's own."""
+    one = {"model.source": "python:a.py:make", "model.file:a.py": "1", "model.file:b.py": "2"}
+    two = {"model.source": "python:b.py:make", "model.file:a.py": "1", "model.file:b.py": "2"}
+    assert schedule_key(one) != schedule_key(two)
+    assert [d.part for d in differences(one, two)] == ["model.source"]
 
 
 @given(what=st.sampled_from(sorted(MATTERS)), names=st.lists(st.sampled_from(sorted(COSMETIC)), unique=True))
