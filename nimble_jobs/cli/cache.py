@@ -34,7 +34,8 @@ def ls(
 ) -> None:
     """List the stored schedules, the oldest first.
 
-    Filters such as model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, state=stale.
+    Filters such as model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, speedup>2x, state=stale,
+    resident=yes.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import aged

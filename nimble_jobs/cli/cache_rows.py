@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from nimble_jobs.cli import output, render
+from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row
 
 if TYPE_CHECKING:
@@ -21,29 +22,29 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of a schedule, or i
 KeyList = Annotated[
     list[str], typer.Argument(metavar="KEY...", help="Keys of schedules, or their beginnings.", show_default=False)
 ]
-STATE_STYLE = {"ready": "green", "resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
-KEYS = [
-    "key",
-    "model",
-    "device",
-    "input",
-    "dtype",
-    "mode",
-    "streams",
-    "syncs",
-    "replay_us",
-    "eager_us",
-    "speedup",
-    "bytes",
-    "hits",
-    "resident_hits",
-    "build_s",
-    "created_at",
-    "last_used_at",
-    "state",
-    "reason",
-    "resident",
-]
+STATE_STYLE = {"ready": "green", "ready, resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
+KEYS = {
+    "key": Kind.TEXT,
+    "model": Kind.TEXT,
+    "device": Kind.TEXT,
+    "input": Kind.TEXT,
+    "dtype": Kind.TEXT,
+    "mode": Kind.TEXT,
+    "streams": Kind.NUMBER,
+    "syncs": Kind.NUMBER,
+    "replay_us": Kind.MICROSECONDS,
+    "eager_us": Kind.MICROSECONDS,
+    "speedup": Kind.FACTOR,
+    "bytes": Kind.BYTES,
+    "hits": Kind.NUMBER,
+    "resident_hits": Kind.NUMBER,
+    "build_s": Kind.SECONDS,
+    "created_at": Kind.TIME,
+    "last_used_at": Kind.TIME,
+    "state": Kind.TEXT,
+    "reason": Kind.TEXT,
+    "resident": Kind.TEXTS,
+}
 
 
 def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
@@ -82,8 +83,13 @@ def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:
 
 
 def state_of(row: Row) -> str:
-    """The state, or that a ready schedule is resident."""
-    return "resident" if row["resident"] and row["state"] == "ready" else str(row["state"])
+    """The state, and whether a running worker holds the schedule resident."""
+    return f"{row['state']}, resident" if row["resident"] else str(row["state"])
+
+
+def state_style(row: Row) -> str:
+    """How rich shows the state."""
+    return STATE_STYLE.get(state_of(row)) or STATE_STYLE.get(row["state"], "")
 
 
 def named(entry: ScheduleEntry) -> str:
@@ -155,7 +161,11 @@ COLUMNS = (
     Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
     Column(header="USED", cell=lambda row: age(row["last_used_at"]), justify="right", from_width=110),
-    Column(header="STATE", cell=state_of, style=lambda row: STATE_STYLE.get(state_of(row), "")),
+    Column(
+        header="STATE",
+        cell=state_of,
+        style=lambda row: STATE_STYLE.get(state_of(row)) or STATE_STYLE.get(row["state"], ""),
+    ),
     Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150),
 )
 

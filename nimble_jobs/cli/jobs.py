@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, progress, render
+from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState
@@ -23,28 +24,28 @@ JobIds = Annotated[
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
 
-KEYS = [
-    "id",
-    "name",
-    "kind",
-    "state",
-    "attempt",
-    "created_at",
-    "started_at",
-    "finished_at",
-    "elapsed_s",
-    "records_done",
-    "records_total",
-    "records_bad",
-    "records_per_s",
-    "phase",
-    "hit",
-    "runs",
-    "device",
-    "priority",
-    "worker",
-    "error",
-]
+KEYS = {
+    "id": Kind.TEXT,
+    "name": Kind.TEXT,
+    "kind": Kind.TEXT,
+    "state": Kind.TEXT,
+    "attempt": Kind.NUMBER,
+    "created_at": Kind.TIME,
+    "started_at": Kind.TIME,
+    "finished_at": Kind.TIME,
+    "elapsed_s": Kind.SECONDS,
+    "records_done": Kind.NUMBER,
+    "records_total": Kind.NUMBER,
+    "records_bad": Kind.NUMBER,
+    "records_per_s": Kind.NUMBER,
+    "phase": Kind.TEXT,
+    "hit": Kind.TEXT,
+    "runs": Kind.TEXT,
+    "device": Kind.TEXT,
+    "priority": Kind.NUMBER,
+    "worker": Kind.TEXT,
+    "error": Kind.TEXT,
+}
 
 
 def _state_style(row: Row) -> str:

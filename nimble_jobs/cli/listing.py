@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-import operator
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal
 
 from nimble_jobs.cli import output
-from nimble_jobs.errors import UsageError
+from nimble_jobs.cli.filters import Keys, known, parse
 
 Row = dict[str, Any]
 
 _GAP = 2  # blanks between columns
 _NARROWEST = 8  # of a flexible column
-_UNIT_SUFFIXES = ("_at", "_bytes", "_us", "_s")  # may be left out: created>1d, replay<2ms
-_CONDITION = re.compile(r"([A-Za-z_][\w.]*)\s*(!=|>=|<=|=|>|<)\s*(.*)", re.DOTALL)
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt,
-    "<": operator.lt,
-    ">=": operator.ge,
-    "<=": operator.le,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +25,18 @@ class Selection:
     limit: int | None = None
     now: float = field(default_factory=time.time)  # Unix seconds; ages are counted from here
 
-    def apply(self, rows: list[Row], keys: Sequence[str]) -> list[Row]:
-        """The rows that pass every filter. Raises UsageError for a key that rows do not have."""
-        for condition in self.filters:
-            key, compare, operand = _parse(condition, keys)
-            rows = [row for row in rows if self._matches(key, row.get(key), compare, operand)]
-        if self.sort:
-            key = _known(self.sort.lstrip("-"), keys, "--sort")
-            present = [row for row in rows if row.get(key) is not None]
-            present.sort(key=lambda row: row[key], reverse=self.sort.startswith("-"))
-            rows = present + [row for row in rows if row.get(key) is None]
+    def apply(self, rows: list[Row], keys: Keys) -> list[Row]:
+        """The rows that pass every filter. Raises UsageError for a key that rows do not have, and for a condition that
+        makes no sense, whether there are rows or not.
+        """
+        conditions = [parse(condition, keys, self.now) for condition in self.filters]
+        sort = known(self.sort.lstrip("-"), keys, "--sort") if self.sort else None
+        rows = [row for row in rows if all(condition.holds(row.get(condition.key)) for condition in conditions)]
+        if sort is not None:
+            present = [row for row in rows if row.get(sort) is not None]
+            present.sort(key=lambda row: row[sort], reverse=str(self.sort).startswith("-"))
+            rows = present + [row for row in rows if row.get(sort) is None]
         return rows[: self.limit]
-
-    def _matches(self, key: str, cell: Any, compare: str, operand: str) -> bool:
-        if compare in ("=", "!="):
-            return _equal(key, cell, operand) == (compare == "=")
-        if cell is None:
-            return False
-        if isinstance(cell, (int, float)):
-            return _ORDER[compare](cell, _number(key, operand))
-        age_s = _duration(operand) if key.endswith("_at") else None
-        if age_s is not None:  # used>30d: longer ago than that
-            return _ORDER[compare](self.now - datetime.fromisoformat(cell).timestamp(), age_s)
-        return _ORDER[compare](str(cell), operand)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,59 +97,3 @@ def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[
         widths[max(wide, key=widths.__getitem__)] -= 1
         over -= 1
     return widths
-
-
-def _known(key: str, keys: Sequence[str], where: str) -> str:
-    """The key itself, or the one that it is short for: `used` for last_used_at, `size` for bytes."""
-    if key in keys:
-        return key
-    word = {"used": "last_used", "size": "bytes"}.get(key, key)
-    for full in (word, *(word + suffix for suffix in _UNIT_SUFFIXES)):
-        if full in keys:
-            return full
-    near = difflib.get_close_matches(key, keys, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(keys)}"
-    raise UsageError(f"{where}: unknown key {key!r}{hint}")
-
-
-def _parse(condition: str, keys: Sequence[str]) -> tuple[str, str, str]:
-    found = _CONDITION.fullmatch(condition.strip())
-    if not found:
-        raise UsageError(f"--filter: {condition!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=")
-    return _known(found[1], keys, "--filter"), found[2], found[3].strip()
-
-
-def _equal(key: str, cell: Any, operand: str) -> bool:
-    if cell is None or isinstance(cell, bool):
-        return operand.lower() == {None: "null", True: "true", False: "false"}[cell]
-    if isinstance(cell, (int, float)):
-        return bool(cell == _number(key, operand))
-    if isinstance(cell, (list, tuple)):
-        return operand in [str(item) for item in cell]
-    return fnmatch.fnmatchcase(str(cell), operand)
-
-
-def _number(key: str, operand: str) -> float:
-    """A plain number, or a duration or size for keys that hold seconds, microseconds or bytes."""
-    from nimble_jobs.spec.units import parse_bytes, parse_duration
-
-    try:
-        return float(operand)
-    except ValueError:
-        pass
-    try:
-        if key.endswith("bytes"):
-            return parse_bytes(operand)
-        return parse_duration(operand) * (1e6 if key.endswith("_us") else 1)
-    except ValueError as e:
-        raise UsageError(f"--filter: {key}: {e}") from e
-
-
-def _duration(operand: str) -> float | None:
-    """Seconds of a duration with a unit; None for anything else, such as a date."""
-    from nimble_jobs.spec.units import parse_duration
-
-    try:
-        return parse_duration(operand) if operand[-1:].isalpha() else None
-    except ValueError:
-        return None

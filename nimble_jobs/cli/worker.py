@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import JobState
@@ -20,7 +21,16 @@ app = typer.Typer(
     name="worker", help="Processes that run jobs and keep captured graphs on the device.", no_args_is_help=True
 )
 
-KEYS = ["id", "pid", "device", "status", "job", "started_at", "up_s", "residents"]
+KEYS = {
+    "id": Kind.TEXT,
+    "pid": Kind.NUMBER,
+    "device": Kind.TEXT,
+    "status": Kind.TEXT,
+    "job": Kind.TEXT,
+    "started_at": Kind.TIME,
+    "up_s": Kind.SECONDS,
+    "residents": Kind.TEXTS,
+}
 
 COLUMNS = (
     Column(header="ID", cell=lambda row: row["id"], flexible=True),

@@ -94,6 +94,11 @@ def test_ls_shows_what_a_live_worker_holds(cli: Cli) -> None:
         rows = cli("cache", "ls", "--json").json
         assert [row["resident"] for row in rows] == [[], [lease.id]]
         assert [row["id"] for row in cli("worker", "ls", "--json").json] == [lease.id]
+        assert cli("cache", "ls", "-q", "--filter", "resident=yes", "--filter", "state=ready").out.split() == [OTHER]
+        assert [line.split("\t")[-2] for line in cli("cache", "ls").out.splitlines()[1:]] == [
+            "ready",
+            "ready, resident",
+        ]
     store.close()
 
 

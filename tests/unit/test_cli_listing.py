@@ -9,11 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nimble_jobs.cli import output
+from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Selection, _widths
 from nimble_jobs.errors import UsageError
 
 NOW = 1_800_000_000.0
-KEYS = ["id", "bytes", "replay_us", "build_s", "created_at", "last_used_at", "state"]
+KEYS = {
+    "id": Kind.TEXT,
+    "bytes": Kind.BYTES,
+    "replay_us": Kind.MICROSECONDS,
+    "build_s": Kind.SECONDS,
+    "hits": Kind.NUMBER,
+    "speedup": Kind.FACTOR,
+    "created_at": Kind.TIME,
+    "last_used_at": Kind.TIME,
+    "state": Kind.TEXT,
+    "resident": Kind.TEXTS,
+}
 
 
 def row(name: str, *, nbytes: int = 0, replay_us: float = 0.0, age_s: float = 0.0) -> dict[str, object]:
@@ -22,9 +34,12 @@ def row(name: str, *, nbytes: int = 0, replay_us: float = 0.0, age_s: float = 0.
         "bytes": nbytes,
         "replay_us": replay_us,
         "build_s": age_s,
+        "hits": nbytes,
+        "speedup": None if name == "never" else replay_us / 1000,
         "created_at": output.iso(NOW - age_s),
         "last_used_at": None if name == "never" else output.iso(NOW - age_s),
         "state": "ready",
+        "resident": ["3-abc"] if name == "large" else [],
     }
 
 
@@ -50,6 +65,23 @@ ROWS = [
         ("created>=1h", ["large", "never"]),
         ("created<1h30m", ["small", "never"]),
         ("created<2027-01-01", ["large"]),
+        ("created>2027-01-01T00:00:00+00:00", ["small", "never"]),
+        ("created=2027-*", ["small", "never"]),
+        ("created=2027-01-15T08:00:00Z", []),
+        ("created=2027-01-15T07:59Z", ["small"]),
+        ("created=2027-01-15", ["small", "never"]),
+        ("created!=2027-01-15", ["large"]),
+        ("used!=null", ["small", "large"]),
+        ("hits>=1000", ["large", "never"]),
+        ("speedup>2x", ["large"]),
+        ("speedup<2.5×", ["small"]),
+        ("speedup=2.5", ["large"]),
+        ("speedup=null", ["never"]),
+        ("resident=yes", ["large"]),
+        ("resident=no", ["small", "never"]),
+        ("resident!=True", ["small", "never"]),
+        ("resident=3-*", ["large"]),
+        ("resident!=3-abc", ["small", "never"]),
         ("id=*l*", ["small", "large"]),
         ("state!=ready", []),
     ],
@@ -59,11 +91,42 @@ def test_filters(condition: str, names: list[str]) -> None:
     assert [r["id"] for r in Selection(filters=[condition], now=NOW).apply(list(ROWS), KEYS)] == names
 
 
-@pytest.mark.parametrize("condition", ["siz>1", "size", "size>lots", "used"])
-def test_bad_filters(condition: str) -> None:
-    """Named, with what was expected."""
-    with pytest.raises(UsageError, match="--filter"):
-        Selection(filters=[condition]).apply(list(ROWS), KEYS)
+@pytest.mark.parametrize("rows", [ROWS, []])
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("siz>1", "unknown key 'siz'"),
+        ("size", "'size' is not a condition"),
+        ("used", "'used' is not a condition"),
+        ("size>lots", "bytes: found 'lots'; expected bytes or a size"),
+        ("size=", "bytes: found ''; expected bytes or a size"),
+        ("used>abc", "last_used_at: found 'abc'; expected an age such as 30d or a date such as 2026-01-31"),
+        ("used>5", "last_used_at: found '5'; expected an age"),
+        ("used=5d", "last_used_at: found '5d'; expected an age"),
+        ("created<2026-13-45", "created_at: found '2026-13-45'; expected an age"),
+        ("created=yesterday*", "created_at: found 'yesterday\\*'; expected an age"),
+        ("state>5", "state holds text, which has no order; expected state=VALUE or state!=VALUE"),
+        ("resident>1", "resident holds text, which has no order"),
+        ("hits>abc", "hits: found 'abc'; expected a number such as 3"),
+        ("hits>2x", "hits: found '2x'; expected a number such as 3"),
+        ("hits>nan", "hits: found 'nan'; expected a number"),
+        ("hits>=null", "hits: found 'null'; expected a number"),
+        ("speedup>fast", "speedup: found 'fast'; expected a number such as 2 or 2.5x"),
+        ("replay<5MB", "replay_us: found '5MB'; expected seconds or a duration"),
+    ],
+)
+def test_bad_filters(rows: list[dict[str, object]], condition: str, said: str) -> None:
+    """Named with what was expected, whether there are rows or not; also where an earlier condition leaves none."""
+    for filters in ([condition], ["id=nothing", condition]):
+        with pytest.raises(UsageError, match=f"^--filter: {said}"):
+            Selection(filters=filters, now=NOW).apply(list(rows), KEYS)
+
+
+@pytest.mark.parametrize("rows", [ROWS, []])
+def test_bad_sort(rows: list[dict[str, object]]) -> None:
+    """Also without rows."""
+    with pytest.raises(UsageError, match="--sort: unknown key 'siz'"):
+        Selection(sort="-siz", now=NOW).apply(list(rows), KEYS)
 
 
 def test_sort_under_short_names() -> None:

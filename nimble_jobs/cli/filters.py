@@ -1,0 +1,169 @@
+"""Conditions of `--filter`: each is read once, by what its key holds, before any row is looked at."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+from typing import Any
+
+from nimble_jobs.errors import UsageError
+
+_UNIT_SUFFIXES = ("_at", "_bytes", "_us", "_s")  # may be left out: created>1d, replay<2ms
+_CONDITION = re.compile(r"([A-Za-z_][\w.]*)\s*(!=|>=|<=|=|>|<)\s*(.*)", re.DOTALL)
+_TIME_PATTERN = re.compile(r"[0-9T:.Z*?-]+")
+_ORDER: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+_DAY_S = 86400
+_FLAGS = {"yes": True, "true": True, "no": False, "false": False}
+
+
+class Kind(Enum):
+    """What a key of the JSON rows holds; any may be null."""
+
+    TEXT = auto()
+    TEXTS = auto()  # a list, told apart by what is in it, or by whether it is empty
+    NUMBER = auto()
+    FACTOR = auto()  # 2.5, or 2.5x
+    SECONDS = auto()
+    MICROSECONDS = auto()
+    BYTES = auto()
+    TIME = auto()  # ISO 8601 in UTC
+
+
+Keys = Mapping[str, Kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A key, and what its value must be."""
+
+    key: str
+    holds: Callable[[Any], bool]
+
+
+def parse(text: str, keys: Keys, now: float) -> Condition:
+    """Read `KEY=VALUE` or another comparison; ages are counted from `now`, Unix seconds.
+
+    Raises UsageError for a key that rows do not have, a value that it cannot hold, and an order of what has none.
+    """
+    found = _CONDITION.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"--filter: {text!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=")
+    key, compare, operand = known(found[1], keys, "--filter"), found[2], found[3].strip()
+    if compare in _ORDER:
+        ordered = _ordered(key, keys[key], _ORDER[compare], operand, now)
+        return Condition(key=key, holds=lambda cell: cell is not None and ordered(cell))
+    if operand.lower() == "null":
+        return Condition(key=key, holds=lambda cell: (cell is None) == (compare == "="))
+    equal = _equal(key, keys[key], operand)
+    return Condition(key=key, holds=lambda cell: (cell is not None and equal(cell)) == (compare == "="))
+
+
+def known(key: str, keys: Keys, where: str) -> str:
+    """The key itself, or the one that it is short for: `used` for last_used_at, `size` for bytes. Raises UsageError."""
+    if key in keys:
+        return key
+    word = {"used": "last_used", "size": "bytes"}.get(key, key)
+    for full in (word, *(word + suffix for suffix in _UNIT_SUFFIXES)):
+        if full in keys:
+            return full
+    near = difflib.get_close_matches(key, keys, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(keys)}"
+    raise UsageError(f"{where}: unknown key {key!r}{hint}")
+
+
+def _ordered(
+    key: str, kind: Kind, compare: Callable[[float, float], bool], operand: str, now: float
+) -> Callable[[Any], bool]:
+    match kind:
+        case Kind.TEXT | Kind.TEXTS:
+            raise UsageError(f"--filter: {key} holds text, which has no order; expected {key}=VALUE or {key}!=VALUE")
+        case Kind.TIME:
+            age_s = _duration(operand)
+            if age_s is not None:  # used>30d: longer ago than that
+                return lambda cell: compare(now - _timestamp(cell), age_s)
+            at = _date(key, operand)
+            return lambda cell: compare(_timestamp(cell), at)
+        case _:
+            number = _number(key, kind, operand)
+            return lambda cell: compare(cell, number)
+
+
+def _equal(key: str, kind: Kind, operand: str) -> Callable[[Any], bool]:
+    match kind:
+        case Kind.TEXT:
+            return lambda cell: fnmatch.fnmatchcase(str(cell), operand)
+        case Kind.TEXTS:
+            flag = _FLAGS.get(operand.lower())
+            if flag is not None:
+                return lambda cell: bool(cell) == flag
+            return lambda cell: any(fnmatch.fnmatchcase(str(item), operand) for item in cell)
+        case Kind.TIME:
+            if "*" in operand and _TIME_PATTERN.fullmatch(operand):
+                return lambda cell: fnmatch.fnmatchcase(cell, operand)
+            start = _date(key, operand)
+            end = start + (0 if ":" in operand else _DAY_S)
+            return lambda cell: start <= _timestamp(cell) < end or _timestamp(cell) == start
+        case _:
+            number = _number(key, kind, operand)
+            return lambda cell: bool(cell == number)
+
+
+def _number(key: str, kind: Kind, operand: str) -> float:
+    """A plain number; a duration, a size, a factor for keys that hold such."""
+    from nimble_jobs.spec.units import parse_bytes, parse_duration
+
+    try:
+        number = float(operand.removesuffix("x").removesuffix("×") if kind is Kind.FACTOR else operand)
+    except ValueError:
+        number = math.nan
+    if math.isfinite(number):
+        return number
+    try:
+        match kind:
+            case Kind.BYTES:
+                return parse_bytes(operand)
+            case Kind.SECONDS:
+                return parse_duration(operand)
+            case Kind.MICROSECONDS:
+                return parse_duration(operand) * 1e6
+    except ValueError as e:
+        raise UsageError(f"--filter: {key}: {e}") from e
+    expected = "a number such as 2 or 2.5x" if kind is Kind.FACTOR else "a number such as 3"
+    raise UsageError(f"--filter: {key}: found {operand!r}; expected {expected}")
+
+
+def _duration(operand: str) -> float | None:
+    """Seconds of a duration with a unit; None for anything else, such as a date."""
+    from nimble_jobs.spec.units import parse_duration
+
+    try:
+        return parse_duration(operand) if operand[-1:].isalpha() else None
+    except ValueError:
+        return None
+
+
+def _date(key: str, operand: str) -> float:
+    """Unix seconds of a date or a time, in UTC where it names no zone."""
+    try:
+        at = datetime.fromisoformat(operand)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as e:
+        raise UsageError(
+            f"--filter: {key}: found {operand!r}; expected an age such as 30d or a date such as 2026-01-31"
+        ) from e
+
+
+def _timestamp(cell: str) -> float:
+    return datetime.fromisoformat(cell).timestamp()
