@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.cache_rows import brief, rows_of, shape, with_reason
 from nimble_jobs.cli.telling import telling
-from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.errors import JobFailed, ModelError, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.ahead import Ahead
@@ -44,6 +44,8 @@ def why(
         from nimble_jobs.workloads.ahead import why as ask  # loads torch: the key names the device
 
         answer = ask(loaded, store=store, memory_bytes=memory_bytes)
+        if answer.nearest is not None and answer.nearest.key == answer.key:
+            answer = replace(answer, nearest=None)  # set aside: the reason says all
         near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
     if json:
         told: dict[str, Any] = {
@@ -73,12 +75,17 @@ def build(
 ) -> None:
     """Build and store the schedules that a spec's jobs will need. No job is queued."""
     from nimble_jobs.client import allowed_python
+    from nimble_jobs.models import permission
     from nimble_jobs.spec import load
 
     sizes = _sizes(batch_size or ())
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
     loaded = load(spec, overrides or ())
     allowed = allowed_python(allow_python or ())
+    try:
+        permission.check(loaded.model, allowed)
+    except ModelError as e:
+        raise UsageError(str(e)) from e
     made: list[Ahead] = []
     with options.store(ctx) as store, telling(quiet=quiet) as tell:
 

@@ -35,7 +35,7 @@ def verify(
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
-    """Hash every stored schedule and artifact again. Exits 0 when all are sound, 100 when any was quarantined."""
+    """Hash every stored schedule and artifact again. Exits 0 when all schedules are sound, 100 when any is not."""
     from nimble_jobs.client import allowed_python
 
     allowed = allowed_python(allow_python or ())
@@ -50,9 +50,10 @@ def verify(
         output.emit_json(rows)
     else:
         _tell(rows, leftovers, replay=replay)
-    quarantined = sum(row["quarantined_now"] for row in rows)
-    if quarantined:
-        raise JobFailed(f"{count(quarantined)} quarantined; the next job that needs one builds it again")
+    unsound = sum(not row["sound"] for row in rows)
+    if unsound:
+        said = f"{unsound:,} of {count(len(rows))} not sound: jobs do not use what is quarantined"
+        raise JobFailed(f"{said}; `nimble-jobs cache prune --quarantined` removes it")
 
 
 def _hashed(store: Store, entries: list[ScheduleEntry]) -> list[Row]:
@@ -93,9 +94,10 @@ def _replayed(store: Store, entries: list[ScheduleEntry], rows: list[Row], allow
 def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
     for row in rows:
         if not row["sound"] or replay:
-            verdict = "sound" if row["sound"] else "quarantined"
-            if replay and row["sound"]:
+            if row["sound"]:
                 verdict = "replayed" if row["replayed"] else "not replayed"
+            else:
+                verdict = "quarantined now" if row["quarantined_now"] else "quarantined before"
             head = f"{row['key'][:12]}  {row['model']} {shape(row['input'])}"
             output.emit(with_reason(f"{head}  {verdict}", row["said"], sys.stdout))
     for line in leftovers:

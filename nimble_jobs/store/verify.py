@@ -27,12 +27,12 @@ class Verdict:
 def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterator[Verdict]:
     """Hash each schedule's row, text and artifacts again; quarantine those that are not what was stored.
 
-    One that is quarantined already is said to be, and is not sound. Raises StoreError, and quarantines nothing, where
-    the bytes cannot be looked at.
+    One that is quarantined already is not sound, and `said` is the reason of then. Raises StoreError, and quarantines
+    nothing, where the bytes cannot be looked at.
     """
     for entry in entries:
         if entry.state == ScheduleState.QUARANTINED:
-            yield Verdict(entry=entry, sound=False, said=f"quarantined before: {entry.reason}")
+            yield Verdict(entry=entry, sound=False, said=entry.reason or "no reason was noted")
             continue
         try:
             with store.artifacts.in_use():

@@ -200,7 +200,7 @@ def test_verify(store: Store) -> None:
     found = {v.entry.key: v for v in verify(store, store.schedules.list(), NOW)}
     assert {key for key, v in found.items() if v.found_now} == {shared, other}
     assert {key for key, v in found.items() if v.sound} == {alone}
-    assert found[before].said == "quarantined before: earlier"
+    assert found[before].said == "earlier"
     assert store.schedules.lookup(shared).stored is None
     assert [v.found_now for v in verify(store, store.schedules.list(), NOW)] == [False] * 4
     assert damaged_leftovers(store) == [], "quarantined schedules still name it"
