@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from nimble_jobs import machine
 from nimble_jobs.engine import private
 from nimble_jobs.errors import UsageError
 
@@ -58,7 +56,7 @@ def facts(device: torch.device) -> dict[str, str]:
         "device.memory_gib": str(round(properties.total_memory / 2**30)),
         "driver": _driver(),
         "cuda": str(torch.version.cuda),
-        "triton": _version("triton"),
+        "triton": machine.package_version("triton"),
         "cudnn": str(torch.backends.cudnn.version()),
     }
 
@@ -103,13 +101,6 @@ def _precision(device: torch.device) -> dict[str, str]:
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched on the device."""
     if device.type == "cuda":
@@ -117,18 +108,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def _cpu_name() -> str:
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        info = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    return machine.cpu_name() or platform.processor() or platform.machine()
 
 
 def _driver() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found.group(1) if found else f"supports CUDA {private.cuda_driver()}"
+    return machine.driver_version() or f"supports CUDA {private.cuda_driver()}"

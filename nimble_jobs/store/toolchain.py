@@ -8,15 +8,22 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
+from nimble_jobs import machine
 from nimble_jobs.schedule import FORMAT_VERSION
 
-_NVIDIA = Path("/proc/driver/nvidia")
-_NAMES = {"format": "format", "torch": "torch", "cuda": "CUDA", "driver": "driver", "triton": "triton"}
+_NAMES = {
+    "format": "format",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "driver": "driver",
+    "triton": "triton",
+    "cudnn": "cuDNN",
+}
+_PACKAGE = re.compile(r"([^\s,()]+) ([^\s,()]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +32,7 @@ class Toolchain:
 
     versions: Mapping[str, Mapping[str, str]]  # by kind, the parts of a key that can be read; the others are not known
     devices: Mapping[str, frozenset[str]]  # by kind, names; a kind whose names cannot be read is left out
+    package: Callable[[str], str]  # the version of an installed package
 
     def outdated(self, parts: Mapping[str, str]) -> str | None:
         """How the software here differs from the one that made a schedule for a device of this machine, in words.
@@ -40,6 +48,11 @@ class Toolchain:
             for name, here in self.versions.get(kind, {}).items()
             if name in parts and parts[name] != here
         ]
+        differ += [
+            f"{name} {made}, here {here}"
+            for name, made in _packages(parts.get("model.package", "")).items()
+            if (here := self.package(name)) != made
+        ]
         return "made with " + "; ".join(differ) if differ else None
 
 
@@ -50,48 +63,31 @@ def toolchain() -> Toolchain:
     common = {"format": str(FORMAT_VERSION)} | ({"torch": torch} if torch else {})
     versions = {"cpu": common}
     devices = {}
-    cpu = cpu_name()
+    cpu = machine.cpu_name()
     if cpu is not None:
         devices["cpu"] = frozenset({cpu})
     gpus = _gpu_names()
     if gpus is not None:
         devices["cuda"] = gpus
-    driver = driver_version()
+    driver, cudnn = machine.driver_version(), machine.cudnn_version()
     versions["cuda"] = (
         common
         | ({"cuda": cuda} if cuda else {})
         | ({"driver": driver} if driver else {})
-        | {"triton": package_version("triton")}
+        | ({"cudnn": cudnn} if cudnn else {})
+        | {"triton": machine.package_version("triton")}
     )
-    return Toolchain(versions=versions, devices=devices)
+    return Toolchain(versions=versions, devices=devices, package=_installed)
 
 
-def package_version(package: str) -> str:
-    """The version of an installed package, as keys name it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+@functools.cache
+def _installed(package: str) -> str:
+    return machine.package_version(package)
 
 
-def driver_version() -> str | None:
-    """The NVIDIA driver's version, where the kernel tells it."""
-    try:
-        text = (_NVIDIA / "version").read_text()
-    except OSError:
-        return None
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found.group(1) if found else None
-
-
-def cpu_name() -> str | None:
-    """The processor's model name, where the kernel tells it."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    return found.group(1).strip() if found else None
+def _packages(text: str) -> dict[str, str]:
+    """Versions by package, of a key's part such as `timm 1.0.9, yaml (PyYAML 6.0.2), mine (unknown)`."""
+    return dict(_PACKAGE.findall(text.replace("(unknown)", "")))
 
 
 def _torch() -> tuple[str | None, str | None]:
@@ -115,10 +111,10 @@ def _assigned(name: str, code: str) -> str | None:
 
 def _gpu_names() -> frozenset[str] | None:
     """Names of this machine's GPUs; None where the driver is there but tells none."""
-    if not _NVIDIA.is_dir():
+    if not machine.NVIDIA.is_dir():
         return None if Path("/dev/nvidiactl").exists() else frozenset()
     names = set()
-    for path in _NVIDIA.glob("gpus/*/information"):
+    for path in machine.NVIDIA.glob("gpus/*/information"):
         try:
             found = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
         except OSError:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from nimble_jobs import machine
 from nimble_jobs.engine import device as devices
 
 
@@ -26,8 +27,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "total_memory": 140 * 2**30,
     }
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(**properties))
-    monkeypatch.setattr(devices, "_driver", lambda: "575.57")
-    monkeypatch.setattr(devices, "_version", lambda _package: "3.6.0")
+    monkeypatch.setattr(machine, "driver_version", lambda: "575.57")
+    monkeypatch.setattr(machine, "package_version", lambda _package: "3.6.0")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_900)
     for name in devices._SWITCHES:
         monkeypatch.delenv(name, raising=False)
@@ -77,9 +78,9 @@ def test_other_software_does_not(gpu: dict[str, Any], part: str, monkeypatch: py
         case "cudnn":
             monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92_000)
         case "driver":
-            monkeypatch.setattr(devices, "_driver", lambda: "580.1")
+            monkeypatch.setattr(machine, "driver_version", lambda: "580.1")
         case _:
-            monkeypatch.setattr(devices, "_version", lambda _package: "3.7.0")
+            monkeypatch.setattr(machine, "package_version", lambda _package: "3.7.0")
     found = facts()
     assert {n for n in before if found[n] != before[n]} == {part}
 
@@ -114,6 +115,7 @@ SWITCHES = {
 ALL_SWITCHES = """
 import json, os, sys, types
 import torch
+from nimble_jobs import machine
 from nimble_jobs.engine import device as devices
 
 properties = types.SimpleNamespace(name="G", major=9, minor=0, multi_processor_count=1, total_memory=2**30)

@@ -1,0 +1,53 @@
+"""What this machine is and has installed, read from files: no torch is loaded. Keys of schedules name the same."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+NVIDIA = Path("/proc/driver/nvidia")
+
+
+def package_version(package: str) -> str:
+    """The version of an installed package, or words that say that it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, where the kernel tells it."""
+    try:
+        text = (NVIDIA / "version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return found.group(1) if found else None
+
+
+def cpu_name() -> str | None:
+    """The processor's model name, where the kernel tells it."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found.group(1).strip() if found else None
+
+
+def cudnn_version() -> str | None:
+    """The version of the cuDNN that torch was installed with, as torch counts it (9.10.2 is 91002); None where torch
+    brings its own or none.
+    """
+    try:
+        required = metadata.requires("torch") or []
+        names = {found[0] for line in required if (found := re.match(r"nvidia-cudnn-cu\d+", line))}
+        numbers = [metadata.version(name).split(".") for name in names]
+    except metadata.PackageNotFoundError:
+        return None
+    if len(numbers) != 1:
+        return None
+    major, minor, patch = (int(number) for number in numbers[0][:3])
+    return str(major * (10_000 if major >= 9 else 1_000) + minor * 100 + patch)
