@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +176,14 @@ class Schedules:
             session.add_all(ResidentRow(worker=worker, key=key) for key in held)
 
         self._db.write(work)
+
+    def forget_residents(self, alive: Callable[[str], bool]) -> None:
+        """Delete what workers that are not alive said they hold: a killed one takes nothing back."""
+        query = select(ResidentRow.worker).distinct()
+        gone = [worker for worker in self._db.read(lambda session: session.scalars(query).all()) if not alive(worker)]
+        if gone:
+            statement = delete(ResidentRow).where(ResidentRow.worker.in_(gone))
+            self._db.write(lambda session: changed(session, statement))
 
     def residents(self, live: Collection[str]) -> dict[str, list[str]]:
         """Which of the live workers hold the captured graph of each key."""

@@ -35,8 +35,10 @@ class Store:
         self.workers = Workers(home / "workers")
 
     def recover(self, now: float) -> list[Job]:
-        """Give up the attempts whose worker holds no lock any more. Returns their jobs."""
-        return self.jobs.recover(self.workers.alive, now)
+        """Give up the attempts of workers that hold no lock any more, and forget their residents. Returns the jobs."""
+        lost = self.jobs.recover(self.workers.alive, now)
+        self.schedules.forget_residents(self.workers.alive)
+        return lost
 
     def guard(self) -> None:
         """Look again whether others can write here. Raises StateFolderRefused: a process may run for weeks."""

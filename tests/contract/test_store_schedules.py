@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
 import statistics
 import time
@@ -21,7 +22,7 @@ from nimble_jobs.schedule import FORMAT_VERSION, CompiledKernel
 from nimble_jobs.store import ArtifactRef, ScheduleState, Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.schedules import Saving
-from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, key_of
+from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, hold_worker, key_of
 
 KEY = key_of("a")
 
@@ -100,6 +101,24 @@ def test_touch(store: Store) -> None:
     assert (found.hits, found.resident_hits, found.last_used_at) == (3, 2, NOW + 2)
     store.schedules.touch(key_of("unknown"), Hit.STORED, NOW)
     assert store.schedules.uses().total == 3
+
+
+def test_residents_of_killed_workers_are_deleted(store: Store) -> None:
+    """What a process held that was killed goes with the next recovery; what a live worker holds stays."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, done = spawn.Queue(), spawn.Event()
+    process = spawn.Process(target=hold_worker, args=(str(store.home), ready, done))
+    process.start()
+    killed = ready.get(timeout=60)
+    with store.workers.hold({"device": "cpu"}) as lease:
+        for worker in (killed, lease.id):
+            store.schedules.set_residents(worker, [KEY])
+        store.recover(NOW)
+        assert store.schedules.residents([killed, lease.id]) == {KEY: sorted([killed, lease.id])}
+        process.kill()
+        process.join()
+        store.recover(NOW)
+        assert store.schedules.residents([killed, lease.id]) == {KEY: [lease.id]}
 
 
 def test_uses(store: Store) -> None:
