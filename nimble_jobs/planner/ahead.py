@@ -82,8 +82,11 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, to
     Raises ModelError, OutOfMemory.
     """
     answer = look_up(request, device=device, store=store)
-    if answer.schedule is not None:
-        return answer
+    return answer if answer.schedule is not None else _built(answer, request, device, store, told)
+
+
+def _built(answer: Answer, request: Request, device: torch.device, store: Store, told: Told) -> Answer:
+    """The answer after a miss, once the schedule was built; or loaded, where another process was quicker."""
 
     def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
         told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
@@ -111,8 +114,15 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, to
 
 
 def build_ahead(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Ahead:
-    """Store the schedule of a request, unless it is stored. Raises ModelError, OutOfMemory."""
-    found = look_up_or_build(request, device=device, store=store, told=told)
+    """Store the schedule of a request, unless it is stored. Counts as a use, hit or miss, as a job's would.
+
+    Raises ModelError, OutOfMemory.
+    """
+    found = look_up(request, device=device, store=store)
+    if found.schedule is not None:
+        store.schedules.touch(found.key, Hit.STORED, time.time())
+    else:
+        found = _built(found, request, device, store, told)
     schedule = found.schedule
     return Ahead(
         key=found.key,

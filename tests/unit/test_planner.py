@@ -474,3 +474,17 @@ def test_building_ahead_mends_what_is_damaged(store: Store, code: Path, damage: 
     built = build_ahead(request(code), device=CPU, store=store)
     assert (built.key, built.hit, built.fallback) == (damage, False, None)
     assert prepared(request(code), store).hit is Hit.STORED
+
+
+def test_what_is_built_ahead_counts_whether_it_was_there_or_not(store: Store, code: Path) -> None:
+    """A miss and a hit, each once; and what is kept up so was used, so that pruning by age spares it."""
+    key = build_ahead(request(code), device=CPU, store=store).key
+    before = store.schedules.get(key)
+    build_ahead(request(code), device=CPU, store=store)
+    uses = store.schedules.uses()
+    after = store.schedules.get(key)
+    assert (uses.stored, sum(uses.misses.values())) == (1, 1)
+    assert after.hits == before.hits + 1
+    assert after.last_used_at > before.last_used_at
+    look_up(request(code), device=CPU, store=store)
+    assert store.schedules.get(key).hits == after.hits
