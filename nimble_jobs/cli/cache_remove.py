@@ -10,7 +10,7 @@ import typer
 
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.cache_rows import KeyList, count, found, named, with_reason
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -64,7 +64,8 @@ def prune(
 ) -> None:
     """Remove schedules that are not worth their bytes, and artifacts that no schedule needs.
 
-    What a running worker holds resident stays. Without an option only artifacts go.
+    The database's file shrinks by what went. What a running worker holds resident stays. Without an option only
+    artifacts go.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import Wish, look
@@ -75,11 +76,19 @@ def prune(
             unused_for_s=options.duration(unused_for, "--unused-for"),
             max_bytes=options.size(max_size, "--max-size"),
         )
-        _carry_out(store, look(store, wish, time.time()), dry_run=dry_run, yes=yes, json=json)
+        if _carry_out(store, look(store, wish, time.time()), dry_run=dry_run, yes=yes, json=json):
+            _compact(store)
 
 
-def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, json: bool) -> None:
-    """Say what goes, ask, remove."""
+def _compact(store: Store) -> None:
+    try:
+        store.compact()
+    except StoreError as e:  # what was to be removed is removed; new schedules will use the space in the file
+        output.note(f"the database's file did not shrink: {e}")
+
+
+def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, json: bool) -> bool:
+    """Say what goes, ask, remove. Whether anything was removed."""
     from nimble_jobs.store.prune import remove
 
     what = count(len(removals.schedules))
@@ -102,6 +111,7 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
         output.note("nothing to remove")
     else:
         output.note(f"would remove {what}" if dry_run else f"removed {what}" if done else "nothing was removed")
+    return done
 
 
 def _json(removals: Removals, *, removed: bool) -> dict[str, Any]:

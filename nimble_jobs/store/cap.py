@@ -29,18 +29,20 @@ def limit_bytes() -> int | None:
 
 
 def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
-    """Remove what is over the limit, least recently used first, and note it as an event. Returns what went.
+    """Remove what is over the limit, and note it as an event. Returns the schedules that went.
+
+    Artifacts that no schedule needs go first, all of them, then schedules, the least recently used first.
 
     Schedules `in_use`, and those that a live worker holds resident, stay. What cannot be removed is noted, too: the
     job at hand has its schedule all the same.
     """
     limit = limit_bytes()
-    if limit is None or store.schedules.total_bytes() <= limit:
+    if limit is None or store.schedules.total_bytes() + _unneeded_bytes(store) <= limit:
         return ()
     from nimble_jobs.store import prune
 
     removals = prune.look(store, prune.Wish(max_bytes=limit), now, in_use=in_use)
-    if not removals.schedules:
+    if not removals.schedules and not removals.artifacts:
         return ()
     try:
         count = prune.remove(store, removals)
@@ -49,6 +51,14 @@ def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[Sch
         return ()
     keys = [r.entry.key for r in removals.schedules]
     store.jobs.event(
-        "pruned", f"{VARIABLE}: {count} schedules, {removals.bytes:,} bytes removed", data={"keys": keys}, now=now
+        "pruned",
+        f"{VARIABLE}: {removals.bytes:,} bytes removed; schedules: {count}, artifacts: {len(removals.artifacts)}",
+        data={"keys": keys},
+        now=now,
     )
     return tuple(r.entry for r in removals.schedules)
+
+
+def _unneeded_bytes(store: Store) -> int:
+    needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
+    return sum(store.artifacts.size(name) for name in store.artifacts.names() if name not in needed)

@@ -95,6 +95,22 @@ class Database:
 
         self.write(work)
 
+    def compact(self) -> None:
+        """Give what deletions left free in a SQLite file back to the disk: it is written anew, in one transaction.
+
+        Elsewhere the server does that by itself. Raises StoreError, also where there is no room for a second file.
+        """
+        if self.is_sqlite:
+            self._try(self._vacuum)
+
+    def _vacuum(self) -> None:
+        connection = self._engine.raw_connection()
+        try:
+            connection.cursor().execute("VACUUM")
+            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Write what is left to write, and close every connection."""
         mine = os.getpid() == self._pid

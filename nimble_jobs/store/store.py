@@ -50,11 +50,14 @@ class Store:
         return list(problems_of(self, self._database))
 
     def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
-        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE.
-
-        Returns those.
+        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE, and
+        artifacts that none needs. Returns those schedules.
         """
         return cap.keep(self, now, in_use=in_use)
+
+    def compact(self) -> None:
+        """Make the database's file as small as what it holds. Raises StoreError, and changes nothing then."""
+        self._database.compact()
 
     def close(self) -> None:
         """Close the database."""

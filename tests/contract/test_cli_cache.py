@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs import __version__
+from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program, Schedule
 from nimble_jobs.store.home import DATABASE
 from nimble_jobs.store.toolchain import toolchain
 from tests.cli import Cli
-from tests.store_samples import a_schedule
+from tests.store_samples import a_schedule, key_of
 
 KEY = "ab" * 32
 OTHER = "cd" * 32
@@ -294,6 +295,26 @@ def test_prune_asks_first(cli: Cli) -> None:
     assert cli("cache", "ls", "--json").json == []
     assert cli("cache", "prune").err == "nothing to remove\n"
     assert cli("cache", "prune", "--unused-for", "soon").code == 2
+
+
+def test_prune_makes_the_database_smaller(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file shrinks by what went. Where it cannot, while somebody writes say, that is told, and is no failure."""
+    store = cli.store()
+    for name in ("a", "b"):
+        store.schedules.save(a_schedule(key_of(name), tasks=2000), parts=PARTS, now=1.0)
+    store.close()
+    before = (cli.home / DATABASE).stat().st_size
+    pruned = cli("cache", "prune", "--unused-for", "30d", "--yes")
+    assert (pruned.code, len(pruned.lines)) == (0, 3)
+    assert (cli.home / DATABASE).stat().st_size < before / 2
+    monkeypatch.setattr("nimble_jobs.store.database.Database.compact", _locked)
+    said = cli("cache", "prune", "--max-size", "1B", "--yes")
+    assert (said.code, said.lines[-1]) == (0, "the database's file did not shrink: locked by another process")
+    assert cli("cache", "ls", "-q").out == ""
+
+
+def _locked(_database: object) -> None:
+    raise StoreError("locked by another process")
 
 
 def test_verify_exits_100_where_not_all_is_sound(cli: Cli) -> None:

@@ -169,6 +169,40 @@ def test_a_cap_that_cannot_be_kept_is_noted(store: Store, monkeypatch: pytest.Mo
     assert keys(store) == {second}
 
 
+def test_the_cap_sweeps_what_no_schedule_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Artifacts that were left behind count, and go before any schedule does; where all fits they stay."""
+    first, second = (save(store, name, name.encode() * 1000, at=NOW + i) for i, name in enumerate("ab"))
+    stray = store.artifacts.put(b"stray" * 1000)
+    nbytes = sum(entry.bytes for entry in store.schedules.list())
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(nbytes + 5000))
+    assert store.keep_to_size(NOW) == ()
+    assert store.artifacts.has(stray)
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(nbytes + 4999))
+    assert store.keep_to_size(NOW) == ()
+    assert (store.artifacts.has(stray), keys(store)) == (False, {first, second})
+    (event,) = store.jobs.events()
+    assert event.message == "NIMBLE_JOBS_CACHE_SIZE: 5,000 bytes removed; schedules: 0, artifacts: 1"
+
+
+def test_compact(store: Store) -> None:
+    """The database gives back what removed schedules took, beside other processes; what is left is as it was."""
+    database = store.home / "nimble-jobs.db"
+    kept = save(store, "kept")
+    small = database.stat().st_size
+    for i in range(20):
+        store.schedules.save(a_schedule(key_of(str(i)), tasks=300), parts=PARTS, now=NOW)
+    large = database.stat().st_size
+    with open_store(store.home) as other:
+        assert kept in keys(other)
+        store.schedules.remove([key_of(str(i)) for i in range(20)])
+        assert database.stat().st_size == large, "rows go, pages stay"
+        store.compact()
+        assert database.stat().st_size <= small
+        assert keys(other) == {kept}
+        other.schedules.touch(kept, Hit.STORED, NOW)
+    assert store.check() == []
+
+
 def test_a_cap_that_is_no_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused when the store is opened, not after a build."""
     monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "plenty")
