@@ -23,6 +23,7 @@ _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
 _HALVINGS = 24
 _FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
 _EPS = 2.0**-23
+_MOVES = 0.1  # share of a batch's mean in the running mean, by default
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -121,8 +122,23 @@ def _compare_states(parameters: Tensors, live: Tensors, before: Tensors, expecte
             floor = NOISE * _largest(expected[n] for n in slots if n.rpartition(".")[2] == kind)
             worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], slack, floor))
         else:
-            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, 0.0))
+            floor = _floor_of_buffer(name, expected, [n for n in live if n not in moved and not n.startswith("@")])
+            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
     return worst
+
+
+def _floor_of_buffer(name: str, expected: Tensors, buffers: Sequence[str]) -> float:
+    """The root mean square below which a buffer's values may be rounding errors of zero.
+
+    Means are measured by the spread of what they are the means of: behind a norm and a linear layer they are exactly 0.
+    """
+    if name not in buffers or not expected[name].is_floating_point():
+        return 0.0
+    prefix, dot, kind = name.rpartition(".")
+    spread = expected.get(f"{prefix}{dot}running_var")
+    if kind == "running_mean" and spread is not None:
+        return _MOVES * rms(spread.clamp(min=0.0).sqrt())
+    return NOISE * _largest(expected[n] for n in buffers if n.rpartition(".")[2] == kind)
 
 
 def _largest(tensors: Iterable[torch.Tensor]) -> float:

@@ -463,6 +463,46 @@ def test_the_check_sees_a_step_that_is_wrong(
     assert "differs from eager" in step.fallback
 
 
+def bottleneck() -> nn.Module:
+    """The second norm's mean is exactly 0 but for rounding, as the first one's output has none."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 4, 1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 5),
+    )
+
+
+@pytest.mark.parametrize(("moved_by", "accepted"), [(1e-7, True), (1e-3, False)])
+def test_a_mean_of_zero_is_measured_by_its_norms_spread(
+    moved_by: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a linear bottleneck a running mean is rounding only: other rounding passes, another mean does not."""
+    programs: list[Program] = []
+    capture, replay = step_search.capture, _CallInstance.replay
+
+    def keeping(program: Program, *args: Any, **kwargs: Any) -> Any:
+        programs.append(program)
+        return capture(program, *args, **kwargs)
+
+    def moving(self: _CallInstance) -> None:
+        replay(self)
+        state = self._bound.fixed if self._bound is not None else {}
+        buffer = next(p.view.buffer for p in programs[-1].state if p.name == "3.running_mean")
+        state[buffer].add_(moved_by)
+
+    monkeypatch.setattr(step_search, "capture", keeping)
+    monkeypatch.setattr(_CallInstance, "replay", moving)
+    step = prepare_step(request_for(bottleneck(), OptimizerRecipe(name="sgd")), device=CPU)
+    assert (step.fallback is None) == accepted
+    if step.fallback is not None:
+        assert "'3.running_mean' differs from eager" in step.fallback
+
+
 def test_a_closed_step_cannot_be_run() -> None:
     """Its memory is gone."""
     step = captured(request_for(images(), OptimizerRecipe(name="sgd")))
