@@ -37,18 +37,24 @@ def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[Sch
     job at hand has its schedule all the same.
     """
     limit = limit_bytes()
-    if limit is None or store.schedules.total_bytes() + _unneeded_bytes(store) <= limit:
+    if limit is None:
+        return ()
+    try:
+        return _keep(store, limit, now, in_use)
+    except StoreError as e:
+        store.jobs.event("pruned", f"{VARIABLE}: nothing was removed: {e}", now=now)
+        return ()
+
+
+def _keep(store: Store, limit: int, now: float, in_use: Collection[str]) -> tuple[ScheduleEntry, ...]:
+    if store.schedules.total_bytes() + _unneeded_bytes(store) <= limit:
         return ()
     from nimble_jobs.store import prune
 
     removals = prune.look(store, prune.Wish(max_bytes=limit), now, in_use=in_use)
     if not removals.schedules and not removals.artifacts:
         return ()
-    try:
-        count = prune.remove(store, removals)
-    except StoreError as e:
-        store.jobs.event("pruned", f"{VARIABLE}: nothing was removed: {e}", now=now)
-        return ()
+    count = prune.remove(store, removals)
     keys = [r.entry.key for r in removals.schedules]
     store.jobs.event(
         "pruned",

@@ -169,6 +169,21 @@ def test_a_cap_that_cannot_be_kept_is_noted(store: Store, monkeypatch: pytest.Mo
     assert keys(store) == {second}
 
 
+def test_a_cap_that_cannot_be_looked_at_is_noted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of artifacts cannot be listed: the job that saved goes on, and the event says why nothing went."""
+
+    def broken() -> Iterator[str]:
+        raise StoreError("too many open files")
+
+    key = save(store, "a", b"a" * 1000)
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    monkeypatch.setattr(store.artifacts, "names", broken)
+    assert store.keep_to_size(NOW) == ()
+    assert keys(store) == {key}
+    (event,) = store.jobs.events()
+    assert event.message == "NIMBLE_JOBS_CACHE_SIZE: nothing was removed: too many open files"
+
+
 def test_the_cap_sweeps_what_no_schedule_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts that were left behind count, and go before any schedule does; where all fits they stay."""
     first, second = (save(store, name, name.encode() * 1000, at=NOW + i) for i, name in enumerate("ab"))
