@@ -24,20 +24,24 @@ FOLDER_WEIGHTS = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
+# Entries of torchvision with which its builders set nothing but the 1000 classes that are their default, and the models
+# of which they change more: the steps before the first layer, and the auxiliary outputs.
+_PLAIN_ENTRIES = ("IMAGENET1K_V1", "IMAGENET1K_V2")
+_CHANGED_BY_ENTRIES = ("googlenet", "inception_v3")
 
 
 def identity(spec: ModelSpec) -> dict[str, str]:
     """Everything that decides which operators the model runs: source, package versions, file digests, arguments, dtype.
 
     Weights and seed are not in it, and no absolute path: the same model in another folder has the same identity. Names
-    of torchvision weights are in it, because they choose sizes and input steps too. Raises ModelError for a missing
+    of torchvision weights are in it where they may choose sizes and input steps too. Raises ModelError for a missing
     file or package, ModelChanged where this process has imported code of the model that has changed since.
     """
     source = source_of(spec)
     path = Path(source.target)
     parts = {"model.args": _canonical(spec.args), "model.dtype": spec.dtype}
     entry = weights_entry(spec)
-    if entry is not None:
+    if entry is not None and (entry not in _PLAIN_ENTRIES or source.target in _CHANGED_BY_ENTRIES):
         parts["model.weights_entry"] = entry
     match source.scheme:
         case "torchvision" | "timm":

@@ -6,9 +6,12 @@ import importlib
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from nimble_jobs.errors import ModelChanged, ModelError
 from nimble_jobs.models import identity, weights_identity
@@ -59,6 +62,46 @@ def test_named_weights_are_a_part() -> None:
     spec = ModelSpec(source="torchvision:inception_v3", weights="DEFAULT")
     assert identity(spec)["model.weights_entry"] == "DEFAULT"
     assert weights_identity(spec) == "torchvision:DEFAULT"
+
+
+# One of each family whose builder reads the entry.
+FAMILIES = [
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b1", "efficientnet_v2_s", "googlenet", "inception_v3",
+    "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet50", "resnext50_32x4d",
+    "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_16", "vit_b_32",
+]  # fmt: skip
+
+
+def structure(module: nn.Module) -> list[object]:
+    """Types, plain attributes, and sizes of every part of a module."""
+    plain = (int, float, str, bool, tuple, list, type(None))
+    found: list[object] = [(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
+    for name, part in module.named_modules():
+        values = sorted((key, repr(value)) for key, value in vars(part).items() if isinstance(value, plain))
+        found.append((name, type(part).__qualname__, values))
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_named_weights_count_where_they_change_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that is left out builds the very same modules as random weights, and as a file of fine-tuned ones."""
+    from torchvision import models
+
+    monkeypatch.setattr(models.WeightsEnum, "get_state_dict", lambda *_, **__: {})
+    monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_, **__: None)
+    builder = models.get_model_builder(name)
+    device = "cpu" if name.startswith("regnet") else "meta"
+    with torch.device(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of how googlenet and inception_v3 begin
+        plain = structure(builder())
+        for entry, weights in models.get_model_weights(name).__members__.items():
+            parts = identity(ModelSpec(source=f"torchvision:{name}", weights=entry))
+            if "model.weights_entry" not in parts:
+                assert structure(builder(weights=weights)) == plain
+                assert parts == identity(ModelSpec(source=f"torchvision:{name}", weights="/fine-tuned.pt"))
+    assert ("model.weights_entry" in identity(ModelSpec(source=f"torchvision:{name}", weights="IMAGENET1K_V1"))) == (
+        name in ("googlenet", "inception_v3")
+    )
 
 
 def test_python_files_are_found_transitively(tmp_path: Path) -> None:
