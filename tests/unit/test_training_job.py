@@ -228,6 +228,17 @@ def test_accuracy_of_numbers_is_refused(folder: Path) -> None:
         Attempt(spec).run()
 
 
+def test_a_label_without_a_class_in_the_first_batch(folder: Path) -> None:
+    """It is refused before a model sees it: on a device that would end the process."""
+    with np.load(folder / "train.npz") as arrays:
+        labels = arrays["labels"].copy()
+        labels[2] = 7
+        np.savez(folder / "seven.npz", images=arrays["images"], labels=labels)
+    message = r"input\.fields\.label: found the label 7; expected 0 to 3, as the model has 4 classes"
+    with pytest.raises(DataError, match=message):
+        Attempt(spec_of(folder, output="seven/net", input__source=str(folder / "seven.npz"))).run()
+
+
 def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) -> None:
     """A user's loss is code, as a user's model is."""
     (tmp_path / "loss.py").write_text("def f(a, b): return a.mean()\n")

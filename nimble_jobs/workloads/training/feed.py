@@ -72,7 +72,7 @@ def read(
             if waiting is not None:
                 yield HostBatch(**waiting, last=False)
             if classes is not None:
-                _check_labels(batch.labels, classes)
+                check_labels(batch.labels, classes)
             x = batch.x if change is None else change(batch.x, batch.indexes)
             waiting = {"x": x, "y": batch.labels, "taken": taken, "records": batch.stop, "bad": tuple(bad)}
             bad = []
@@ -178,7 +178,8 @@ def ahead(source: Iterator[T]) -> Generator[T]:
         thread.join()
 
 
-def _check_labels(labels: np.ndarray, classes: int) -> None:
+def check_labels(labels: np.ndarray, classes: int) -> None:
+    """Raises DataError for a label, of class numbers, that the model has no class for."""
     if len(labels) and int(labels.max()) >= classes:
         raise DataError(
             f"input.fields.label: found the label {labels.max()}; "

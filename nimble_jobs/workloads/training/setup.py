@@ -21,6 +21,7 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
+from nimble_jobs.workloads.training.feed import check_labels
 from nimble_jobs.workloads.training.losses import make_loss
 
 _NORMS = (nn.modules.batchnorm._NormBase,)  # with statistics that training moves
@@ -67,7 +68,10 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         options=BuildOptions(streams=spec.schedule.streams, fuse=spec.schedule.fuse, tolerance=spec.schedule.tolerance),
         tolerance=spec.schedule.tolerance,
     )
-    return Setup(module=module, request=request, classes=classes)
+    ready = Setup(module=module, request=request, classes=classes)
+    if ready.label_limit is not None:
+        check_labels(y.cpu().numpy(), ready.label_limit)
+    return ready
 
 
 def freeze(module: nn.Module, globs: Sequence[str]) -> None:
