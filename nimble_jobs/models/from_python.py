@@ -28,7 +28,7 @@ def build(file: Path, factory: str, args: dict[str, Any], folders: Sequence[Path
     """
     main = existing(file).resolve()
     check_python(main, folders)
-    with _explained(main), imported(main) as module:
+    with explained(main), imported(main) as module:
         return _made(_named(module, factory, main, "model.source"), factory, args, main)
 
 
@@ -36,24 +36,25 @@ def load_function(file: Path, name: str, folders: Sequence[Path], field: str) ->
     """Run the file and return its function `name`; `field` is the spec's, for messages. Raises ModelError, as above."""
     main = existing(file).resolve()
     check_python(main, folders, field)
-    with _explained(main), imported(main) as module:
+    with explained(main), imported(main) as module:
         function: Callable[..., Any] = _named(module, name, main, field)
         return function
 
 
 @contextmanager
-def _explained(main: Path) -> Iterator[None]:
-    """Turns whatever a user's code raises into an error that names the line."""
+def explained(main: Path, field: str | None = None) -> Iterator[None]:
+    """Turns whatever a user's code raises into an error that names the line, and the spec's field if it is given."""
+    named = f"{field}: " if field else ""
     try:
         yield
     except ModelError:
         raise
     except torch.OutOfMemoryError as e:
-        raise OutOfMemory(f"{_where(e, main)}: {e}") from e
+        raise OutOfMemory(f"{named}{_where(e, main)}: {e}") from e
     except torch.AcceleratorError as e:
-        raise DeviceFault(f"{_where(e, main)}: {e}") from e
+        raise DeviceFault(f"{named}{_where(e, main)}: {e}") from e
     except (Exception, SystemExit) as e:  # a user's code can raise anything
-        raise ModelError(f"{_where(e, main)}: {type(e).__name__}: {_message(e)}") from e
+        raise ModelError(f"{named}{_where(e, main)}: {type(e).__name__}: {_message(e)}") from e
 
 
 def _named(module: ModuleType, name: str, main: Path, field: str) -> Any:
