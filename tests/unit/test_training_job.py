@@ -246,6 +246,31 @@ def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) 
         Attempt(spec_of(folder, output="x/net", train__loss=f"python:{tmp_path}/loss.py:f")).run()
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("(a[:, 0] - b).abs()", r"a tensor of shape \[8\], torch\.float32, that requires grad; expected the mean"),
+        ("a.detach().mean()", r"a tensor of shape \[\], torch\.float32, that does not require grad"),
+        ("a.argmax()", r"a tensor of shape \[\], torch\.int64, that does not require grad"),
+        ("a.detach().mean().item()", r"a float; expected the mean loss"),
+    ],
+)
+def test_a_loss_that_returns_no_loss(folder: Path, body: str, message: str) -> None:
+    """It is refused before anything is trained, with its file and what it returned."""
+    (folder / "wrong.py").write_text(f"def f(a, b): return {body}\n")
+    spec = regression(folder, output="wrong/net", train__loss=f"python:{folder}/wrong.py:f")
+    with pytest.raises(ModelError, match=r"train\.loss: .*wrong\.py returned " + message):
+        Attempt(spec).run()
+
+
+def test_a_loss_that_fails(folder: Path) -> None:
+    """What it raises names its file and line."""
+    (folder / "fails.py").write_text("def f(a, b):\n    a = a[:, 0]\n    return a.nothing\n")
+    spec = regression(folder, output="fails/net", train__loss=f"python:{folder}/fails.py:f")
+    with pytest.raises(ModelError, match=r"train\.loss: .*fails\.py:3: AttributeError: .*'nothing'"):
+        Attempt(spec).run()
+
+
 @pytest.mark.parametrize("stop_after", [0, 3])
 def test_bad_records(folder: Path, stop_after: int) -> None:
     """They are left out of each epoch and listed once, also by an attempt that did not meet them itself."""

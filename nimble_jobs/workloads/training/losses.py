@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from nimble_jobs.data.reader import Targets
+from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.from_python import load_function
-from nimble_jobs.planner.step_request import Loss
+from nimble_jobs.models.from_python import explained, load_function
+from nimble_jobs.planner.step_request import Loss, StepRequest
+from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.spec import TrainSpec, parse_source
 from nimble_jobs.workloads.columns import logits_of
 
@@ -39,6 +41,38 @@ def make_loss(train: TrainSpec, allowed_python: Sequence[Path], *, smoothing: bo
             source = parse_source(text)
             function: Loss = load_function(Path(source.target), source.factory or "", allowed_python, "train.loss")
             return function
+
+
+def try_loss(train: TrainSpec, request: StepRequest, device: torch.device) -> None:
+    """Call a loss of the user's own once, with what the model makes of the example; no trace is left.
+
+    Raises ModelError where it returns anything but a zero-dimensional floating tensor that requires grad, and, with its
+    file and line, where its code fails.
+    """
+    if not train.loss.startswith("python:"):
+        return
+    file = Path(parse_source(train.loss).target).resolve()
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(request.precision)
+    with (
+        no_traces(request.module, device),
+        torch.enable_grad(),
+        torch.autocast(device.type, dtype=mixed, enabled=mixed is not None),
+    ):
+        outputs = request.module(request.x)
+        with explained(file, "train.loss"):
+            found: Any = request.loss(outputs, request.y)
+            synchronize(device)
+    if not isinstance(found, torch.Tensor):
+        what = f"a {type(found).__name__}"
+    elif found.dim() or not found.is_floating_point() or not found.requires_grad:
+        grad = "requires" if found.requires_grad else "does not require"
+        what = f"a tensor of shape {list(found.shape)}, {found.dtype}, that {grad} grad"
+    else:
+        return
+    raise ModelError(
+        f"train.loss: {file} returned {what}; expected the mean loss, a zero-dimensional floating tensor that "
+        "requires grad"
+    )
 
 
 class CrossEntropy:

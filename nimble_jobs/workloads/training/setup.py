@@ -22,7 +22,7 @@ from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.training.feed import check_labels
-from nimble_jobs.workloads.training.losses import make_loss
+from nimble_jobs.workloads.training.losses import make_loss, try_loss
 
 _NORMS = (nn.modules.batchnorm._NormBase,)  # with statistics that training moves
 
@@ -71,6 +71,7 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     ready = Setup(module=module, request=request, classes=classes)
     if ready.label_limit is not None:
         check_labels(y.cpu().numpy(), ready.label_limit)
+    try_loss(train, request, device)
     return ready
 
 
