@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +19,8 @@ from nimble_jobs.planner.search import PAYS
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
+_FEWER_STREAMS = 8  # the most of plans with fewer streams than may run at once
+_MOST_PLANS = 3  # to be captured and measured: for a whole step each takes long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +33,31 @@ class Half:
     replay_us: float
 
 
+def streams_may_pay(half: Half, options: BuildOptions, device: torch.device) -> bool:
+    """Whether several streams are allowed, and there is something to run on them."""
+    return device.type != "cpu" and options.streams != 1 and half.facts.width >= 2
+
+
 def with_streams(
     recording: Recording,
     single: Half,
     capture: Callable[[Plan], Instance],
     options: BuildOptions,
     device: torch.device,
+    deadline: float = math.inf,
 ) -> tuple[Half, str | None]:
-    """The plan that measures fastest, and the measured reason why none with several streams was tried."""
+    """The plan that measures fastest, and the reason why no other, or none at all, with several streams was tried.
+
+    After the `deadline`, on the clock of `time.monotonic`, no further one is captured.
+    """
     best, program, times = single, recording.program, single.durations_us
     plans, why_not = plans_with_streams(program, single.facts, times, options, device)
-    if plans and plans[0][0].streams > _MOST_STREAMS:
-        plans[0] = graph.make_plan(program, durations_us=times, max_streams=_MOST_STREAMS)
-    for plan, facts in plans:
+    if plans and plans[-1][0].streams > _MOST_STREAMS:
+        plans[-1] = graph.make_plan(program, durations_us=times, max_streams=_MOST_STREAMS)
+    fewer = [planned for planned in reversed(plans[:-1]) if planned[0].streams <= _FEWER_STREAMS]
+    for plan, facts in [*plans[-1:], *fewer][:_MOST_PLANS]:
+        if time.monotonic() > deadline:
+            return best, budget_used_up(options)
         instance = capture(plan)
         try:
             replay_us = measure.time_us(instance.replay, device)
@@ -50,6 +66,11 @@ def with_streams(
         if replay_us < best.replay_us * PAYS:
             best = replace(best, plan=plan, facts=facts, replay_us=replay_us)
     return best, why_not
+
+
+def budget_used_up(options: BuildOptions) -> str:
+    """Why a candidate was not tried after the deadline."""
+    return f"not tried: the budget of {options.budget_s:.0f} s was used up"
 
 
 def explained(candidates: Sequence[Candidate], winner: Candidate, eager: Candidate) -> tuple[Candidate, ...]:

@@ -1,4 +1,5 @@
-"""The fastest schedules for a whole training step: kernels and layouts in turn, then streams for each program.
+"""The fastest schedules for a whole training step: kernels and layouts in turn on one stream, then streams for
+those whose critical path leaves room.
 
 There is one program for a batch whose gradients are applied and, with accumulation, another for those that only add
 up. Eager kernels on one stream are always tried, and must work.
@@ -6,6 +7,7 @@ up. Eager kernels on one stream are always tried, and must work.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,11 +22,10 @@ from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.candidate import failed, left_out
 from nimble_jobs.planner.compare import copies, put
 from nimble_jobs.planner.eager_step import EagerStep
-from nimble_jobs.planner.half import Half, with_streams
+from nimble_jobs.planner.half import Half, budget_used_up, streams_may_pay, with_streams
 from nimble_jobs.planner.plans import durations_us
 from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
@@ -72,19 +73,17 @@ class StepSearch:
         """
         deadline = time.monotonic() + self._request.options.budget_s
         only = self._request.only
-        best = self._try(only or Source(kernels="eager", layout="given"), must=True)
-        assert best is not None
+        first = self._try(only or Source(kernels="eager", layout="given"), math.inf, must=True)
         further = [] if only else self._further_sources()
-        for source in further:
-            if time.monotonic() > deadline:
-                budget = self._request.options.budget_s
-                self._left_out(source.name, f"not tried: the budget of {budget:.0f} s was used up")
-                continue
-            found = self._try(source)
-            if found is not None and found.replay_us < best.replay_us:
-                best = found
+        tried = [first, *(self._try(source, deadline) for source in further)]
         if further or only:
             stop_compilers()
+        singles = sorted((found for found in tried if found is not None), key=lambda found: found.replay_us)
+        best = singles[0]
+        for single in singles:
+            found = self._several(single, best, deadline)
+            if found is not None and found.replay_us < best.replay_us:
+                best = found
         self.use(best.source.layout)
         return best
 
@@ -150,47 +149,82 @@ class StepSearch:
             fused.append(Source(kernels="max-autotune", layout=layouts[-1]))
         return [*fused, *(Source(kernels="eager", layout=layout) for layout in layouts[1:])]
 
-    def _try(self, source: Source, *, must: bool = False) -> FoundStep | None:
+    def _try(self, source: Source, deadline: float, *, must: bool = False) -> FoundStep | None:
         try:
-            return self._found(source, must=must)
+            return self._on_one_stream(source, deadline)
         except Exception as e:
             if must:
                 raise
             self.candidates.append(failed(source.name, e, self._device))
             return None
 
-    def _found(self, source: Source, *, must: bool) -> FoundStep:
+    def _on_one_stream(self, source: Source, deadline: float) -> FoundStep | None:
+        """Recorded, measured and checked; None where the time was over before that was done."""
+        if self._is_over(deadline, source.name):
+            return None
         self.use(source.layout)
         arithmetic, compiled = self._eager.arithmetic, source.kernels != "eager"
         objective = objective_with(arithmetic, source.kernels)
-        recordings, singles = {}, {}
+        recordings: dict[bool, Recording] = {}
+        singles: dict[bool, Half] = {}
         for update in self.programs:
+            if recordings and self._is_over(deadline, source.name):
+                return None
             recordings[update] = record_step(
                 arithmetic, self.inputs, self._device, objective=objective, compiled=compiled, update=update
             )
             self.restore()
         for update, recording in recordings.items():
+            if self._is_over(deadline, source.name):
+                return None
             singles[update] = self._single(recording)
-        one = self._checked(source, recordings, singles)
+        return self._checked(source, recordings, singles)
+
+    def _several(self, single: FoundStep, best: FoundStep, deadline: float) -> FoundStep | None:
+        """A source on several streams, where that can be faster than the best so far, and is faster than on one."""
+        name, options = f"{single.source.name}, several streams", self._request.options
+        if not any(streams_may_pay(half, options, self._device) for half in single.halves.values()):
+            return None
+        path_us = self._whole_us({u: half.facts.critical_path_us or 0.0 for u, half in single.halves.items()})
+        if path_us >= best.replay_us:
+            faster = f"{best.candidate.name} takes {best.replay_us:.0f} us"
+            self._left_out(name, f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}")
+            return None
+        if self._is_over(deadline, name):
+            return None
+        try:
+            return self._with_streams(single, name, deadline)
+        except Exception as e:  # noqa: BLE001 - its row says it, and one stream works
+            self.candidates.append(failed(name, e, self._device))
+            return None
+
+    def _with_streams(self, single: FoundStep, name: str, deadline: float) -> FoundStep | None:
+        self.use(single.source.layout)
         chosen = {}
-        for update, recording in recordings.items():
+        for update, recording in single.recordings.items():
             chosen[update], why_not = with_streams(
                 recording,
-                singles[update],
+                single.halves[update],
                 lambda plan, recording=recording: self._capture(recording, plan),  # type: ignore[misc]
                 self._request.options,
                 self._device,
+                deadline,
             )
             self.restore()
             if why_not is not None and update:
-                self._left_out(f"{source.name}, several streams", why_not)
-        if chosen == singles:
-            return one
-        try:
-            return self._checked(source, recordings, chosen)
-        except CheckFailed as e:
-            self._left_out(f"{source.name}, several streams", str(e), error=e.error)
-            return one
+                self._left_out(name, why_not)
+        return None if chosen == single.halves else self._checked(single.source, single.recordings, chosen)
+
+    def _is_over(self, deadline: float, name: str) -> bool:
+        """Whether the time is over; then the candidate has a row that says so."""
+        over = time.monotonic() > deadline
+        if over:
+            self._left_out(name, budget_used_up(self._request.options))
+        return over
+
+    def _whole_us(self, programs_us: Mapping[bool, float]) -> float:
+        """Of all batches up to an update, from the times of the programs."""
+        return programs_us[True] + (self._request.accumulate - 1) * programs_us.get(False, 0.0)
 
     def _single(self, recording: Recording) -> Half:
         """One program on one stream, measured."""
@@ -215,7 +249,7 @@ class StepSearch:
             error = self.check(instances)
             nbytes = sum(i.bytes for i in instances.values())
         batches = self._request.accumulate
-        replay_us = halves[True].replay_us + (batches - 1) * (halves[False].replay_us if False in halves else 0.0)
+        replay_us = self._whole_us({update: half.replay_us for update, half in halves.items()})
         streams = " and ".join(str(halves[u].plan.streams) for u in self.programs)
         candidate = Candidate(
             name=f"{source.name}, {streams} stream{'s' if streams != '1' else ''}",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from torch import nn
 from nimble_jobs.engine.capture import _CallInstance
 from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import EngineError, UsageError
-from nimble_jobs.planner import step_search
+from nimble_jobs.planner import half, step_search
+from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Source
+from nimble_jobs.planner.step_search import FoundStep, StepSearch
 from nimble_jobs.planner.training import (
     EagerStep,
     OptimizerRecipe,
@@ -578,6 +582,85 @@ def test_a_named_source_is_the_only_one_tried() -> None:
     assert found == pytest.approx(run(eager(request_for(twin, request.optimizer))), rel=1e-5)
     state = step.state_dict()["optimizer.0.weight.momentum_buffer"]
     assert state.stride() == module[0].weight.stride()
+
+
+LAST = Source(kernels="eager", layout="channels-last")
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[StepSearch, FoundStep]:
+    """The search on the CPU over two layouts, with streams as on a GPU."""
+    request = request_for(images(), OptimizerRecipe(name="sgd"), options=BuildOptions(**options))
+    search = StepSearch(request, EagerStep(request, CPU), CPU, tolerance=1e-4)
+    monkeypatch.setattr(StepSearch, "_further_sources", lambda _: [LAST])
+    monkeypatch.setattr(step_search, "streams_may_pay", lambda *_: True)
+    return search, search.run()
+
+
+def test_streams_are_searched_where_the_critical_path_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sources first run on one stream; then the others' rows say what stands against more."""
+    replays_us = iter([300.0, 200.0])
+    paths_us = iter([250.0, 150.0])
+    asked: list[float] = []
+    real = StepSearch._single
+
+    def single(self: StepSearch, recording: Any) -> half.Half:
+        found = real(self, recording)
+        facts = replace(found.facts, critical_path_us=next(paths_us))
+        return replace(found, replay_us=next(replays_us), facts=facts)
+
+    def streams(recording: Any, single: half.Half, *_: Any) -> tuple[half.Half, None]:
+        asked.append(single.replay_us)
+        return replace(single, replay_us=190.0), None
+
+    monkeypatch.setattr(StepSearch, "_single", single)
+    monkeypatch.setattr(step_search, "with_streams", streams)
+    search, found = searched(monkeypatch)
+    assert asked == [200.0]
+    assert (found.source, found.replay_us) == (LAST, 190.0)
+    rows = {c.name: c for c in search.candidates}
+    assert [c.replay_us for c in search.candidates] == [300.0, 200.0, 190.0, None]
+    assert rows["eager kernels, 1 stream"].replay_us == 300.0
+    reason = "not tried: the critical path alone takes 250 us, and eager kernels, channels-last, 1 stream takes 190 us"
+    assert rows["eager kernels, several streams"].reason == reason
+
+
+def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded when the time is over is not measured; the first source on one stream always is."""
+    real, recorded = step_search.record_step, 0
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        nonlocal recorded
+        recorded += 1
+        if recorded == 2:
+            monkeypatch.setattr(step_search, "time", Mock(monotonic=lambda: math.inf))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(step_search, "record_step", record)
+    monkeypatch.setattr(StepSearch, "_several", lambda *_: None)
+    search, found = searched(monkeypatch)
+    assert recorded == 2
+    assert found.source == Source(kernels="eager", layout="given")
+    spent = "not tried: the budget of 900 s was used up"
+    assert [(c.name, c.reason) for c in search.candidates][1:] == [(LAST.name, spent)]
+
+
+def test_few_plans_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest, bounded, then with 8 and 4 streams; none after the deadline."""
+    recording, single = Mock(), Mock(replay_us=10.0)
+    plans = [(Mock(streams=n), Mock()) for n in (2, 4, 8, 16, 99)]
+    monkeypatch.setattr(half, "plans_with_streams", lambda *_: (list(plans), None))
+    monkeypatch.setattr(half.graph, "make_plan", lambda *_, max_streams, **__: (Mock(streams=max_streams), Mock()))
+    monkeypatch.setattr(half.measure, "time_us", lambda *_: 11.0)
+    tried: list[int] = []
+
+    def capture(plan: Any) -> Any:
+        tried.append(plan.streams)
+        return Mock()
+
+    best = half.with_streams(recording, single, capture, BuildOptions(), CPU)
+    assert (best, tried) == ((single, None), [32, 8, 4])
+    late = half.with_streams(recording, single, capture, BuildOptions(), CPU, deadline=0.0)
+    assert (late, tried) == ((single, "not tried: the budget of 900 s was used up"), [32, 8, 4])
 
 
 def test_the_default_tolerance_is_that_of_what_is_computed_in(monkeypatch: pytest.MonkeyPatch) -> None:
