@@ -29,6 +29,7 @@ from nimble_jobs.planner.half import Half, budget_used_up, streams_may_pay, with
 from nimble_jobs.planner.plans import durations_us
 from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
+from nimble_jobs.planner.step_key import check_seed
 from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
 from nimble_jobs.planner.step_request import StepRequest
 from nimble_jobs.schedule import Candidate, Plan
@@ -115,7 +116,7 @@ class StepSearch:
             raise
         return made
 
-    def check(self, instances: Mapping[bool, Instance]) -> float:
+    def check(self, instances: Mapping[bool, Instance], *, seed: int) -> float:
         """Raises CheckFailed where they disagree with eager. Restores the state."""
         try:
             return check_step(
@@ -124,7 +125,7 @@ class StepSearch:
                 self.inputs,
                 self._device,
                 tolerance=self.tolerance,
-                seed=secrets.randbits(31),
+                seed=seed,
             )
         finally:
             self.restore()
@@ -215,6 +216,12 @@ class StepSearch:
                 self._left_out(name, why_not)
         return None if chosen == single.halves else self._checked(single.source, single.recordings, chosen)
 
+    def _seed(self, recordings: Mapping[bool, Recording]) -> int:
+        """Any for a new training; that of the key where one goes on, as its source must pass again."""
+        if self._request.only is None:
+            return secrets.randbits(31)
+        return check_seed(recordings[True].program, self._request, self.tolerance, self._device)
+
     def _is_over(self, deadline: float, name: str) -> bool:
         """Whether the time is over; then the candidate has a row that says so."""
         over = time.monotonic() > deadline
@@ -246,7 +253,7 @@ class StepSearch:
             for instance in instances.values():
                 opened.callback(instance.close)
             self.restore()
-            error = self.check(instances)
+            error = self.check(instances, seed=self._seed(recordings))
             nbytes = sum(i.bytes for i in instances.values())
         batches = self._request.accumulate
         replay_us = self._whole_us({update: half.replay_us for update, half in halves.items()})

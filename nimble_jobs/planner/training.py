@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from nimble_jobs.planner.eager_step import EagerStep, TrainingStep
 from nimble_jobs.planner.half import explained
 from nimble_jobs.planner.optimizer import Tensors
 from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.planner.step_key import check_seed, key_parts_of_step
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.step_search import FoundStep, StepSearch
 from nimble_jobs.planner.traces import Places, no_traces
-from nimble_jobs.schedule import FORMAT_VERSION, Candidate, Program, Schedule
+from nimble_jobs.schedule import Candidate, Schedule
 
 __all__ = ["CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
 
@@ -119,7 +119,7 @@ def prepare_step(request: StepRequest, *, device: torch.device, report: Report =
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
             try:
-                found, instances, eager_us = _searched(search, eager, device)
+                found, instances, eager_us = _searched(search, eager, request, device)
             except BaseException:
                 search.use("given")
                 raise
@@ -151,7 +151,7 @@ def default_tolerance(request: StepRequest, device: torch.device) -> float:
 
 
 def _searched(
-    search: StepSearch, eager: EagerStep, device: torch.device
+    search: StepSearch, eager: EagerStep, request: StepRequest, device: torch.device
 ) -> tuple[FoundStep, dict[bool, Instance], float]:
     """What was found, captured and checked once more; and the time of an update in eager, in microseconds."""
     objective, (x, y) = eager.arithmetic.objective, search.inputs.values()
@@ -167,7 +167,8 @@ def _searched(
     instances = search.capture(found.recordings, {u: h.plan for u, h in found.halves.items()})
     search.restore()
     try:
-        search.check(instances)
+        seed = check_seed(found.recordings[True].program, request, search.tolerance, device)
+        search.check(instances, seed=seed)
     except BaseException:
         for instance in instances.values():
             instance.close()
@@ -206,31 +207,6 @@ class _Common:
             peak_bytes=nbytes,
             build_s=self.build_s,
         )
-
-
-def key_parts_of_step(
-    program: Program, request: StepRequest, tolerance: float, device: torch.device, *, update: bool
-) -> dict[str, str]:
-    """Everything that the schedule of a recorded step depends on: what was recorded names the model exactly."""
-    bare = replace(program, tasks=tuple(replace(t, source=None) for t in program.tasks))
-    options = request.options
-    return {
-        **devices.facts(device),
-        "mode": "training",
-        "format": str(FORMAT_VERSION),
-        "program": sha256(repr(bare).encode()).hexdigest(),
-        "update": str(update),
-        "loss": request.loss_name,
-        "optimizer": repr(asdict(request.optimizer)),
-        "clip_norm": repr(request.clip_norm),
-        "precision": request.precision,
-        "accumulate": str(request.accumulate),
-        "tolerance": repr(tolerance),
-        "input": ", ".join(f"{n}:{t.dtype}{list(t.shape)}" for n, t in (("x", request.x), ("y", request.y))),
-        "schedule.streams": str(options.streams),
-        "schedule.fuse": options.fuse,
-        "schedule.layout": options.layout,
-    }
 
 
 def _eager_candidate(request: StepRequest, eager_us: float) -> Candidate:

@@ -584,6 +584,24 @@ def test_a_named_source_is_the_only_one_tried() -> None:
     assert state.stride() == module[0].weight.stride()
 
 
+def test_a_training_that_goes_on_is_checked_as_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A borderline step that passed once is not refused later: the last check's batches follow from the key."""
+    seeds: list[int] = []
+    real = step_search.check_step
+
+    def checked(*args: Any, seed: int, **kwargs: Any) -> float:
+        seeds.append(seed)
+        return real(*args, seed=seed, **kwargs)
+
+    monkeypatch.setattr(step_search, "check_step", checked)
+    recipe = OptimizerRecipe(name="sgd")
+    captured(request_for(images(), recipe))
+    captured(request_for(images(), recipe, only=Source(kernels="eager", layout="given")))
+    first, last, *resumed = seeds
+    assert resumed == [last, last]
+    assert first != last
+
+
 LAST = Source(kernels="eager", layout="channels-last")
 
 
