@@ -73,7 +73,8 @@ def test_ours_is_measured(cell: TrainingCell) -> None:
     assert one.replay_us is not None
     assert (many.replay_us, many.note) == (None, "no such candidate")
     assert ours.error is None
-    assert ours.relative_norm == 0.0  # the same operators in the same order
+    assert ours.relative_norm is not None
+    assert ours.relative_norm < 1e-5  # the same operators in the same order; threads may add in another
     assert ours.facts["tasks"] > 10
     assert ours.note == "eager kernels, 1 stream"
 

@@ -36,6 +36,9 @@ def row(script: ModuleType) -> Iterator[dict[str, Any]]:
     before = cudnn.allow_tf32, cudnn.benchmark
     yield script.measure(TINY, OPTIONS)
     torch.set_float32_matmul_precision(matmul)
+    backends: Any = torch.backends
+    for backend in (backends.mkldnn.matmul, backends.cuda.matmul):
+        backend.fp32_precision = "none"  # as in a fresh process, which the line above does not give back
     cudnn.allow_tf32, cudnn.benchmark = before
 
 

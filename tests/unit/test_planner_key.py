@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs import spec as specs
-from nimble_jobs.models import identity
+from nimble_jobs.models import identity, steady
 from nimble_jobs.planner import request as request_module
 from nimble_jobs.planner import schedule_key
 from nimble_jobs.planner.request import key_parts
@@ -251,6 +251,7 @@ def test_the_format_and_the_packages_matter(base: dict[str, Any], monkeypatch: p
     spec = base | {"model": {"source": "torchvision:resnet18"}}
     keys.append(schedule_key(parts_of(spec | {"model": {"source": "torchvision:resnet18", "weights": "DEFAULT"}})))
     keys.append(schedule_key(parts_of(spec)))
+    monkeypatch.setattr(steady, "_first_seen", {})  # as in a new process
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: "9.9")
     keys.append(schedule_key(parts_of(spec)))
     assert len(set(keys)) == len(keys)

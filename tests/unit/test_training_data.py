@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs.data import Signature, open_reader
@@ -121,6 +121,7 @@ def test_reading_on_is_reading(
     if whole:
         assert (whole[-1].taken, whole[-1].records) == (-(-total // size), total)
         assert sorted(r.index for b in whole for r in b.bad) == sorted(b for b in bad if b < total)
+    assume(skip == 0 or skip in {b.taken for b in whole})  # a checkpoint lies behind a batch that was read
     rest = [b for b in whole if b.taken > skip]
     again = batches(skip) if skip * size < total else []
     assert [(b.taken, b.x.tolist(), b.last) for b in again] == [(b.taken, b.x.tolist(), b.last) for b in rest]
