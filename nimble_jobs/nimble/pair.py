@@ -16,6 +16,7 @@ from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_nam
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
+from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
 from nimble_jobs.schedule import Plan
 
 
@@ -110,6 +111,10 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
         expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
         expected = {n: t.detach().clone() for n, t in expected.items()} | copies(changing)
         put(changing, before)
+        noise = _noise(
+            subject, inputs, {n: made[gradient_name(n)] for n in step.differentiable}, expected_gradients, seed + turn
+        )
+        put(changing, before)
         seed_device(seed + turn, device)
         verify.poison(pair.forward.instance)
         verify.poison(pair.backward)
@@ -127,8 +132,26 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
         for name, tensor in expected_gradients.items():
             named = gradient_name(name)
             slack = tolerance * GRADIENT_SLACK
-            worst = max(worst, compare(named, pair.backward.outputs[named], tensor, slack, floor))
+            found_here = pair.backward.outputs[named]
+            worst = max(worst, compare_gradient(named, found_here, tensor, slack, floor, noise.get(name, 0.0)))
     return worst
+
+
+def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int) -> dict[str, float]:
+    """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are."""
+    parameters = dict(subject.parameters)
+    before = copies(parameters)
+    other = copies(inputs)
+    unit = unit_roundoff([t.dtype for t in (*parameters.values(), *other.values())], subject.device)
+    if not matters(unit):
+        return {}
+    try:
+        disturb([*parameters.values(), *other.values()], unit, seed)
+        seed_device(seed, subject.device)
+        _, found = subject.step(other, gradients)
+    finally:
+        put(parameters, before)
+    return noise_of({n: g for n, g in found.items() if n in expected}, expected)
 
 
 def written_state(step: Step) -> list[str]:

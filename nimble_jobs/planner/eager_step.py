@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,8 @@ from nimble_jobs.schedule import Schedule
 class TrainingStep(Protocol):
     """Trains a module batch by batch. Weights live in the module, everything else that outlasts a step in here."""
 
-    schedule: Schedule | None
+    schedule: Schedule | None  # of the batches that end with an update
+    schedules: Mapping[bool, Schedule]  # by whether they update the weights
     fallback: str | None  # why steps run in eager; None where they replay a schedule
 
     @property
@@ -69,7 +71,7 @@ class Objective(nn.Module):
         super().__init__()
         self.module = request.module
         self._loss = request.loss
-        self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(request.precision)
+        self.computes_in = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(request.precision, torch.float32)
         self._device_type = device.type
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,9 +81,9 @@ class Objective(nn.Module):
         return loss.float(), _count_correct(outputs, y)
 
     def _context(self) -> Any:
-        if self._autocast is None:
+        if self.computes_in is torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self._device_type, dtype=self._autocast)
+        return torch.autocast(self._device_type, dtype=self.computes_in)
 
 
 class Arithmetic:
@@ -145,6 +147,7 @@ class EagerStep:
     """A training step without a schedule."""
 
     schedule: Schedule | None = None
+    schedules: Mapping[bool, Schedule] = MappingProxyType({})
 
     def __init__(self, request: StepRequest, device: torch.device, *, fallback: str | None = None) -> None:
         self.fallback: str | None = fallback

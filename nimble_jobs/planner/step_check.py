@@ -1,8 +1,9 @@
 """Is a captured training step right? One update on fresh batches, compared with eager's from the same state.
 
-What is compared: loss, running statistics, the optimizer's state, and how far each weight moved. For that the learning
-rate is 1, and Adam's second moments are set to what gradients of usual size would have left: updates are then smooth in
-the gradients, where a first step of Adam would be their mere signs.
+What is compared: loss, running statistics, the optimizer's state, and how far each weight moved, as far as rounding
+leaves that defined (see `rounding`). For that the learning rate is 1, and Adam's second moments are set to what
+gradients of usual size would have left: updates are then smooth in the gradients, where a first step of Adam would be
+their mere signs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
 from nimble_jobs.planner.eager_step import EagerStep
+from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
 from nimble_jobs.planner.step_record import state_of_step
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
@@ -55,6 +57,8 @@ def check_step(
         losses, right = _in_eager(eager, batches)
         expected = copies(live)
         put(live, before)
+        noise = _noise(eager, live, batches, expected, seed + turn, device)
+        put(live, before)
         seed_device(seed + turn, device)
         for (x, y), instance, loss, correct in zip(batches, instances.values(), losses, right, strict=True):
             inputs["x"].copy_(x)
@@ -66,7 +70,7 @@ def check_step(
             flips = abs(int(instance.outputs["correct"]) - int(correct))
             if flips > 1 + _FLIPS * y.shape[0]:
                 raise CheckFailed(f"{flips} records more or fewer than in eager are counted as classified right")
-        worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance))
+        worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
     return worst
 
 
@@ -106,9 +110,41 @@ def _set_out(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: in
         optimizer.slots["step"][name].fill_(_STEPS_BEFORE)
 
 
-def _compare_states(parameters: Tensors, live: Tensors, before: Tensors, expected: Tensors, tolerance: float) -> float:
+def _noise(
+    eager: EagerStep, live: Tensors, batches: Sequence[Batch], expected: Tensors, seed: int, device: torch.device
+) -> dict[str, float]:
+    """How far rounding alone moves each weight's update and each of the optimizer's tensors: relative norms by name."""
+    unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
+    if not matters(unit):
+        return {}
+    parameters = {n: live[n] for n in eager.arithmetic.parameters}
+    before = copies(parameters)
+    other = [(x.clone(), y) for x, y in batches]
+    disturb([*parameters.values(), *(x for x, _ in other)], unit, seed)
+    start = copies(parameters)
+    seed_device(seed, device)
+    _in_eager(eager, other)
+    moved = noise_of(
+        {n: t.detach() - start[n] for n, t in parameters.items()}, {n: expected[n] - before[n] for n in parameters}
+    )
+    return moved | noise_of({n: live[n] for n in _slots(live)}, expected)
+
+
+def _slots(live: Tensors) -> list[str]:
+    """Names of the optimizer's tensors."""
+    return [n for n in live if n.startswith("@") and n not in ("@lr", "@scaler.scale", "@scaler.growth_tracker")]
+
+
+def _compare_states(
+    parameters: Tensors,
+    live: Tensors,
+    before: Tensors,
+    expected: Tensors,
+    tolerance: float,
+    noise: Mapping[str, float],
+) -> float:
     moved = {n: expected[n] - before[n] for n in parameters}
-    slots = [n for n in live if n.startswith("@") and n not in ("@lr", "@scaler.scale", "@scaler.growth_tracker")]
+    slots = _slots(live)
     slack = tolerance * GRADIENT_SLACK
     usual = _largest(moved.values())
     worst = 0.0
@@ -116,11 +152,15 @@ def _compare_states(parameters: Tensors, live: Tensors, before: Tensors, expecte
         if name in moved:
             rounding = 4 * _EPS * rms(before[name]) / slack
             found = tensor.detach() - before[name]
-            worst = max(worst, compare(name, found, moved[name], slack, max(NOISE * usual, rounding)))
+            worst = max(
+                worst,
+                compare_gradient(name, found, moved[name], slack, max(NOISE * usual, rounding), noise.get(name, 0.0)),
+            )
         elif name in slots:
             kind = name.rpartition(".")[2]
             floor = NOISE * _largest(expected[n] for n in slots if n.rpartition(".")[2] == kind)
-            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], slack, floor))
+            plain = name.removeprefix("@")
+            worst = max(worst, compare_gradient(plain, tensor, expected[name], slack, floor, noise.get(name, 0.0)))
         else:
             floor = _floor_of_buffer(name, expected, [n for n in live if n not in moved and not n.startswith("@")])
             worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
