@@ -13,6 +13,7 @@ from torchvision.models import get_model_builder, get_model_weights, list_models
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.arguments import called
 from nimble_jobs.models.source import similar
+from nimble_jobs.models.torchvision_import import import_other_models
 from nimble_jobs.models.weights import read_weights
 
 # Their own initialisation without `init_weights` is announced to change, and makes deep random activations overflow
@@ -26,6 +27,8 @@ def build(name: str, args: dict[str, Any], entry: str | None) -> nn.Module:
     Random weights of googlenet and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights
     are never downloaded. Raises ModelError.
     """
+    if name not in list_models():
+        import_other_models()
     if name not in list_models():
         raise ModelError(f"model.source: torchvision has no model {name!r}{similar(name, list_models())}")
     for key in ("weights", "pretrained", "weights_backbone", "pretrained_backbone"):

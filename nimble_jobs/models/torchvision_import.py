@@ -1,7 +1,7 @@
-"""Import torchvision without torch's compiler, which it needs for one question of one operator (RoIAlign).
+"""Import torchvision's models for classification alone: what else torchvision imports takes several times as long.
 
-The compiler takes longer to import than a stored schedule to load. Its place is held, while torchvision is imported, by
-a module that asks the real one when the question comes. Where torchvision wants more, it is imported as usual.
+While `torchvision.models` is imported, the places of the parts below are held by empty modules. Afterwards they are
+imported when somebody names them. Another torchvision, which needs more of them, is imported as usual.
 """
 
 from __future__ import annotations
@@ -9,28 +9,72 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
-_COMPILER, _UTILITIES = "torch._dynamo", "torch._dynamo.utils"
+_COMPILER, _UTILITIES = "torch._dynamo", "torch._dynamo.utils"  # asked one question, by one operator (RoIAlign)
+_OTHER_MODELS = ("detection", "optical_flow", "quantization", "segmentation", "video")
+# Tells torch's older exporter to ONNX, which takes long to import, how to write operators that detection models use.
+_EXPORT = "torchvision.ops._register_onnx_ops"
+_ONCE = {"torchvision.extension", "torchvision._meta_registrations"}  # what these register stays registered
+_LATER = {"torchvision": ("datasets",), "torchvision.models": _OTHER_MODELS}
 
 
 def import_torchvision() -> None:
-    """Make sure that torchvision.models is imported."""
-    if "torchvision" not in sys.modules and _COMPILER not in sys.modules:
-        places = {name: ModuleType(name) for name in (_COMPILER, _UTILITIES)}
-        places[_COMPILER].__path__ = []
-        places[_UTILITIES].is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    """Make sure that torchvision.models is imported; `import_other_models` registers what is not for classification."""
+    if "torchvision" not in sys.modules:
         before = set(sys.modules)
+        places = _places()
         sys.modules.update(places)
         try:
             importlib.import_module("torchvision.models")
-        except (ImportError, AttributeError):  # another torchvision, which needs more of the compiler
-            for name in set(sys.modules) - before:
+        except (ImportError, AttributeError):
+            for name in set(sys.modules) - before - _ONCE:
                 if name.partition(".")[0] == "torchvision":
                     del sys.modules[name]
+        else:
+            _let_import()
         finally:
-            for name in places:
-                sys.modules.pop(name, None)
+            for name, place in places.items():
+                if sys.modules.get(name) is place:
+                    del sys.modules[name]
     importlib.import_module("torchvision.models")
+
+
+def import_other_models() -> None:
+    """Make sure that every model of torchvision is registered, and that its operators can be exported."""
+    import_torchvision()
+    if _EXPORT not in sys.modules:
+        importlib.import_module(_EXPORT)._register_custom_op()
+    for name in _OTHER_MODELS:
+        importlib.import_module(f"torchvision.models.{name}")
+
+
+def _places() -> dict[str, ModuleType]:
+    names = [f"{package}.{name}" for package, several in _LATER.items() for name in several]
+    names += [_COMPILER, _UTILITIES] if _COMPILER not in sys.modules else []
+    names += [_EXPORT] if "torch.onnx" not in sys.modules else []
+    places: dict[str, Any] = {name: ModuleType(name) for name in names}
+    if _COMPILER in places:
+        places[_COMPILER].__path__ = []
+        places[_UTILITIES].is_compile_supported = _is_compile_supported
+    if _EXPORT in places:
+        places[_EXPORT]._register_custom_op = lambda: None
+    return places
+
+
+def _let_import() -> None:
+    """Let attributes of the packages be what they would be, had all been imported at once."""
+    for package, several in _LATER.items():
+        module: Any = sys.modules[package]
+        for name in several:
+            vars(module).pop(name, None)
+
+        def found(name: str, package: str = package) -> ModuleType:
+            if name not in _LATER[package]:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return importlib.import_module(f"{package}.{name}")
+
+        module.__getattr__ = found
 
 
 def _is_compile_supported(device_type: str) -> bool:

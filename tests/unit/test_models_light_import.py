@@ -1,17 +1,33 @@
-"""torchvision comes without torch's compiler, and its operators find the compiler when they ask for it."""
+"""torchvision comes without what no classifier needs, and all of it is there for whoever asks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-CODE = """
+import pytest
+
+BUILT = """
 import sys
 import torch
 from nimble_jobs.models.build import build
 from nimble_jobs.spec import ModelSpec
 module = build(ModelSpec(source="torchvision:resnet18"))
-assert "torch._dynamo" not in sys.modules, "the compiler was imported"
+"""
+
+WITHOUT = (
+    BUILT
+    + """
+late = ("torch._dynamo", "torch.onnx", "torchvision.datasets", "torchvision.models.detection",
+        "torchvision.models.quantization", "torchvision.models.video")
+found = [name for name in late if name in sys.modules]
+assert not found, found
+"""
+)
+
+COMPILER = (
+    BUILT
+    + """
 from torchvision.ops import roi_align
 assert roi_align(torch.ones(1, 1, 8, 8), [torch.tensor([[0.0, 0.0, 4.0, 4.0]])], 2).shape == (1, 1, 2, 2)
 import torchvision.ops.roi_align  # the function of that name hides the module
@@ -19,9 +35,58 @@ assert sys.modules["torchvision.ops.roi_align"].is_compile_supported("cpu") in (
 assert sys.modules["torch._dynamo"].__file__, "a place holder was left behind"
 assert torch.compile(torch.sin, backend="eager")(torch.zeros(1)) == 0
 """
+)
+
+PARTS = (
+    BUILT
+    + """
+import torchvision
+assert torchvision.datasets.FakeData.__name__ == "FakeData"
+assert torchvision.models.segmentation.fcn_resnet50.__name__ == "fcn_resnet50"
+from torchvision.models import detection, video
+assert detection.__file__ and video.__file__
+from torchvision.models.optical_flow import raft_small
+assert not hasattr(torchvision, "no_such_part") and not hasattr(torchvision.models, "no_such_part")
+"""
+)
+
+OTHERS = (
+    BUILT
+    + """
+import torchvision
+assert "fcn_resnet50" not in torchvision.models.list_models()
+told = []
+torch.onnx.register_custom_op_symbolic = lambda name, *_: told.append(name)
+build(ModelSpec(source="torchvision:quantized_mobilenet_v2"))
+build(ModelSpec(source="torchvision:r3d_18"))
+assert told.count("torchvision::nms") == 1, told
+"""
+)
+
+AS_USUAL = """
+import sys
+from types import ModuleType
+import nimble_jobs.models.torchvision_import as light
+places = light._places
+light._places = lambda: places() | {"torchvision.ops.boxes": ModuleType("torchvision.ops.boxes")}
+light.import_torchvision()
+import torchvision
+assert torchvision.models.detection.__file__ and torchvision.datasets.__file__ and torchvision.ops.nms
+assert sys.modules["torchvision.ops._register_onnx_ops"].__file__
+"""
 
 
-def test_building_a_model_imports_no_compiler() -> None:
-    """In a fresh process: a model is built without it, and the compiler works afterwards."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(WITHOUT, id="building a model imports none of it"),
+        pytest.param(COMPILER, id="the compiler works afterwards"),
+        pytest.param(PARTS, id="every part is there by its name"),
+        pytest.param(OTHERS, id="other models are found, and exported operators registered once"),
+        pytest.param(AS_USUAL, id="a torchvision that needs more is imported as usual"),
+    ],
+)
+def test_torchvision_is_imported_lightly(code: str) -> None:
+    """In a fresh process."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
