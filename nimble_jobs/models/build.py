@@ -57,7 +57,7 @@ def _made(
             import_torchvision()
             from nimble_jobs.models import from_torchvision  # torchvision takes a second to import
 
-            return from_torchvision.build(source.target, spec.args, entry)
+            return from_torchvision.build(source.target, spec.args, entry, drawn=weights_file(spec) is None)
         case "timm":
             return from_timm.build(source.target, spec.args)
         case "transformers":

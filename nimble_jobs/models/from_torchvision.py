@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torchvision.models import get_model_builder, get_model_weights, list_models
 
 from nimble_jobs.errors import ModelError
@@ -19,10 +22,19 @@ from nimble_jobs.models.weights import read_weights
 # Their own initialisation without `init_weights` is announced to change, and makes deep random activations overflow
 # fp16. Theirs are the only builders that neither scale random weights nor say so.
 _UNSCALED = ("googlenet", "inception_v3")
+_DRAWS = {
+    nn.init.uniform_,
+    nn.init.normal_,
+    nn.init.kaiming_uniform_,
+    Tensor.uniform_,
+    Tensor.normal_,
+    Tensor.erfinv_,  # of a truncated normal distribution
+}
 
 
-def build(name: str, args: dict[str, Any], entry: str | None) -> nn.Module:
-    """Call the builder with `args`; `entry` names torchvision weights, kept in the local torch hub folder.
+def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = True) -> nn.Module:
+    """Call the builder with `args`; `entry` names torchvision weights, kept in the local torch hub folder. Not `drawn`:
+    every parameter is about to be loaded, and may hold anything.
 
     Random weights of googlenet and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights
     are never downloaded. Raises ModelError.
@@ -43,8 +55,9 @@ def build(name: str, args: dict[str, Any], entry: str | None) -> nn.Module:
     scale = name in _UNSCALED and entry is None and "init_weights" not in args
     if scale:
         chosen["init_weights"] = False
-    module: nn.Module = called(builder, chosen, f"torchvision:{name}", args)
-    if scale:
+    with contextlib.nullcontext() if drawn and entry is None else _Undrawn():
+        module: nn.Module = called(builder, chosen, f"torchvision:{name}", args)
+    if scale and drawn:
         _he_initialise(module)
     return module
 
@@ -75,3 +88,21 @@ def _he_initialise(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+class _Undrawn(TorchFunctionMode):
+    """No random numbers for parameters, which take most of the time of building a module."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if func in _DRAWS:
+            target = args[0] if args else named["tensor"]
+            if isinstance(target, nn.Parameter):
+                return target
+        return func(*args, **named)

@@ -69,6 +69,18 @@ def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
         of(source, weights=str(tmp_path / "gone.pt"))
 
 
+@pytest.mark.parametrize("name", ["resnet18", "swin_t", "googlenet"])
+def test_no_numbers_are_drawn_for_weights_that_a_file_gives(name: str, tmp_path: Path) -> None:
+    """The generator stands still while such a model is built, and every tensor comes from the file."""
+    source = of(f"torchvision:{name}", seed=1)
+    path = tmp_path / "w.safetensors"
+    save_weights(source, path)
+    assert same(source, of(f"torchvision:{name}", seed=2, weights=str(path)))
+    before = torch.get_rng_state()
+    from_torchvision.build(name, {}, None, drawn=False)
+    assert torch.equal(before, torch.get_rng_state())
+
+
 @pytest.mark.parametrize("name", ["inception_v3", "googlenet"])
 def test_random_activations_neither_die_nor_explode(name: str) -> None:
     """The two builders without scaled random weights get them: two inputs give different, finite fp16-sized outputs."""
