@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -62,6 +63,7 @@ class Loaded:
     fallback: str | None = None
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
+    _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
     _flight: Flight | None = None
     _staging_bytes: int = 0  # that the flight took on the device
 
@@ -70,7 +72,9 @@ class Loaded:
         """Device memory of the module's state, of the instances, and of the copies beside them once `take_off` made
         them; as they were measured.
         """
-        return state_bytes(self.module) + sum(i.bytes for i in self.instances) + self._staging_bytes
+        if self._counted is None or self._counted[0]() is not self.module:
+            self._counted = (weakref.ref(self.module), state_bytes(self.module))
+        return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes
 
     def take_off(self) -> Flight:
         """What carries batches through the instances, made once."""

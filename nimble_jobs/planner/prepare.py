@@ -29,6 +29,7 @@ from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.take import Report, take_stored
+from nimble_jobs.planner.uncollected import uncollected
 from nimble_jobs.store import Store, Wait
 
 Waiting = Callable[[Wait], None]
@@ -190,7 +191,8 @@ def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
 def build_module(request: Request, device: torch.device) -> nn.Module:
     """The request's module on the device. Raises ModelError, OutOfMemory."""
     try:
-        module = build(request.model, device=str(device), allowed_python=request.allowed_python)
+        with uncollected():
+            module = build(request.model, device=str(device), allowed_python=request.allowed_python)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
     return WithEmbedding(module) if request.embedding else module

@@ -17,6 +17,7 @@ from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
 from nimble_jobs.planner.restore import restore
 from nimble_jobs.planner.stored import Material, read_stored
+from nimble_jobs.planner.uncollected import uncollected
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
@@ -27,7 +28,8 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
     """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
     point in building it now. What proves unfit is quarantined. Raises OutOfMemory, DeviceFault, StoreError.
     """
-    found = read_stored(loaded.key, store)
+    with uncollected():
+        found = read_stored(loaded.key, store)
     if found.refused is not None:  # it failed its check before; building it again would fail again
         loaded.fallback = found.refused
     if found.material is None:
@@ -35,7 +37,8 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
     report(phase="check")
     try:
         residents.make_room(loaded.bytes + found.material.schedule.peak_bytes)
-        _load_stored(loaded, found.material)
+        with uncollected():
+            _load_stored(loaded, found.material)
     except (OutOfMemory, DeviceFault):
         raise
     except CheckFailed as e:

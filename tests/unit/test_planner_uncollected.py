@@ -1,0 +1,44 @@
+"""The collector of cycles rests while a model is loaded, and only then."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nimble_jobs import planner
+from nimble_jobs.planner.uncollected import uncollected
+from nimble_jobs.spec import ModelSpec
+
+
+def test_the_collector_is_put_back_as_it_was() -> None:
+    """Also where it rested already, and after an error."""
+    with uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), uncollected():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_it_rests_while_a_module_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as torch is loaded a full round takes longer than many a module."""
+    enabled = []
+
+    def build(*_args: Any, **_kwargs: Any) -> nn.Module:
+        enabled.append(gc.isenabled())
+        return nn.Identity()
+
+    prepare = sys.modules["nimble_jobs.planner.prepare"]
+    monkeypatch.setattr(prepare, "build", build)
+    model = ModelSpec(source="torchvision:resnet18")
+    request = planner.Request(model=model, shape=(3, 32, 32), dtype="float32", batch_size=1)
+    prepare.build_module(request, torch.device("cpu"))
+    assert enabled == [False]
+    assert gc.isenabled()
