@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine.bind import Bound, Env, Step
+from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
@@ -72,6 +73,22 @@ def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, bud
     return rounds * len(instances) / (time.perf_counter() - start)
 
 
+def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Time of each call's kernels on a GPU, without their launches. Raises EngineError where one cannot be captured."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    pool = torch.cuda.graph_pool_handle()
+    graphs: list[torch.cuda.CUDAGraph] = []
+    times = []
+    with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+        for call in calls:
+            call()  # libraries choose algorithms
+            graphs.append(torch.cuda.CUDAGraph())
+            times.append(_repeated_us(call, graphs[-1], pool, stream))
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return times
+
+
 def task_times_us(bound: Bound, device: torch.device) -> list[float]:
     """Time of each task alone, by task index.
 
@@ -112,17 +129,20 @@ def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
             scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
             step.call(env)
             graphs.append(torch.cuda.CUDAGraph())
-            times.append(_one_task_us(step, scratch, graphs[-1], pool, stream))
+            times.append(_repeated_us(functools.partial(step.call, scratch), graphs[-1], pool, stream))
     torch.cuda.current_stream(device).wait_stream(stream)
     return times
 
 
-def _one_task_us(step: Step, env: Env, graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> float:
+def _repeated_us(
+    call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
+) -> float:
+    """Time of one of many calls in a graph."""
     stream.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for _ in range(_REPEATS):
-            step.call(env)
+            call()
     except RuntimeError as e:
         with contextlib.suppress(RuntimeError):  # the capture is broken already; the error that broke it is raised
             graph.capture_end()

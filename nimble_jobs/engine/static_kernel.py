@@ -62,6 +62,7 @@ class StaticKernel:
 def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], bytes] | None:
     """Descriptions of all kernels, and their binaries in one piece; None where one of them needs its compiler."""
     described, pieces, end = [], [], 0
+    starts: dict[bytes, int] = {}  # kernels of several sizes share their machine code
     for name, kernel in sorted(kernels.items()):
         if not isinstance(kernel, StaticKernel):
             return None
@@ -73,12 +74,13 @@ def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], byt
                 warps=kernel.warps,
                 shared_bytes=kernel.shared_bytes,
                 arg_types=kernel.arg_types,
-                start=end,
+                start=starts.setdefault(kernel.binary, end),
                 nbytes=len(kernel.binary),
             )
         )
-        pieces.append(kernel.binary)
-        end += len(kernel.binary)
+        if starts[kernel.binary] == end:
+            pieces.append(kernel.binary)
+            end += len(kernel.binary)
     return tuple(described), b"".join(pieces)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
@@ -104,7 +105,7 @@ def record_source(
             call = compile_module(
                 module, max_autotune=source.kernels == "max-autotune", compiled_before=compiled_before
             )
-            recording = record_compiled(call, example, state, device)
+            recording = with_own_depthwise(record_compiled(call, example, state, device), device)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
         raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")

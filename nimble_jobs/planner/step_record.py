@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, kernels_to
 from nimble_jobs.engine.record import Recording, module_names, recorder_for, state_of
 from nimble_jobs.errors import CannotRecord
@@ -108,4 +109,5 @@ def _recorded(
     late = next((t for t in recording.program.tasks[forward:] if t.random), None)
     if late is not None:
         raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
-    return replace(recording, program=split_convolutions(recording.program))
+    split = replace(recording, program=split_convolutions(recording.program))
+    return with_own_depthwise(split, device) if compiled else split

@@ -1,0 +1,258 @@
+"""Depthwise convolutions by kernels of our own, where they are the faster ones.
+
+With a batch of one cuDNN takes about twice as long for them, and its first call of each costs a fresh process tenths of
+a second. Ours are compiled once, and lie in the store as machine code like those of Inductor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.schedule import Arg, Task, View
+
+PREFIX = "triton.depthwise"
+_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_POSITIONS = {  # of stride, padding and dilation among the arguments of
+    "aten.cudnn_convolution.out": (3, 2, 4),
+    "aten._conv_depthwise2d.out": (4, 5, 6),
+}
+_WORTH = 1.05  # ours is taken up to this share of the library's time: it spares the library's first call
+_EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the library
+_MOST = 2**31  # elements, which are counted in 32 bits
+_KERNELS = (1, 2, 3, 4, 5, 7)  # sides: all of a larger kernel's steps would make a long program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A depthwise convolution: everything that its time and its kernel depend on."""
+
+    dtype: str
+    images: int
+    channels: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    channels_last: bool
+
+    @property
+    def unit(self) -> int:
+        """So many channels are read at once."""
+        return 4 if self.channels % 4 == 0 else 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The kernel's arguments after its tensors."""
+        places = self.images * self.out_height * self.out_width * (1 if self.channels_last else self.channels)
+        return (
+            *(self.channels // self.unit, self.height, self.width, self.out_height, self.out_width, places),
+            *(self.stride, self.padding, self.dilation),
+        )
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Places and channels of a block, and its warps: measured on an H200, and good for all of the zoo's layers."""
+        if not self.channels_last:
+            return 128, 1, 4
+        return (8, 32, 1) if self.kernel <= 3 and self.channels % 32 == 0 else (8, 16, 1)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks."""
+        places, channels, _ = self.tile
+        across = -(-self.channels // channels) if self.channels_last else 1
+        return -(-self.sizes[5] // places), across, 1
+
+
+def with_own_depthwise(recording: Recording, device: torch.device) -> Recording:
+    """The recording with each such convolution by our kernel, if that is at least about as fast on this device."""
+    if device.type != "cuda":
+        return recording
+    kernels = dict(recording.kernels)
+    tasks = []
+    for task in recording.program.tasks:
+        shape = shape_of(task)
+        kernel = _faster(shape, _settings(task), device) if shape is not None else None
+        if shape is not None and kernel is not None:
+            kernels[kernel.name] = kernel
+            task = _ours(task, kernel, shape)
+        tasks.append(task)
+    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def shape_of(task: Task) -> Shape | None:
+    """What the task convolves, if it is depthwise and ours could take its place."""
+    if task.op not in _POSITIONS or len(task.args) < 7:
+        return None
+    x, weight, (name, out) = task.args[0], task.args[1], (task.kwargs or (("", None),))[0]
+    settings = [task.args[position] for position in _POSITIONS[task.op]]
+    bias = task.args[3] if task.op == "aten._conv_depthwise2d.out" else None
+    if not (isinstance(x, View) and isinstance(weight, View) and isinstance(out, View)) or name != "out":
+        return None
+    if (
+        bias is not None
+        or len(x.shape) != 4
+        or x.dtype not in _TYPES
+        or {x.dtype, weight.dtype, out.dtype} != {x.dtype}
+    ):
+        return None
+    channels, kernel = x.shape[1], weight.shape[-1]
+    dense = weight.stride[0] == kernel * kernel and weight.stride[2:] == (kernel, 1)
+    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense or kernel == 1):
+        return None
+    alike = [s[0] for s in settings if isinstance(s, tuple) and len(s) == 2 and s[0] == s[1] and isinstance(s[0], int)]
+    if len(alike) != 3 or channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= _MOST:
+        return None
+    formats = [f for f in (True, False) if _lies(x, channels_last=f) and _lies(out, channels_last=f)]
+    if not formats:
+        return None
+    stride, padding, dilation = alike
+    return Shape(
+        dtype=x.dtype,
+        images=x.shape[0],
+        channels=channels,
+        height=x.shape[2],
+        width=x.shape[3],
+        out_height=out.shape[2],
+        out_width=out.shape[3],
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        channels_last=formats[0],
+    )
+
+
+def compiled(shape: Shape, capability: int) -> StaticKernel:
+    """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU."""
+    from triton import compile as compile_kernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from nimble_jobs.engine import depthwise_triton
+
+    function: Any = (
+        depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous
+    )
+    places, channels, warps = shape.tile
+    constants = {"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels}
+    pointers = dict.fromkeys(("x", "weight", "out"), f"*{_TYPES[shape.dtype]}")
+    sizes = dict.fromkeys(depthwise_triton.SIZES, "i32")
+    source = ASTSource(
+        fn=function,
+        signature=pointers | sizes | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
+    )
+    made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    return StaticKernel(
+        name=f"{PREFIX}{shape.kernel}.{shape.dtype}.{'x'.join(map(str, shape.sizes))}",
+        function=made.metadata.name,
+        binary=made.asm["cubin"],
+        grid=shape.grid,
+        warps=warps,
+        shared_bytes=made.metadata.shared,
+        arg_types="OOO" + "i" * len(sizes) + "O" * sum(size is not None for size in scratch),
+        write_only={2},
+    )
+
+
+def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> StaticKernel | None:
+    """Our kernel, unless the library is faster or the two disagree."""
+    precise: Any = torch.backends.cudnn
+    return _chosen(shape, settings, device, str(precise.conv.fp32_precision))
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, precision: str) -> StaticKernel | None:
+    op, rest = settings
+    kind = dtype(shape.dtype)
+    form = torch.channels_last if shape.channels_last else torch.contiguous_format
+    generator = torch.Generator(device).manual_seed(0)  # the process's random state stays as it is
+    x = torch.randn((shape.images, shape.channels, shape.height, shape.width), generator=generator, device=device)
+    x = x.to(kind).contiguous(memory_format=form)
+    weight = torch.randn((shape.channels, 1, shape.kernel, shape.kernel), generator=generator, device=device).to(kind)
+    theirs, ours = (
+        torch.empty(
+            (shape.images, shape.channels, shape.out_height, shape.out_width),
+            dtype=kind,
+            device=device,
+            memory_format=form,
+        )
+        for _ in range(2)
+    )
+    kernel = compiled(shape, _capability(device))
+    library: Callable[..., Any] = getattr(torch.ops.aten, op).out
+
+    def run_theirs() -> None:
+        library(x, weight, *rest, out=theirs)
+
+    def run_ours() -> None:
+        kernel(x, weight, ours, *shape.sizes)
+
+    times = measure.kernel_times_us([run_theirs, run_ours], device)
+    if relative_norm(ours, theirs) > _EXACT[shape.dtype]:
+        return None
+    return kernel if times[1] <= _WORTH * times[0] else None
+
+
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _settings(task: Task) -> tuple[Any, ...]:
+    """The operator, and what its call is given beside x, weight and out."""
+    return task.op.split(".")[1], tuple(_plain(a) for a in task.args[2:])
+
+
+def _plain(value: Arg) -> Any:
+    return tuple(_plain(v) for v in value) if isinstance(value, tuple) else value
+
+
+def _ours(task: Task, kernel: StaticKernel, shape: Shape) -> Task:
+    x, weight, out = task.args[0], task.args[1], task.kwargs[0][1]
+    assert isinstance(x, View) and isinstance(weight, View) and isinstance(out, View)  # noqa: PT018  # shape_of saw them
+    return replace(
+        task,
+        op=kernel.name,
+        args=(x, weight, out, *shape.sizes),
+        kwargs=(),
+        outputs=None,
+        reads=tuple(dict.fromkeys((x, weight))),
+        writes=(out,),
+        mutates=(out,),
+    )
+
+
+def _elements(view: View) -> int:
+    total = 1
+    for size in view.shape:
+        total *= size
+    return total
+
+
+def _lies(view: View, *, channels_last: bool) -> bool:
+    """Whether the elements lie one after another in this order."""
+    order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
+    expected = 1
+    for dim in reversed(order):
+        if view.shape[dim] != 1 and view.stride[dim] != expected:
+            return False
+        expected *= view.shape[dim]
+    return view.offset * view.itemsize % 16 == 0

@@ -1,0 +1,174 @@
+"""Depthwise convolutions by our own kernels: which tasks they take over, and that they compute the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nimble_jobs.engine import depthwise
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import pack, unpack
+from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+
+SIDE = 6
+
+
+def _view(buffer: int, shape: tuple[int, ...], *, channels_last: bool = False, dtype: str = "float16") -> View:
+    order = (0, 2, 3, 1) if channels_last and len(shape) == 4 else tuple(range(len(shape)))
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= shape[dim]
+    return View(buffer=buffer, dtype=dtype, itemsize=2, shape=shape, stride=tuple(stride))
+
+
+def _task(channels: int = 8, kernel: int = 3, *, channels_last: bool = True) -> Task:
+    x = _view(0, (1, channels, SIDE, SIDE), channels_last=channels_last)
+    weight = _view(1, (channels, 1, kernel, kernel))
+    out = _view(2, (1, channels, SIDE, SIDE), channels_last=channels_last)
+    around = ((kernel // 2,) * 2, (1, 1), (1, 1))
+    return Task(
+        index=0,
+        op="aten.cudnn_convolution.out",
+        args=(x, weight, *around, channels, False, False, True),
+        kwargs=(("out", out),),
+        outputs=None,
+        reads=(x, weight),
+        writes=(out,),
+        mutates=(out,),
+        source="net (net.py:1)",
+    )
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_depthwise_convolution_is_known_by_its_shape(channels_last: bool) -> None:
+    shape = depthwise.shape_of(_task(12, 5, channels_last=channels_last))
+    assert shape is not None
+    assert (shape.channels, shape.kernel, shape.stride, shape.padding, shape.dilation) == (12, 5, 1, 2, 1)
+    assert shape.channels_last is channels_last
+    assert shape.sizes[:6] == (3, SIDE, SIDE, SIDE, SIDE, SIDE * SIDE * (1 if channels_last else 12))
+
+
+def test_everything_else_stays_as_it_is() -> None:
+    task = _task()
+    x, weight, *rest = task.args
+    assert isinstance(x, View) and isinstance(weight, View)  # noqa: PT018
+    dense = replace(weight, shape=(8, 8, 3, 3), stride=(72, 9, 3, 1))
+    strided = replace(x, stride=(2 * x.stride[0], *(2 * s for s in x.stride[1:])))
+    others = [
+        replace(task, op="aten.convolution.default"),
+        replace(task, args=(x, dense, *rest)),  # not depthwise
+        replace(task, args=(strided, weight, *rest)),
+        replace(task, args=(replace(x, offset=1), weight, *rest)),  # reads are of sixteen bytes at once
+        replace(task, args=(x, weight, rest[0], (1, 2), *rest[2:])),  # another stride in each direction
+        replace(task, args=(x, replace(weight, dtype="float32"), *rest)),
+        _task(8, 9),
+        replace(task, args=(*task.args[:6],)),
+    ]
+    assert [depthwise.shape_of(other) for other in others] == [None] * len(others)
+
+
+def test_the_recording_of_another_device_stays_as_it_is() -> None:
+    recording = _recording(_task())
+    assert depthwise.with_own_depthwise(recording, torch.device("cpu")) is recording
+
+
+def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _task()
+    asked = []
+
+    def faster(shape: depthwise.Shape, settings: object, device: torch.device) -> object:
+        asked.append(settings)
+        return depthwise.compiled(shape, 90) if len(asked) == 1 else None
+
+    monkeypatch.setattr(depthwise, "_faster", faster)
+    found = depthwise.with_own_depthwise(_recording(task), torch.device("cuda", 0))
+    (ours,) = found.program.tasks
+    (name,) = found.kernels
+    assert ours.op == name == "triton.depthwise3.float16.2x6x6x6x6x36x1x1x1"
+    assert ours.args[:3] == (*task.args[:2], task.kwargs[0][1])
+    assert (ours.reads, ours.writes, ours.mutates) == (task.reads, task.writes, task.mutates)
+    assert ours.source == task.source
+    assert asked == [("cudnn_convolution", ((1, 1), (1, 1), (1, 1), 8, False, False, True))]
+    kept = depthwise.with_own_depthwise(_recording(task), torch.device("cuda", 0))
+    assert kept.program.tasks == (task,)
+    assert not kept.kernels
+
+
+def test_the_machine_code_can_be_stored() -> None:
+    shapes = [depthwise.shape_of(_task(channels, 3)) for channels in (8, 12)]
+    kernels = [depthwise.compiled(shape, 90) for shape in shapes if shape is not None]
+    assert kernels[0].arg_types.startswith("OOOiiiiiiiii")
+    assert kernels[0].grid == (5, 1, 1)
+    packed = pack({k.name: k for k in kernels})
+    assert packed is not None
+    described, binaries = packed
+    assert len(binaries) == len(kernels[0].binary)  # one binary for both sizes
+    for name, kernel in unpack(described, binaries).items():
+        assert kernel.identity == next(k for k in kernels if k.name == name).identity
+
+
+RUN = """
+import sys, torch
+import triton
+from nimble_jobs.engine import depthwise_triton
+from nimble_jobs.engine.depthwise import Shape
+for channels_last in (True, False):
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    for images, channels, kernel, stride, padding, dilation, side in (
+        (1, 8, 3, 1, 1, 1, 6), (2, 5, 5, 2, 2, 1, 7), (1, 36, 3, 1, 2, 2, 5), (1, 12, 2, 1, 0, 1, 4),
+        (1, 4, 7, 1, 3, 1, 5)
+    ):
+        x = torch.randn(images, channels, side, side).contiguous(memory_format=form)
+        weight = torch.randn(channels, 1, kernel, kernel)
+        expected = torch.nn.functional.conv2d(
+            x, weight, stride=stride, padding=padding, dilation=dilation, groups=channels
+        ).contiguous(memory_format=form)
+        out = torch.full_like(expected, float("nan"))
+        shape = Shape(
+            dtype="float32", images=images, channels=channels, height=side, width=side, out_height=out.shape[2],
+            out_width=out.shape[3], kernel=kernel, stride=stride, padding=padding, dilation=dilation,
+            channels_last=channels_last,
+        )
+        places, across, warps = shape.tile
+        function = (
+            depthwise_triton.depthwise_channels_last if channels_last else depthwise_triton.depthwise_contiguous
+        )
+        function[shape.grid](
+            x, weight, out, *shape.sizes, KERNEL=kernel, UNIT=shape.unit, PLACES=places, CHANNELS=across
+        )
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+print("equal")
+"""
+
+
+def test_the_kernels_compute_what_torch_does() -> None:
+    """Under Triton's interpreter, which is chosen when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "equal\n", done.stderr
+
+
+def _recording(task: Task) -> Recording:
+    views = [v for v in (*task.args[:2], task.kwargs[0][1]) if isinstance(v, View)]
+    kinds = (BufferKind.INPUT, BufferKind.STATE, BufferKind.INTERMEDIATE)
+    names = ("x", "weight", None)
+    program = Program(
+        buffers=tuple(
+            Buffer(index=i, kind=kind, nbytes=4096, name=name)
+            for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
+        ),
+        tasks=(task,),
+        inputs=(Port(name="x", view=views[0]),),
+        state=(Port(name="weight", view=views[1]),),
+        constants=(),
+        outputs=(Port(name="output", view=views[2]),),
+    )
+    return Recording(program=program)
