@@ -56,17 +56,18 @@ class ArraySource:
         self._mapped = isinstance(x, np.memmap)
         self.total = len(x)
         self.signature = self._transform.signature
+        self.pixels = self._transform.pixels
         self.ids = ids
         self.labels = labels
         self.stamps = (stamp,)
 
-    def load(self, indexes: np.ndarray) -> Loaded:
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         if self._mapped:
             self.stamps[0].check()
         n = len(indexes)
-        run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
-        raw = self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes]
-        return Loaded(x=self._transform(np.asarray(raw)))
+        run = not raw and n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
+        stored = np.asarray(self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes])
+        return Loaded(x=self._transform.raw(stored) if raw else self._transform(stored))
 
 
 def open_arrays(spec: InputSpec, path: Path) -> ArraySource:

@@ -40,6 +40,7 @@ class ImageDecoder:
         self._channels = spec.channels or 3
         self.size = spec.center_crop or spec.resize
         self._arithmetic = arithmetic(spec, eight_bit=True, channels=self._channels, trailing=2, where=where)
+        self.pixels = self._arithmetic if self._arithmetic.finite else None
 
     def set_size(self, size: tuple[int, int]) -> None:
         self.size = size
@@ -49,20 +50,21 @@ class ImageDecoder:
         assert self.size is not None
         return Signature(shape=(self._channels, *self.size), dtype="float32")
 
-    def load(self, images: Sequence[Callable[[], str | BytesIO]]) -> Loaded:
-        """Decodes what each callable gives.
+    def load(self, images: Sequence[Callable[[], str | BytesIO]], *, raw: bool = False) -> Loaded:
+        """Decodes what each callable gives; with `raw` uint8, before the arithmetic.
 
         Undecodable images are bad records, as is one of another size than the rest.
         """
         assert self.size is not None
-        x = np.empty((len(images), *self.signature.shape), dtype=np.float32)
+        x = np.empty((len(images), *self.signature.shape), dtype=np.uint8 if raw else np.float32)
         bad: dict[int, str] = {}
         for i, give in enumerate(images):
             try:
                 x[i - len(bad)] = self._pixels(give())
             except Undecodable as e:
                 bad[i] = str(e)
-        return Loaded(x=self._arithmetic.apply(x[: len(images) - len(bad)]), bad=bad)
+        good = x[: len(images) - len(bad)]
+        return Loaded(x=good if raw else self._arithmetic.apply(good), bad=bad)
 
     def _pixels(self, file: str | BytesIO) -> np.ndarray:
         """uint8 [C, H, W] of one image."""
@@ -146,9 +148,10 @@ class ImageSource:
         if self._decoder.size is None:
             self._decoder.set_size(self._common_size())
         self.signature = self._decoder.signature
+        self.pixels = self._decoder.pixels
 
-    def load(self, indexes: np.ndarray) -> Loaded:
-        return self._decoder.load([partial(_unchanged, self.stamps[i]) for i in indexes.tolist()])
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+        return self._decoder.load([partial(_unchanged, self.stamps[i]) for i in indexes.tolist()], raw=raw)
 
     def _common_size(self) -> tuple[int, int]:
         first: tuple[str, tuple[int, int]] | None = None

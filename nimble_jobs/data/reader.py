@@ -11,6 +11,7 @@ from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import default_threads, read_ahead
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, list_files
+from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
 
@@ -23,7 +24,7 @@ class Reader:
     """Records of one input. Its figures are known from headers; records are read when asked for.
 
     `signature` is that of one record after the transform, `label_names` the class names where labels are text, and
-    `fingerprint` changes whenever a file of the input does.
+    `fingerprint` changes whenever a file of the input does. `pixels` makes values of raw images; None: there are none.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Reader:
         self._allow_nan = allow_nan
         self.total: int = source.total
         self.signature: Signature = source.signature
+        self.pixels: Arithmetic | None = source.pixels
 
     @property
     def has_labels(self) -> bool:
@@ -68,11 +70,17 @@ class Reader:
         return str(index) if self._source.ids is None else self._source.ids[index]
 
     def batches(
-        self, start: int = 0, stop: int | None = None, *, batch_size: int, order: np.ndarray | None = None
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        batch_size: int,
+        order: np.ndarray | None = None,
+        raw: bool = False,
     ) -> Iterator[Batch]:
         """Batches over positions [start, stop), the last one possibly short.
 
-        With `order`, positions in that array of record indexes.
+        With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
 
         Closing the generator ends its threads. Raises DataError when the input changed or vanished.
         """
@@ -86,7 +94,7 @@ class Reader:
             indexes = (
                 np.arange(*bound, dtype=np.int64) if order is None else np.asarray(order[slice(*bound)], dtype=np.int64)
             )
-            return indexes, self._load(indexes)
+            return indexes, self._load(indexes, raw=raw)
 
         alone = len(bounds) <= 1 and self._source.piece is None  # a thread costs more than it would save
         threads = 1 if self._source.piece is None else default_threads()
@@ -108,8 +116,8 @@ class Reader:
             return batch
         return self._batch(0, 0, [(found, self._source.load(found))])
 
-    def _load(self, indexes: np.ndarray) -> Loaded:
-        loaded = self._source.load(indexes)
+    def _load(self, indexes: np.ndarray, *, raw: bool) -> Loaded:
+        loaded = self._source.load(indexes, raw=raw)
         bad = dict(loaded.bad)
         if self._labels is not None and self._labels.bad:
             bad.update(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nimble_jobs.data.records import Signature
+from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 
 
@@ -49,8 +50,15 @@ class Source(Protocol):
     def piece(self) -> int | None:
         """Records that one thread decodes at a time; None: a whole batch."""
 
-    def load(self, indexes: np.ndarray) -> Loaded:
-        """The records at these positions. Raises DataError when the source can no longer be read."""
+    @property
+    def pixels(self) -> Arithmetic | None:
+        """What makes values of the bytes that `load` gives with `raw`; None: it gives none."""
+
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+        """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic.
+
+        Raises DataError when the source can no longer be read.
+        """
         ...
 
 
@@ -176,15 +184,16 @@ class Joined:
             self.labels = np.concatenate(stored if same else [s.astype(object) for s in stored])
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece
+        self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
 
-    def load(self, indexes: np.ndarray) -> Loaded:
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
-        x = np.empty((len(indexes), *self.signature.shape), dtype=self.signature.dtype)
+        x = np.empty((len(indexes), *self.signature.shape), dtype=np.uint8 if raw else self.signature.dtype)
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
         for part in np.unique(of).tolist():
             places = np.flatnonzero(of == part)
-            loaded = self._parts[part].load(indexes[places] - self._starts[part])
+            loaded = self._parts[part].load(indexes[places] - self._starts[part], raw=raw)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
             x[places[good[places]]] = loaded.x

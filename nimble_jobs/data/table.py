@@ -71,7 +71,7 @@ class TableSource:
             if self._decoder.size is None:
                 self._decoder.set_size(self._first_size())
             self.piece = 4
-            self.signature = self._decoder.signature
+            self.signature, self.pixels = self._decoder.signature, self._decoder.pixels
             return
         if len(kinds) == 1 and columns.is_list(kinds[0]):
             kind = kinds[0]
@@ -87,7 +87,7 @@ class TableSource:
                 )
             )
         self._transform = bind(spec.transform, self._shape, self._dtype, self._where)
-        self.signature = self._transform.signature
+        self.signature, self.pixels = self._transform.signature, self._transform.pixels
 
     def _first_shape(self) -> tuple[int, ...]:
         for group in range(len(self._starts) - 1):
@@ -106,9 +106,9 @@ class TableSource:
                     continue
         raise DataError(f"{self._where}: no record can be decoded; expected encoded images or lists of numbers")
 
-    def load(self, indexes: np.ndarray) -> Loaded:
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         groups = np.searchsorted(self._starts, indexes, side="right") - 1
-        x = np.empty((len(indexes), *self.signature.shape), dtype=self.signature.dtype)
+        x = np.empty((len(indexes), *self.signature.shape), dtype=np.uint8 if raw else self.signature.dtype)
         bad: dict[int, str] = {}
         for group in np.unique(groups).tolist():
             positions = np.flatnonzero(groups == group)
@@ -119,13 +119,15 @@ class TableSource:
                 bad[p] = block.bad[row]
             positions, places = positions[places >= 0], places[places >= 0]
             if self._decoder is not None:
-                loaded = self._decoder.load([partial(columns.give_bytes, block.values[i]) for i in places.tolist()])
+                images = [partial(columns.give_bytes, block.values[i]) for i in places.tolist()]
+                loaded = self._decoder.load(images, raw=raw)
                 bad.update({int(positions[i]): reason for i, reason in loaded.bad.items()})
                 x[np.delete(positions, list(loaded.bad))] = loaded.x
             else:
                 assert self._transform is not None
                 assert isinstance(block.values, np.ndarray)
-                x[positions] = self._transform(block.values[places])
+                stored = block.values[places]
+                x[positions] = self._transform.raw(stored) if raw else self._transform(stored)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False

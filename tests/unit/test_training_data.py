@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from nimble_jobs.data import Signature, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.augment import Augment, below, draws
-from nimble_jobs.workloads.training.feed import HostBatch, ahead, feed, read
+from nimble_jobs.workloads.training.feed import Feed, HostBatch, ahead, read
+from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.sampler import Sampler
+from tests.augmented import changed
 
 
 @given(
@@ -41,19 +45,21 @@ def images(count: int, *, channels: int = 1, size: int = 5) -> np.ndarray:
     return np.random.default_rng(1).uniform(1, 2, (count, channels, size, size)).astype(np.float32)
 
 
-def augment(spec: AugmentSpec, x: np.ndarray, transform: TransformSpec = TransformSpec(), seed: int = 0) -> Augment:  # noqa: B008
-    return Augment(spec, transform, Signature(shape=x.shape[1:], dtype="float32"), seed=seed)
+def augment(spec: AugmentSpec, x: np.ndarray, indexes: np.ndarray, epoch: int, *, seed: int = 0) -> np.ndarray:
+    """The values x changed on the host."""
+    found = Augment(spec, Signature(shape=x.shape[1:], dtype="float32"), seed=seed)
+    return Pixels(None, TransformSpec(), padding=spec.crop_padding)(x, found.places(indexes, epoch))
 
 
 @given(st.permutations(range(12)), st.integers(1, 12), st.integers(0, 2**65))
 def test_changes_depend_on_the_record_alone(order: list[int], cut: int, seed: int) -> None:
     """A record is changed in the same way in whatever batch, and beside whichever records, it is read."""
     x = images(12)
-    change = augment(AugmentSpec(crop_padding=2, flip="both"), x, seed=seed)
-    whole = change(x, np.arange(12), 3)
+    spec = AugmentSpec(crop_padding=2, flip="both")
+    whole = augment(spec, x, np.arange(12), 3, seed=seed)
     indexes = np.array(order[:cut])
-    assert (change(x[indexes], indexes, 3) == whole[indexes]).all()
-    assert (change(x, np.arange(12), 4) != whole).any()
+    assert (augment(spec, x[indexes], indexes, 3, seed=seed) == whole[indexes]).all()
+    assert (augment(spec, x, np.arange(12), 4, seed=seed) != whole).any()
 
 
 def test_every_crop_and_flip_comes() -> None:
@@ -64,33 +70,80 @@ def test_every_crop_and_flip_comes() -> None:
         assert (abs(counts - 20_000) < 600).all()
     assert abs(np.corrcoef(below(words[:, 0], 5), below(words[:, 1], 5))[0, 1]) < 0.02
     x = np.tile(np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5), (2000, 1, 1, 1))
-    flipped = augment(AugmentSpec(flip="both"), x)(x, np.arange(2000), 1)
+    flipped = augment(AugmentSpec(flip="both"), x, np.arange(2000), 1)
     corners, counts = np.unique(flipped[:, 0, 0, 0], return_counts=True)
     assert corners.tolist() == [0, 4, 20, 24]
     assert (abs(counts - 500) < 100).all()
 
 
-def test_what_comes_in_at_the_side_is_black() -> None:
-    """Padding has the value that a black pixel has after normalisation, channel by channel."""
-    x = images(50, channels=3)
-    transform = TransformSpec(mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 1.0))
-    changed = augment(AugmentSpec(crop_padding=4), x, transform)(x, np.arange(50), 1)
-    black = np.array([-0.2, -0.4, -0.3], dtype=np.float32)
-    inside = np.isin(changed, x)
-    assert not inside.all()
-    for channel in range(3):
-        assert np.allclose(changed[:, channel][~inside[:, channel]], black[channel])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_each_way_gives_the_same_bits(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Bytes or numbers, changed on the host or by a device's kernels, give the values that the reader's transform and
+    the crops and flips of single images give; what comes in at the side is what a black pixel is after the transform.
+    """
+    n, channels = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 3]))
+    size = (data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))
+    shape = (*size, channels) if data.draw(st.booleans()) else (channels, *size)
+    ends = st.floats(-2, 2, width=32)
+    mean = data.draw(st.none() | st.tuples(*[ends] * channels))
+    std = data.draw(st.none() | st.tuples(*[st.floats(0.0625, 2, width=32)] * channels))
+    layout: Any = "hwc" if shape[-1] == channels and shape[0] != channels else None
+    transform = TransformSpec(mean=mean, std=std, scale=data.draw(st.none() | st.just(0.3)), layout=layout)
+    augment = AugmentSpec(
+        crop_padding=data.draw(st.integers(0, 4)),
+        flip=data.draw(st.sampled_from([None, "horizontal", "vertical", "both"])),
+    )
+    stored = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 256, (n, *shape))
+    stored = stored.astype(np.uint8 if data.draw(st.booleans()) else np.float32)
+    spec = write(tmp_path_factory.mktemp("bits") / "d.npz", stored, np.zeros(n, dtype=np.int64), transform)
+    indexes, epoch = np.arange(n), data.draw(st.integers(1, 5))
+    with open_reader(spec) as reader:
+        values = reader.take(indexes).x
+        (batch,) = reader.batches(batch_size=n, raw=reader.pixels is not None)
+        assert batch.x.dtype == stored.dtype
+        pixels = Pixels(reader.pixels, transform, padding=augment.crop_padding)
+        black = np.zeros((1, 1, 1), dtype=np.float32)
+        for given_, apply in ((mean, np.subtract), (std, np.divide)):
+            if given_ is not None:
+                black = apply(black, np.array(given_, dtype=np.float32)[:, None, None])
+        expected, places = values, None
+        if augment.crop_padding or augment.flip:
+            expected = changed(values, indexes, epoch, augment, seed=5, black=black)
+            places = Augment(augment, reader.signature, seed=5).places(indexes, epoch)
+        assert pixels(batch.x, places).tobytes() == expected.tobytes()
+        there = pixels.on(torch.device("cpu"))(
+            torch.from_numpy(batch.x.copy()), None if places is None else torch.from_numpy(places)
+        )
+        assert there.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [{"resize": (3, 3)}, {"channels": 1}, {"scale": 1e38, "std": (1e-3,)}],
+    ids=["resized", "weighted", "infinite"],
+)
+def test_what_must_be_numbers_is_not_read_as_bytes(tmp_path: Path, transform: dict[str, Any]) -> None:
+    """Where values are mixed, or might not be finite, the host makes them and looks at each."""
+    x = np.zeros((2, 3, 5, 5), dtype=np.uint8)
+    with open_reader(write(tmp_path / "d.npz", x, np.zeros(2), TransformSpec(**transform))) as reader:
+        assert reader.pixels is None
 
 
 def test_only_images_are_cropped() -> None:
     """Records of another shape are refused by name."""
     with pytest.raises(DataError, match=r"train\.augment: records are float32 \[7\]; expected images, \[C, H, W\]"):
-        Augment(AugmentSpec(flip="horizontal"), TransformSpec(), Signature(shape=(7,), dtype="float32"), seed=0)
+        Augment(AugmentSpec(flip="horizontal"), Signature(shape=(7,), dtype="float32"), seed=0)
 
 
-def write(path: Path, x: np.ndarray, y: np.ndarray) -> InputSpec:
+def write(path: Path, x: np.ndarray, y: np.ndarray, transform: TransformSpec = TransformSpec()) -> InputSpec:  # noqa: B008
     np.savez(path, x=x, y=y)
-    return InputSpec(source=str(path), format="npz", fields=FieldsSpec(label="y"), batch_size=4)
+    return InputSpec(source=str(path), format="npz", fields=FieldsSpec(label="y"), batch_size=4, transform=transform)
+
+
+def plain() -> Pixels:
+    """Leaves values as they are."""
+    return Pixels(None, TransformSpec())
 
 
 @settings(max_examples=30, deadline=None)
@@ -131,7 +184,29 @@ def test_a_label_without_a_class(tmp_path: Path) -> None:
     """It is found on the host: on a GPU it would end the process."""
     spec = write(tmp_path / "d.npz", np.zeros((6, 1), dtype=np.float32), np.array([0, 1, 2, 3, 1, 0]))
     with open_reader(spec) as reader, pytest.raises(DataError, match="found the label 3; expected 0 to 2"):
-        list(feed(read(reader, batch_size=4, classes=3), torch.device("cpu")))
+        list(Feed([read(reader, batch_size=4, classes=3)], plain(), torch.device("cpu")).segment())
+
+
+def test_one_segment_after_the_other(tmp_path: Path) -> None:
+    """Epochs and validations, one of which has nothing, come whole and in order, and are read ahead over their ends."""
+    x = np.arange(10, dtype=np.float32).reshape(-1, 1)
+    begun = []
+
+    def segments() -> Iterator[Iterator[HostBatch]]:
+        with open_reader(write(tmp_path / "d.npz", x, np.zeros(10))) as reader:
+            for name, skip in (("a", 0), ("b", 3), ("c", 1)):
+                begun.append(name)
+                yield read(reader, batch_size=4, skip=skip)
+
+    with closing(Feed(segments(), plain(), torch.device("cpu"), batch_bytes=1)) as feed:
+        first = feed.segment()
+        sizes = [len(next(first).x)]
+        while len(begun) < 3:
+            time.sleep(0.001)
+        sizes += [len(batch.x) for batch in first]
+        assert sizes == [4, 4, 2]
+        assert list(feed.segment()) == []
+        assert [batch.x[:, 0].tolist() for batch in feed.segment()] == [[4, 5, 6, 7], [8, 9]]
 
 
 def test_numbers_as_labels(tmp_path: Path) -> None:

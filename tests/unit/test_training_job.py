@@ -20,8 +20,8 @@ from nimble_jobs.errors import DataError, JobFailed, ModelError
 from nimble_jobs.models.build import build
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import curves
-from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.sampler import Sampler
+from tests.augmented import changed
 from tests.trainings import HELD_OUT, RECORDS, Attempt, digests, lay_out, metrics, spec_of
 
 
@@ -50,7 +50,7 @@ def by_hand(
     with open_reader(spec.input) as reader:
         everything = reader.take(np.arange(reader.total))
     assert everything.labels is not None
-    changes = Augment(spec.train.augment, spec.input.transform, reader_signature(everything.x), seed=spec.model.seed)
+    black = np.zeros((1, 1, 1), dtype=np.float32)
     opt = optimizer(module)
     torch.manual_seed(spec.model.seed)
     losses = []
@@ -61,8 +61,8 @@ def by_hand(
             opt.zero_grad()
             total, seen = 0.0, 0
             for batch in batches[first : first + accumulate]:
-                x = changes(everything.x[batch], batch, epoch) if changes else everything.x[batch]
-                logits = module(torch.from_numpy(np.ascontiguousarray(x)))
+                x = changed(everything.x[batch], batch, epoch, spec.train.augment, seed=spec.model.seed, black=black)
+                logits = module(torch.from_numpy(x))
                 y = torch.from_numpy(everything.labels[batch])
                 loss = nn.functional.cross_entropy(logits, y, label_smoothing=smoothing)
                 (loss / accumulate).backward()
@@ -76,14 +76,8 @@ def by_hand(
     return module, losses
 
 
-def reader_signature(x: np.ndarray) -> Any:
-    from nimble_jobs.data import Signature
-
-    return Signature(shape=x.shape[1:], dtype="float32")
-
-
-def compare(spec: specs.JobSpec, module: nn.Module, losses: list[float], tolerance: float) -> None:
-    """The job's losses and weights are within a relative difference of those of plain PyTorch."""
+def compare(spec: specs.JobSpec, module: nn.Module, losses: list[float], tolerance: float, *, noise: str = "") -> None:
+    """The job's losses and weights, but those named `noise`, are within a relative difference of plain PyTorch's."""
     Attempt(spec).run()
     found = [line["loss"] for line in metrics(spec.output.path, "step")]
     assert found == pytest.approx(losses, rel=tolerance)
@@ -91,7 +85,8 @@ def compare(spec: specs.JobSpec, module: nn.Module, losses: list[float], toleran
     expected = module.state_dict()
     assert weights.keys() == expected.keys()
     for name, tensor in weights.items():
-        assert torch.allclose(tensor.double(), expected[name].double(), rtol=tolerance * 100, atol=1e-5), name
+        close = torch.allclose(tensor.double(), expected[name].double(), rtol=tolerance * 100, atol=1e-5)
+        assert close or name == noise, name
 
 
 def cosine(step: int) -> float:
@@ -137,7 +132,7 @@ def test_accumulation_clipping_and_decay_by_groups(folder: Path) -> None:
 
     module, losses = by_hand(spec, adamw, lambda _: 0.01, accumulate=3, clip=0.5, smoothing=0.1)
     assert len(losses) == 4
-    compare(spec, module, losses, 1e-5)
+    compare(spec, module, losses, 1e-5, noise="0.bias")  # before a norm: no gradient but rounding, which Adam scales up
 
 
 def test_frozen_layers(folder: Path) -> None:

@@ -16,7 +16,7 @@ from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
-STEPS = 14  # of the training in tests.trainings
+ASKED = 22  # how often the training in tests.trainings asks: 14 steps, 2 epochs, 3 batches in each validation
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def undisturbed(folder: Path) -> dict[str, str]:
 
 
 def interrupted(number: int, how: Stop = Stop.DRAIN) -> dict[str, object]:
-    """Keywords of an attempt that is told to stop after so many steps."""
+    """Keywords of an attempt that is told to stop when it asks for the so manieth time."""
     return {"stop": lambda asked: how if asked >= number else Stop.GO}
 
 
@@ -54,9 +54,11 @@ def kept(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f".{path.name}.training/*/step-*"))
 
 
-@pytest.mark.parametrize("number", range(1, STEPS))
-def test_stopped_after_any_step(folder: Path, undisturbed: dict[str, str], number: int) -> None:
-    """Told to stop, a training keeps the step it is at; the next attempt publishes the bytes of an undisturbed one."""
+@pytest.mark.parametrize("number", range(1, ASKED + 1))
+def test_stopped_anywhere(folder: Path, undisturbed: dict[str, str], number: int) -> None:
+    """Told to stop after a step or within a validation, a training does, and keeps the step it is at; the next attempt
+    publishes the bytes of an undisturbed one.
+    """
     spec = spec_of(folder, output=f"stopped-{number}/net")
     outcome = Attempt(spec, **interrupted(number)).run()  # type: ignore[arg-type]
     assert outcome.stop is Stop.DRAIN
@@ -100,16 +102,18 @@ for number in map(int, sys.argv[2:]):
 
 @pytest.fixture(scope="module")
 def killed(folder: Path) -> None:
-    """A process killed after each of the steps."""
-    numbers = [str(n) for n in range(1, STEPS)]
+    """A process killed wherever it asks."""
+    numbers = [str(n) for n in range(1, ASKED + 1)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", KILLED, str(folder), *numbers]
     subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
 
 
-@pytest.mark.parametrize("number", range(1, STEPS))
-def test_killed_after_any_step(folder: Path, undisturbed: dict[str, str], killed: None, number: int) -> None:
-    """SIGKILL after step k, whatever the checkpoint thread is at: the next attempt publishes the same bytes."""
+@pytest.mark.parametrize("number", range(1, ASKED + 1))
+def test_killed_anywhere(folder: Path, undisturbed: dict[str, str], killed: None, number: int) -> None:
+    """SIGKILL after any step or within a validation, whatever the checkpoint thread is at: the next attempt publishes
+    the same bytes.
+    """
     spec = spec_of(folder, output=f"killed-{number}/net")
     assert not spec.output.path.exists()
     second = Attempt(spec, number=2)

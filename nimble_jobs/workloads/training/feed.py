@@ -1,12 +1,12 @@
-"""Batches on the device: read, changed and uploaded by a thread while the step before them runs."""
+"""Batches on the device: read, uploaded and changed by a thread while the step before them runs."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,19 +14,22 @@ import torch
 
 from nimble_jobs.data import BadRecord, Reader
 from nimble_jobs.errors import DataError
+from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 
 T = TypeVar("T")
 
-_AHEAD = 2  # batches that wait to be taken
+_AHEAD = 2  # batches that wait to be taken, at least
+_FAR_AHEAD = 8  # at most: what the threads of this process take from each other is milliseconds
+_AHEAD_BYTES = 64 << 20  # on the device, in between
 _POLL_S = 0.1  # how soon a thread sees that nobody wants its batches any more
 _END = object()
 
-Change = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (records, their positions in the input) -> records
+Places = Callable[[np.ndarray], np.ndarray]  # positions in the input -> see Augment.places
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """Records of one step, read and changed."""
+    """Records of one step, as they were read."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,6 +37,7 @@ class HostBatch:
     records: int  # records of the reading order up to and with this one, good or bad
     bad: tuple[BadRecord, ...]  # since the batch before
     last: bool  # of the reading order
+    places: np.ndarray | None = None  # where the pixels are to come from; see Augment.places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ def read(
     skip: int = 0,
     at_least: int = 1,
     classes: int | None = None,
-    change: Change | None = None,
+    places: Places | None = None,
 ) -> Iterator[HostBatch]:
     """Batches from the `skip`-th on. Those with fewer than `at_least` good records are left out.
 
@@ -62,7 +66,7 @@ def read(
     waiting: dict[str, Any] | None = None
     total = reader.total if order is None else len(order)
     taken, bad = skip, list[BadRecord]()
-    source = reader.batches(skip * batch_size, batch_size=batch_size, order=order)
+    source = reader.batches(skip * batch_size, batch_size=batch_size, order=order, raw=reader.pixels is not None)
     with closing(source):  # type: ignore[type-var]  # a generator
         for batch in source:
             taken += 1
@@ -73,78 +77,124 @@ def read(
                 yield HostBatch(**waiting, last=False)
             if classes is not None:
                 check_labels(batch.labels, classes)
-            x = batch.x if change is None else change(batch.x, batch.indexes)
-            waiting = {"x": x, "y": batch.labels, "taken": taken, "records": batch.stop, "bad": tuple(bad)}
+            waiting = {"x": batch.x, "y": batch.labels, "taken": taken, "records": batch.stop, "bad": tuple(bad)}
+            if places is not None:
+                waiting["places"] = places(batch.indexes)
             bad = []
     if waiting is not None:  # what follows the last used batch is done with it
         waiting |= {"taken": taken, "records": total, "bad": (*waiting["bad"], *bad)}
         yield HostBatch(**waiting, last=True)
 
 
-def feed(batches: Iterator[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
-    """The batches on the device, prepared ahead. Closing the generator ends its thread."""
-    if device.type == "cuda":
-        return _uploaded(batches, device)
-    return _plain(batches)
+class Feed:
+    """Batches of one segment after the other, an epoch or a validation, on the device.
 
+    One thread reads, changes and uploads them ahead, also over the end of a segment: the next one begins at once. On
+    CUDA buffers and stream stay the same throughout.
+    """
 
-def _plain(batches: Iterator[HostBatch]) -> Iterator[DeviceBatch]:
-    with closing(ahead(batches)) as prepared:
-        for host in prepared:
-            yield DeviceBatch(host=host, x=_tensor(host.x), y=_tensor(host.y))
+    def __init__(
+        self,
+        segments: Iterable[Iterator[HostBatch]],
+        pixels: Pixels,
+        device: torch.device,
+        *,
+        batch_bytes: int = 0,  # of one batch on the device; what is small is prepared further ahead
+    ) -> None:
+        self._device = device
+        self._ahead = max(_AHEAD, min(_FAR_AHEAD, _AHEAD_BYTES // max(1, batch_bytes)))
+        flat = _flattened(segments)
+        self._slots: list[_Slot] = []
+        if device.type == "cuda":
+            stream = torch.cuda.Stream(device)
+            # Those that wait, the one in use, the one being filled.
+            self._slots = [_Slot(stream, device, pixels.on(device)) for _ in range(self._ahead + 2)]
+            self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
+            for slot in self._slots:
+                self._free.put(slot)
+            self._prepared = ahead(self._uploaded(flat), self._ahead)
+        else:
+            self._prepared = ahead(_changed(flat, pixels), self._ahead)
 
-
-@dataclass(kw_only=True)
-class _Slot:
-    """Buffers for one batch on both sides, made when the first batch is known."""
-
-    ready: torch.cuda.Event = field(default_factory=torch.cuda.Event)
-    used: torch.cuda.Event = field(default_factory=torch.cuda.Event)
-    buffers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # host, device
-
-    def fill(self, host: HostBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        arrays = (host.x, host.y)
-        if not self.buffers or len(host.x) > len(self.buffers[0][0]):
-            self.buffers = [_buffers(array, device) for array in arrays]
-        sent = []
-        for array, (pinned, there) in zip(arrays, self.buffers, strict=True):
-            pinned[: len(array)].copy_(_tensor(array))
-            sent.append(there[: len(array)].copy_(pinned[: len(array)], non_blocking=True))
-        return sent[0], sent[1]
-
-
-def _buffers(array: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    pinned = torch.empty(array.shape, dtype=_tensor(array[:0]).dtype, pin_memory=True)
-    return pinned, torch.empty_like(pinned, device=device)
-
-
-def _uploaded(batches: Iterator[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
-    stream = torch.cuda.Stream(device)
-    free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
-    for _ in range(_AHEAD + 2):  # those that wait, the one in use, the one being filled
-        free.put(_Slot())
-
-    def upload() -> Iterator[tuple[HostBatch, _Slot, torch.Tensor, torch.Tensor]]:
-        with torch.cuda.device(device), torch.cuda.stream(stream), closing(batches):  # type: ignore[type-var]
-            for host in batches:
-                slot = free.get()
-                slot.used.synchronize()
-                x, y = slot.fill(host, device)
-                slot.ready.record()
-                yield host, slot, x, y
-
-    with closing(ahead(upload())) as prepared:
-        for host, slot, x, y in prepared:
-            current = torch.cuda.current_stream(device)
+    def segment(self) -> Iterator[DeviceBatch]:
+        """The batches of the next segment, to be taken to their end, or else to be followed by `close`."""
+        for item in self._prepared:
+            if item is None:
+                return
+            host, x, y, slot = item
+            if slot is None:
+                yield DeviceBatch(host=host, x=x, y=y)
+                continue
+            current = torch.cuda.current_stream(self._device)
             current.wait_event(slot.ready)
             yield DeviceBatch(host=host, x=x, y=y)
             slot.used.record(current)
-            free.put(slot)
+            self._free.put(slot)
+
+    def close(self) -> None:
+        """End the thread. Raises nothing that was met ahead."""
+        self._prepared.close()
+        if self._slots:
+            torch.cuda.current_stream(self._device).synchronize()  # buffers may be in use
+
+    def _uploaded(self, batches: Iterator[HostBatch | None]) -> Iterator[_Prepared | None]:
+        with torch.cuda.device(self._device), closing(batches):  # type: ignore[type-var]  # a generator
+            for host in batches:
+                if host is None:
+                    yield None
+                    continue
+                slot = self._free.get()
+                yield host, *slot.fill(host), slot
 
 
-def ahead(source: Iterator[T]) -> Generator[T]:
-    """The items of `source`, up to two made ahead by a thread. Closing the generator ends the thread."""
-    line: queue.Queue[Any] = queue.Queue(maxsize=_AHEAD)
+class _Slot:
+    """Buffers for one batch on both sides; those on the host are made when the first batch is known."""
+
+    def __init__(self, stream: torch.cuda.Stream, device: torch.device, pixels: DevicePixels) -> None:
+        self.ready, self.used = torch.cuda.Event(), torch.cuda.Event()
+        self._stream, self._device, self._pixels = stream, device, pixels
+        self._pinned: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._held: tuple[torch.Tensor, ...] = ()  # on the device, until the next batch
+
+    def fill(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        self.used.synchronize()
+        with torch.cuda.stream(self._stream):
+            x = self._sent("x", host.x)
+            y = self._sent("y", host.y)
+            places = None if host.places is None else self._sent("places", host.places)
+            values = self._pixels(x, places)
+            self.ready.record()
+        self._held = (values, y)
+        return values, y
+
+    def _sent(self, name: str, array: np.ndarray) -> torch.Tensor:
+        found = _tensor(array)
+        pinned = self._pinned.get((name, found.dtype))
+        if pinned is None or len(found) > len(pinned):
+            pinned = self._pinned[name, found.dtype] = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        return pinned[: len(found)].copy_(found).to(self._device, non_blocking=True)
+
+
+_Prepared = tuple[HostBatch, torch.Tensor, torch.Tensor, _Slot | None]
+
+
+def _flattened(segments: Iterable[Iterator[HostBatch]]) -> Iterator[HostBatch | None]:
+    """The batches of all segments; None after each."""
+    for segment in segments:
+        with closing(segment):  # type: ignore[type-var]  # a generator
+            yield from segment
+        yield None
+
+
+def _changed(batches: Iterator[HostBatch | None], pixels: Pixels) -> Iterator[_Prepared | None]:
+    with closing(batches):  # type: ignore[type-var]  # a generator
+        for host in batches:
+            yield None if host is None else (host, _tensor(pixels(host.x, host.places)), _tensor(host.y), None)
+
+
+def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
+    """The items of `source`, up to `depth` made ahead by a thread. Closing the generator ends the thread."""
+    line: queue.Queue[Any] = queue.Queue(maxsize=depth)
     unwanted = threading.Event()
 
     def put(item: object) -> bool:

@@ -16,7 +16,9 @@ import torch
 
 from nimble_jobs.planner.training import TrainingStep
 
-_HALF = 16  # batches whose figures leave the device together
+ROWS = 16  # batches whose figures leave a GPU together
+_BLOCKS = 4  # of so many that are on their way or being filled
+_FIGURES = ("loss", "correct", "found_inf", "grad_norm")  # of a batch, as they leave the device
 _COLUMNS = {  # of a step, with their type in `array`
     "epoch": "i",
     "records": "i",
@@ -50,76 +52,90 @@ class Measured:
     grad_norm: float | None
 
 
+class _Block:
+    """Figures of some batches, on the device and, once they were sent, on the host."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.there = torch.zeros(rows, len(_FIGURES), device=device)
+        self.slots = [tuple(row.unbind()) for row in self.there]
+        self.here = torch.zeros(rows, len(_FIGURES), pin_memory=True) if cuda else self.there
+        self.filled = 0
+        self._sent = torch.cuda.Event() if cuda else None
+
+    def send(self) -> None:
+        if self._sent is not None:
+            self.here.copy_(self.there, non_blocking=True)
+            self._sent.record()
+
+    def arrived(self, *, wait: bool) -> bool:
+        if self._sent is None:
+            return True
+        if wait:
+            self._sent.synchronize()
+        return wait or self._sent.query()
+
+
 class Gauge:
     """Reads a step's figures a little later than they are made, so that the device never waits.
 
-    `take` returns what is known by now; `rest` waits for everything.
+    `take` returns what is known by now, `rest` waits for everything, and `hurry` has what is known to the device sent
+    without waiting for it.
     """
 
-    def __init__(self, step: TrainingStep, device: torch.device) -> None:
+    def __init__(
+        self, step: TrainingStep, device: torch.device, *, scaled: bool = True, rows: int | None = None
+    ) -> None:
+        """`scaled` for losses that are scaled, so that updates may be skipped. `rows` is of how many batches figures
+        leave the device together; None: at once on a CPU.
+        """
         self._step = step
-        self._cuda = device.type == "cuda"
+        self._scaled = scaled
+        self._rows = rows or (ROWS if device.type == "cuda" else 1)
         self._norm = step.grad_norm is not None
         self._launched: deque[Batch] = deque()
-        self._count = 0
-        if self._cuda:
-            ring = torch.zeros(2 * _HALF, 4, device=device)
-            self._slots = [tuple(row.unbind()) for row in ring]
-            self._halves = ring.view(2, _HALF, 4)
-            self._hosts = [torch.zeros(_HALF, 4, pin_memory=True) for _ in range(2)]
-            self._flights: deque[tuple[int, int, torch.cuda.Event]] = deque()
+        self._free = deque(_Block(self._rows, device) for _ in range(_BLOCKS - 1))
+        self._block = _Block(self._rows, device)
+        self._flights: deque[_Block] = deque()
 
     def take(self, batch: Batch) -> list[Measured]:
         """Note the figures of the batch just launched."""
         self._launched.append(batch)
-        if not self._cuda:
-            return [self._now()]
-        slot = self._slots[self._count % (2 * _HALF)]
-        slot[0].copy_(self._step.loss)
-        slot[1].copy_(self._step.correct)
-        slot[2].copy_(self._step.found_inf)
-        if self._step.grad_norm is not None:
-            slot[3].copy_(self._step.grad_norm)
-        self._count += 1
-        if self._count % _HALF == 0:
-            self._send(_HALF)
-        # A half may be written again only once its host copy has been read.
-        return self._landed(wait=len(self._flights) > 1)
+        block, step = self._block, self._step
+        skipped = step.found_inf if self._scaled else None
+        values = (step.loss, step.correct, skipped, step.grad_norm)
+        for slot, value in zip(block.slots[block.filled], values, strict=True):
+            if value is not None:
+                slot.copy_(value)
+        block.filled += 1
+        return self.hurry() if block.filled == self._rows else self._landed(wait=False)
+
+    def hurry(self) -> list[Measured]:
+        """Send what was noted. What is known by now, as `take`; it waits only where too much is on its way."""
+        if not self._block.filled:
+            return self._landed(wait=False)
+        self._block.send()
+        self._flights.append(self._block)
+        found = self._landed(wait=not self._free)
+        self._block = self._free.popleft()
+        return found
 
     def rest(self) -> list[Measured]:
         """All figures that were not returned yet."""
-        if not self._cuda:
-            return []
-        if self._count % _HALF:
-            self._send(self._count % _HALF)
-            self._count += -self._count % _HALF
-        found = []
+        found = self.hurry()
         while self._flights:
             found += self._landed(wait=True)
         return found
 
-    def _send(self, rows: int) -> None:
-        half = (self._count - 1) // _HALF % 2
-        self._hosts[half].copy_(self._halves[half], non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._flights.append((half, rows, event))
-
     def _landed(self, *, wait: bool) -> list[Measured]:
-        if not self._flights or not (wait or self._flights[0][2].query()):
+        """Those of the oldest block, if it has arrived or is waited for."""
+        if not self._flights or not self._flights[0].arrived(wait=wait):
             return []
-        half, rows, event = self._flights.popleft()
-        event.synchronize()
-        return [self._measured(*row) for row in self._hosts[half][:rows].tolist()]
-
-    def _now(self) -> Measured:
-        norm = self._step.grad_norm
-        return self._measured(
-            float(self._step.loss),
-            float(self._step.correct),
-            float(self._step.found_inf),
-            0.0 if norm is None else float(norm),
-        )
+        block = self._flights.popleft()
+        rows = block.here[: block.filled].tolist()
+        block.filled = 0
+        self._free.append(block)
+        return [self._measured(*row) for row in rows]
 
     def _measured(self, loss: float, correct: float, skipped: float, norm: float) -> Measured:
         batch = self._launched.popleft()
@@ -127,6 +143,22 @@ class Gauge:
         return Measured(
             batch=batch, loss=loss, correct=int(correct), skipped=bool(skipped) and batch.last, grad_norm=known
         )
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """Over the steps of an epoch, in their order."""
+
+    epoch: int | None = None
+    loss: float = 0.0
+    correct: int = 0
+    records: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.epoch = row["epoch"]
+        self.loss += row["loss"] * row["records"]
+        self.correct += row["correct"]
+        self.records += row["records"]
 
 
 class Steps:
@@ -137,6 +169,9 @@ class Steps:
         for name, column in (columns or {}).items():
             self._columns[name].frombytes(column.numpy().tobytes())
         self._open: list[Measured] = []
+        self._epoch = _Sums()
+        for i in range(self._first_of_last_epoch(), len(self)):
+            self._epoch.add({name: column[i] for name, column in self._columns.items()})
 
     def __len__(self) -> int:
         return len(self._columns["loss"])
@@ -159,11 +194,14 @@ class Steps:
         }
         for name, value in row.items():
             self._columns[name].append(value)
+        if row["epoch"] != self._epoch.epoch:
+            self._epoch = _Sums()
+        self._epoch.add(row)
         return row
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The columns, for a checkpoint."""
-        return {name: torch.from_numpy(np.array(column)) for name, column in self._columns.items()}
+    def tensors(self, count: int) -> dict[str, torch.Tensor]:
+        """The columns of the first steps, for a checkpoint."""
+        return {name: torch.from_numpy(np.array(column[:count])) for name, column in self._columns.items()}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The figures of each step, from the first."""
@@ -171,18 +209,13 @@ class Steps:
             yield dict(zip(self._columns, values, strict=True))
 
     def of_epoch(self, epoch: int) -> tuple[float, float, int]:
-        """Mean loss and accuracy over the epoch's records so far, and how many they are."""
-        loss, correct, records = 0.0, 0, 0
-        for i in range(len(self) - 1, -1, -1):
-            if self._columns["epoch"][i] != epoch:
-                break
-            n = self._columns["records"][i]
-            loss, correct, records = (
-                loss + self._columns["loss"][i] * n,
-                correct + self._columns["correct"][i],
-                records + n,
-            )
-        return loss / max(records, 1), correct / max(records, 1), records
+        """Mean loss and accuracy over the records of the newest epoch so far, and how many they are; of others none."""
+        found = self._epoch if self._epoch.epoch == epoch else _Sums()
+        return found.loss / max(found.records, 1), found.correct / max(found.records, 1), found.records
+
+    def _first_of_last_epoch(self) -> int:
+        epochs = self._columns["epoch"]
+        return epochs.index(epochs[-1]) if epochs else 0  # epochs rise
 
 
 class MetricsFile:
@@ -215,5 +248,4 @@ class MetricsFile:
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        json.dump(line, self._file)
-        self._file.write("\n")
+        self._file.write(f"{json.dumps(line)}\n")

@@ -67,8 +67,15 @@ class Flat:
 
         The copy before must be used up: it is overwritten.
         """
-        if self._names:
-            torch._foreach_copy_(self._views, [tensors[n].detach() for n in self._names])
+        # One kernel for many tensors takes equal types, and equal strides on both sides.
+        together: dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for name, view in zip(self._names, self._views, strict=True):
+            found = tensors[name].detach()
+            views, values = together.setdefault((view.dtype, view.stride() == found.stride()), ([], []))
+            views.append(view)
+            values.append(found)
+        for views, values in together.values():
+            torch._foreach_copy_(views, values)
         if self._device.type == "cuda":
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):

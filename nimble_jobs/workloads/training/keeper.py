@@ -1,10 +1,14 @@
-"""Takes checkpoints while the training goes on: a copy of the state now, files and syncs on a thread."""
+"""Takes checkpoints while the training goes on: a copy of the state now, files and syncs on a thread later.
+
+Nothing waits for the device. A copy is written once the figures of all its steps have come from there, and are finite.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,15 @@ from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
 from nimble_jobs.workloads.training.flat import Flat
 from nimble_jobs.workloads.training.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """A copy of the state that is not being written yet."""
+
+    step: int
+    sheet: dict[str, Any]
+    best: int | None  # step of the best epoch so far
 
 
 class Keeper:
@@ -41,8 +54,9 @@ class Keeper:
         self._device = device
         self._keep_last = keep_last
         self._trained = [n for n, p in module.named_parameters() if p.requires_grad]
-        self._flats: dict[str, Flat] = {}
+        self._flats = {name: Flat(found, device) for name, found in self._tensors().items()}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nimble-checkpoint")
+        self._waiting: _Taken | None = None
         self._writing: Future[None] | None = None
         self.latest = found.step if found is not None else None  # step of the newest one that is on the disk
         self._taken: tuple[int, int] | None = None
@@ -56,36 +70,44 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """Is one being written? Raises what went wrong with the last one."""
+        """Is one being written, or waiting for figures? Raises what went wrong with the last one."""
         if self._writing is None:
-            return False
+            return self._waiting is not None
         if not self._writing.done():
             return True
         writing, self._writing = self._writing, None
         writing.result()
         return False
 
-    def take(self, sheet: Mapping[str, Any], progress: Progress, steps: Steps) -> None:
-        """Have a checkpoint of this moment written, after the one before; nothing where it is written already."""
+    def take(self, sheet: Mapping[str, Any], progress: Progress) -> None:
+        """Copy the state of this moment, after the one before was written; nothing where it is kept already.
+
+        It is written by the first `write` that is given the figures of all its steps.
+        """
         start = time.perf_counter()
         self.settle()
         if self._taken == (progress.step, progress.epoch):
             return
+        assert self._waiting is None
         self._taken = (progress.step, progress.epoch)
-        tensors = {MODEL: _weights(self._module), STATE: self._state()}
-        for name, found in tensors.items():
-            if name not in self._flats:
-                self._flats[name] = Flat(found, self._device)
+        for name, found in self._tensors().items():
             self._flats[name].take(found)
         best = progress.best["step"] if progress.best else None
-        full = {**sheet, "progress": progress.to_json()}
-        full["random"] = random_state.capture(self._device)
-        figures = steps.tensors()
-        self._writing = self._thread.submit(self._write, progress.step, full, figures, best)
+        full = {**sheet, "progress": progress.to_json(), "random": random_state.capture(self._device)}
+        self._waiting = _Taken(step=progress.step, sheet=full, best=best)
         self.stalled_s += time.perf_counter() - start
 
+    def write(self, steps: Steps) -> None:
+        """Begin to write what was taken, if these are the figures of all its steps; none of them may be infinite."""
+        taken = self._waiting
+        if taken is None or len(steps) < taken.step:
+            return
+        self._waiting = None
+        figures = steps.tensors(taken.step)
+        self._writing = self._thread.submit(self._write, taken.step, taken.sheet, figures, taken.best)
+
     def settle(self) -> None:
-        """Wait until the last one is on the disk. Raises what went wrong with it."""
+        """Wait until the last one that is being written is on the disk. Raises what went wrong with it."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -93,6 +115,9 @@ class Keeper:
     def close(self) -> None:
         """End the thread, after what it is at."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {MODEL: _weights(self._module), STATE: self._state()}
 
     def _state(self) -> dict[str, torch.Tensor]:
         buffers = {f"buffer.{n}": t for n, t in _unsaved(self._module).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import DeviceBatch, feed, read
+from nimble_jobs.workloads.training.feed import DeviceBatch, Feed, HostBatch, read
 from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import Journal
 from nimble_jobs.workloads.training.keeper import Keeper
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.losses import make_loss
+from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.progress import Progress
 from nimble_jobs.workloads.training.sampler import Sampler
 from nimble_jobs.workloads.training.setup import Setup
@@ -58,8 +60,9 @@ class Loop:
         self.device = setup.request.x.device
         self.total = steps_of(spec.train, sampler)
         self.rate = LearningRate(spec.train.lr_schedule, spec.train.optimizer.lr, self.total)
-        self.augment = Augment(spec.train.augment, spec.input.transform, reader.signature, seed=spec.model.seed)
-        self.gauge = Gauge(step, self.device)
+        self.augment = Augment(spec.train.augment, reader.signature, seed=spec.model.seed)
+        self.gauge = Gauge(step, self.device, scaled=spec.model.dtype == "fp16")
+        self.loss = make_loss(spec.train, context.allowed_python, smoothing=False)  # of validations
         self.due = False  # for a checkpoint, as soon as the one before is written
 
     def run(self) -> Stop:
@@ -67,52 +70,66 @@ class Loop:
 
         Raises JobFailed for a loss that is not finite, DataError for too many bad records or a wrong label.
         """
-        while not self.progress.finished and self.progress.epoch <= self.train.epochs:
-            stop = self._epoch()
-            if stop is not Stop.GO:
-                self._keep(wait=True)
-                return stop
-            self._end_epoch()
+        with closing(self._feed()) as feed:
+            while not self.progress.finished and self.progress.epoch <= self.train.epochs:
+                stop = self._epoch(feed.segment())
+                if stop is Stop.GO:
+                    stop = self._end_epoch(feed)
+                if stop is not Stop.GO:
+                    self._keep(wait=True)
+                    return stop
         if self.keeper is not None:
             self.keeper.settle()
         return Stop.GO
 
-    def _epoch(self) -> Stop:
+    def _feed(self) -> Feed:
+        """The rest of the present epoch and all that follow, each with its validation."""
+        readers = (self.reader, *([self.held_out] if self.held_out is not None else []))
+        arithmetic = next((reader.pixels for reader in readers if reader.pixels is not None), None)
+        return Feed(
+            self._segments(self.progress.epoch, self.progress.batch),
+            Pixels(arithmetic, self.context.spec.input.transform, padding=self.augment.padding),
+            self.device,
+            batch_bytes=4 * self.sampler.batch_size * math.prod(self.reader.signature.shape),
+        )
+
+    def _segments(self, first: int, skip: int) -> Iterator[Iterator[HostBatch]]:
+        size, limit = self.sampler.batch_size, self.setup.label_limit
+        for epoch in range(first, self.train.epochs + 1):
+            yield read(
+                self.reader,
+                batch_size=size,
+                order=self.sampler.order(epoch),
+                skip=skip if epoch == first else 0,
+                at_least=_AT_LEAST,
+                classes=limit,
+                places=partial(self.augment.places, epoch=epoch) if self.augment else None,
+            )
+            if self.held_out is not None and self._validates(epoch):
+                yield read(self.held_out, batch_size=size, classes=limit)
+
+    def _validates(self, epoch: int) -> bool:
+        return self.train.validation is not None and epoch % self.train.validation.every_epochs == 0
+
+    def _epoch(self, batches: Iterator[DeviceBatch]) -> Stop:
         """The rest of the present epoch's batches."""
         progress = self.progress
-        change = partial(self.augment, epoch=progress.epoch) if self.augment else None
-        batches = feed(
-            read(
-                self.reader,
-                batch_size=self.sampler.batch_size,
-                order=self.sampler.order(progress.epoch),
-                skip=progress.batch,
-                at_least=_AT_LEAST,
-                classes=self.setup.label_limit,
-                change=change,
-            ),
-            self.device,
-        )
         part = 0  # batches of the step under way
-        with closing(batches):  # type: ignore[type-var]  # a generator
-            for batch in batches:
-                part += 1
-                last = batch.host.last or part == self.train.accumulate
-                self._launch(batch, last=last)
-                if not last:
-                    continue
-                part = 0
-                progress.step += 1
-                progress.batch = batch.host.taken
-                self._tell(batch.host.records)
-                if self.context.stop() is not Stop.GO:
-                    break
-                self._keep_if_due(end=batch.host.last)
-        self._note(self.gauge.rest())
-        stop = self.context.stop()
-        if stop is Stop.GO:
-            progress.batch = self.sampler.batches
-        return stop
+        for batch in batches:
+            part += 1
+            last = batch.host.last or part == self.train.accumulate
+            self._launch(batch, last=last)
+            if not last:
+                continue
+            part = 0
+            progress.step += 1
+            progress.batch = batch.host.taken
+            self._tell(batch.host.records)
+            if (stop := self.context.stop()) is not Stop.GO:
+                return stop
+            self._keep_if_due(end=batch.host.last)
+        progress.batch = self.sampler.batches
+        return self.context.stop()
 
     def _launch(self, batch: DeviceBatch, *, last: bool) -> None:
         number = self.progress.step + 1
@@ -132,11 +149,14 @@ class Loop:
             row = self.steps.add(measured)
             if row is not None:
                 self.journal.step(len(self.steps), row)
+        if self.keeper is not None:
+            self.keeper.write(self.steps)
 
     def _not_finite(self, measured: Measured) -> str:
         kept = "no checkpoint was kept"
         if self.keeper is not None:
             try:
+                self.keeper.write(self.steps)
                 self.keeper.settle()
             except NimbleError as e:  # the loss is what the job fails of
                 kept = f"{kept}: {e}"
@@ -164,23 +184,32 @@ class Loop:
     def _keep(self, *, wait: bool) -> None:
         if self.keeper is None:
             return
-        self._note(self.gauge.rest())  # a checkpoint holds the figures of all its steps, and none of a loss of NaN
-        self.keeper.take(self.sheet, self.progress, self.steps)
+        if wait:
+            self._note(self.gauge.rest())
+        self.keeper.take(self.sheet, self.progress)
         self.due = False
+        self._note(self.gauge.hurry())  # it is written once the figures of all its steps are there
         if wait:
             self.keeper.settle()
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, feed: Feed) -> Stop:
+        """Measure the epoch that is over. Not GO, and nothing of it noted, where its validation was told to stop."""
         progress, train = self.progress, self.train
         epoch = progress.epoch
+        measured: dict[str, float | None] = {}
+        if self.held_out is not None and self._validates(epoch):
+            found = self._validate(feed.segment())
+            if isinstance(found, Stop):
+                return found
+            measured = found
+        self._note(self.gauge.rest())
         loss, accuracy, records = self.steps.of_epoch(epoch)
         metrics: dict[str, Any] = {"epoch": epoch, "step": progress.step}
         if records:
             metrics |= {"lr": self.rate(progress.step - 1), "loss": loss}
             if self.setup.classes is not None:
                 metrics["accuracy"] = accuracy
-        if self.held_out is not None and train.validation is not None and epoch % train.validation.every_epochs == 0:
-            metrics |= self._validate(self.held_out)
+        metrics |= measured
         improved = progress.note(metrics, train.checkpoint, train.early_stopping)
         self.journal.epoch(metrics)
         shown = ", ".join(
@@ -194,21 +223,24 @@ class Loop:
             self.context.event("early-stopping", text, {"epoch": epoch})
         over = progress.finished or epoch == train.epochs
         every = train.checkpoint.epochs if train.checkpoint is not None else None
-        if improved or (not over and (self.due or (every is not None and epoch % every == 0))):
+        due = self.due and self.keeper is not None and not self.keeper.busy  # else it comes after a later step
+        if improved or (not over and (due or (every is not None and epoch % every == 0))):
             self._keep(wait=False)
+        return Stop.GO
 
-    def _validate(self, held_out: Reader) -> dict[str, float | None]:
+    def _validate(self, batches: Iterator[DeviceBatch]) -> dict[str, float | None] | Stop:
         found = validate(
             self.setup.module,
             self.forward,
-            held_out,
-            make_loss(self.train, self.context.allowed_python, smoothing=False),
-            batch_size=self.sampler.batch_size,
+            batches,
+            self.loss,
             dtype=self.context.spec.model.dtype,
             classes=self.setup.classes,
-            label_limit=self.setup.label_limit,
             device=self.device,
+            stop=self.context.stop,
         )
+        if isinstance(found, Stop):
+            return found
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 

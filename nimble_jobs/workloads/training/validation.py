@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from nimble_jobs.data import Reader
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError
 from nimble_jobs.planner.step_request import Loss
 from nimble_jobs.workloads.columns import logits_of
-from nimble_jobs.workloads.training.feed import feed, read
+from nimble_jobs.workloads.context import Stop
+from nimble_jobs.workloads.training.feed import DeviceBatch
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.setup import autocast, evaluating
 
@@ -20,25 +20,25 @@ from nimble_jobs.workloads.training.setup import autocast, evaluating
 def validate(
     module: nn.Module,
     forward: Forward,
-    reader: Reader,
+    batches: Iterable[DeviceBatch],
     loss: Loss,
     *,
-    batch_size: int,
     dtype: str,
     classes: int | None,
-    label_limit: int | None,
     device: torch.device,
-) -> dict[str, float]:
+    stop: Callable[[], Stop] = lambda: Stop.GO,
+) -> dict[str, float] | Stop:
     """val_loss and, for classes, val_accuracy: means over all good records, in evaluation mode.
 
-    Raises DataError where there is no good record.
+    Or how it was told to stop, which it asks before each batch. Raises DataError where there is no good record.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
     seen = 0
-    batches = feed(read(reader, batch_size=batch_size, classes=label_limit), device)
-    with closing(batches), evaluating(module):  # type: ignore[type-var]  # a generator
+    with evaluating(module):
         for batch in batches:
+            if (wish := stop()) is not Stop.GO:
+                return wish
             with autocast(dtype, device):
                 outputs = forward(batch.x)
                 loss_sum += loss(outputs, batch.y).double() * len(batch.y)
