@@ -1,21 +1,34 @@
 #!/usr/bin/env python3
 """Time the start of a fresh process up to its first checked replay: without a stored schedule, and with one.
 
-    python scripts/bench_start.py [--models resnet18,...] [--device cpu] [--dtype fp32] [--rounds 3] [--json FILE]
+    python scripts/bench_start.py [--models resnet18,...] [--device cpu] [--dtype fp32] [--rounds 3] [--phases]
+                                  [--json FILE]
 
-The clock starts once torch is imported and the device answers; it stops after the first batch. Models: names of
-torchvision's, or zoo:NAME for the networks of nimble_jobs.models.zoo. Each model has a schedule store of its own.
+The clock starts once torch and this package are imported and the device answers; it stops after the first batch.
+Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.models.zoo. Each model has a schedule store
+of its own. Processes find Python's modules compiled: where torch was installed without, a build that is not counted
+comes first and leaves them in a folder of this run's own.
+
+With --phases, functions of the package are timed, each without the timed ones that it calls; on a GPU the device is
+waited for at every begin and end, so that the sum is a little longer than the start without it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
+import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +40,29 @@ def make():
     return zoo.create("{name}")
 """
 
+PHASES = {  # functions where they are called from, and the phase that each is
+    "nimble_jobs.planner.prepare:key_parts": "key",
+    "nimble_jobs.planner.prepare:identity": "key, again after loading",
+    "nimble_jobs.planner.prepare:build_module": "module",
+    "nimble_jobs.models.build:import_torchvision": "import torchvision",
+    "nimble_jobs.models.build:_placed": "module to its dtype and device",
+    "nimble_jobs.planner.take:read_stored": "look up",
+    "nimble_jobs.store:StoredSchedule.load": "decode",
+    "nimble_jobs.planner.stored:read_material": "artifacts",
+    "nimble_jobs.graph:check_plan": "check the plan",
+    "nimble_jobs.planner.source:Variants.use": "fold and lay out",
+    "nimble_jobs.planner.restore:compact": "move the weights together",
+    "nimble_jobs.planner.restore:unpack": "load compiled kernels",
+    "nimble_jobs.planner.plans:capture": "warm-up runs",
+    "nimble_jobs.engine.capture:bind": "bind",
+    "nimble_jobs.engine.bind:check_memory": "check the memory plan",
+    "nimble_jobs.engine.verify:check": "check: eager",
+    "nimble_jobs.engine.verify:relative_norm": "check: comparison",
+    "nimble_jobs.engine.verify:run_once": "check: replays",
+    "nimble_jobs.planner.restore:clear_workspaces": "give workspaces back",
+    "nimble_jobs.planner.loaded:Loaded.take_off": "staging buffers",
+}
+
 
 def main() -> int:
     """Measure, print, write."""
@@ -36,6 +72,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="fp32", help="fp32, fp16 or bf16 (%(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="records a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="processes that find the schedule (%(default)s)")
+    parser.add_argument("--phases", action="store_true", help="the seconds of each phase of a start, too")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "HOME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -43,7 +80,9 @@ def main() -> int:
         model, home = options.child
         print(json.dumps(start(model, home, options)))
         return 0
-    rows = [measured(model, options) for model in options.models.split(",")]
+    models = options.models.split(",")
+    with compiled_python(lambda home: child(models[0], home, options)):
+        rows = [measured(model, options) for model in models]
     if options.json:
         environment = rows[0].pop("environment")
         for row in rows[1:]:
@@ -52,15 +91,35 @@ def main() -> int:
     return 0 if all(row["hits"] == ["miss", *["stored"] * options.rounds] for row in rows) else 1
 
 
+@contextmanager
+def compiled_python(run: Callable[[str], object]) -> Iterator[None]:
+    """Processes that are started inside find compiled modules; `run` makes one, over a home, that imports them all."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.cached is not None and Path(torch.cached).is_file():
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"
+        home = Path(folder, "home")
+        home.mkdir()
+        run(str(home))
+        yield
+
+
+def child(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What a process of its own says about its start."""
+    settings = ["--device", options.device, "--dtype", options.dtype, "--batch", str(options.batch)]
+    command = [sys.executable, __file__, *settings, *["--phases"] * options.phases, "--child", model, home]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """One process that builds the schedule, and several that find it."""
     with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as home:
-        settings = ["--device", options.device, "--dtype", options.dtype, "--batch", str(options.batch)]
-        command = [sys.executable, __file__, *settings, "--child", model, home]
-        found = []
-        for _ in range(1 + options.rounds):
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+        found = [child(model, home, options) for _ in range(1 + options.rounds)]
     miss, stored = found[0], found[1:]
     row = {
         "model": model,
@@ -71,6 +130,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "stored_s": statistics.median(f["start_s"] for f in stored),
         "stored_model_s": statistics.median(f["model_s"] for f in stored),
         "import_s": statistics.median(f["import_s"] for f in stored),
+        "stored_each_s": [round(f["start_s"], 3) for f in stored],
         "modules": stored[0]["modules"],
         "environment": miss["environment"],
     }
@@ -80,6 +140,11 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         f"imports before {row['import_s']:.2f} s",
         flush=True,
     )
+    if options.phases:
+        names = list(dict.fromkeys(name for f in stored for name in f["phases"]))
+        row["phases_s"] = {n: round(statistics.median(f["phases"].get(n, 0.0) for f in stored), 4) for n in names}
+        for name, seconds in row["phases_s"].items():
+            print(f"  {seconds:7.3f} s  {name}", flush=True)
     return row
 
 
@@ -99,6 +164,9 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
 
     device = devices.resolve(options.device)
     torch.zeros(1, device=device)
+    clock = Clock(lambda: devices.synchronize(device))
+    if options.phases:
+        clock.watch()
     ready = time.perf_counter()
     source = f"torchvision:{model}"
     shape: tuple[int, ...] = (3, 224, 224)
@@ -113,25 +181,94 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         batch_size=options.batch,
         allowed_python=(Path(home),),
     )
-    with open_store(resolve(str(Path(home) / "home"))) as store:
+    clock.begin("everything else")
+    with clock.time("open the store"):
+        store = open_store(resolve(str(Path(home) / "home")))
+    with store:
         residents = Residents(default_budget_bytes(str(device)))
         prepared = planner.prepare(request, device=device, store=store, residents=residents)
-        batch = torch.zeros(request.input_shape, dtype=request.input_dtype)
-        for _ in prepared.loaded.run([(batch, None)]):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        with clock.time("first batch"):
+            batch = torch.zeros(request.input_shape, dtype=request.input_dtype)
+            for _ in prepared.loaded.run([(batch, None)]):
+                devices.synchronize(device)
         end = time.perf_counter()
+        clock.end()
         found = {
             "hit": prepared.hit.value,
             "fallback": prepared.loaded.fallback,
             "start_s": end - ready,
             "model_s": prepared.load_s,
             "import_s": ready - begin,
+            "phases": dict(clock.seconds),
             "modules": [m for m in ("torch._dynamo", "torch._inductor.compile_fx", "triton") if m in sys.modules],
             "environment": environment(device),
         }
         residents.clear()
     return found
+
+
+class Clock:
+    """Seconds by phase; while an inner phase runs, the outer one's clock stands still."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._wait = wait
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def begin(self, name: str) -> None:
+        """A phase, inside of the present one."""
+        self._turn()
+        self._open.append(name)
+
+    def end(self) -> None:
+        """The present phase is over."""
+        self._turn()
+        self._open.pop()
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """`begin` and `end` around a block."""
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def _turn(self) -> None:
+        self._wait()
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    def watch(self) -> None:
+        """Time functions of the package wherever they are called, and captures of CUDA graphs."""
+        import torch
+
+        for place, name in PHASES.items():
+            owner: Any = importlib.import_module(place.partition(":")[0])
+            *path, function = place.partition(":")[2].split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            setattr(owner, function, self._timed(getattr(owner, function), name))
+        setattr(torch.cuda, "graph", self._timed_block(torch.cuda.graph, "capture"))  # noqa: B010  # a class for mypy
+
+    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.time(name):
+                return function(*args, **kwargs)
+
+        return call
+
+    def _timed_block(self, block: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @contextmanager
+        def manager(*args: Any, **kwargs: Any) -> Iterator[None]:
+            with self.time(name), block(*args, **kwargs):
+                yield
+
+        return manager
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The phases of a start: each is a function that there is, and their seconds add up."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PATH = Path(__file__).resolve().parents[2] / "scripts" / "bench_start.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_start", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_phase_is_a_function_of_the_package(script: ModuleType) -> None:
+    """A renamed one would otherwise be found out on the machine that is to be measured."""
+    for place in script.PHASES:
+        module, _, path = place.partition(":")
+        assert callable(reduce(getattr, path.split("."), importlib.import_module(module))), place
+
+
+def test_a_phase_does_not_count_the_phases_inside(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of all phases are those of the outermost, also where one is entered again and where one raises."""
+    now = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
+    clock = script.Clock(lambda: None)
+    with clock.time("outer"):
+        with clock.time("inner"):
+            pass
+        with pytest.raises(KeyError), clock.time("inner"):
+            raise KeyError
+    assert clock.seconds == {"outer": 3.0, "inner": 2.0}
