@@ -14,6 +14,7 @@ import torch
 from nimble_jobs.errors import JobFailed
 from tests.trainings import Attempt, digests, lay_out, metrics, spec_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated
 ROOT = Path(__file__).parents[2]
 TRAIN = """
 import os, signal, sys, time
