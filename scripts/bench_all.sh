@@ -4,6 +4,8 @@
 #   scripts/bench_all.sh [FOLDER] [OPTION...]      options go to `nimble-jobs bench inference`; FOLDER: out/bench
 #
 # Writes FOLDER/inference.json and FOLDER/inference.png. A second run goes on where the first ended. STOP=8m ends in time.
+# DTYPES=fp16,fp32 names the types. With WARM=3m all models first compile side by side for at most so long, which leaves
+# their code in the compilers' caches; measured is what follows, one model after another. It wants --shared-caches.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-out/bench}
@@ -14,6 +16,17 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 # the longest first, dealt out in turn
 models=(nasnet_a_large nasnet_a_mobile amoebanet darts efficientnet_b5 inception_v3
     bert_base resnet101 googlenet efficientnet_b0 resnet50 mobilenet_v2)
+dtypes=${DTYPES:-fp16,fp32}
+if [ -n "${WARM:-}" ]; then
+    for i in "${!models[@]}"; do
+        for dtype in ${dtypes//,/ }; do
+            CUDA_VISIBLE_DEVICES=$((i % gpus)) TORCHINDUCTOR_COMPILE_THREADS=2 .venv/bin/nimble-jobs bench inference \
+                --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms --stop-after "$WARM" \
+                --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>&1 &
+        done
+    done
+    wait
+fi
 stop=(${STOP:+--stop-after "$STOP"})
 for ((gpu = 0; gpu < gpus; gpu++)); do
     mine=()
@@ -21,7 +34,7 @@ for ((gpu = 0; gpu < gpus; gpu++)); do
     [ ${#mine[@]} -gt 0 ] || continue
     resume=()
     [ ! -e "$folder/gpu-$gpu.json" ] || resume=(--resume)
-    CUDA_VISIBLE_DEVICES=$gpu .venv/bin/nimble-jobs bench inference --models "$(IFS=,; echo "${mine[*]}")" "$@" \
+    CUDA_VISIBLE_DEVICES=$gpu .venv/bin/nimble-jobs bench inference --models "$(IFS=,; echo "${mine[*]}")" --dtype "$dtypes" "$@" \
         "${stop[@]}" "${resume[@]}" --json "$folder/gpu-$gpu.json" --log "$folder/gpu-$gpu.talk" \
         >"$folder/gpu-$gpu.txt" 2>"$folder/gpu-$gpu.err" &
 done
