@@ -18,7 +18,7 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.verify import relative_norm
-from nimble_jobs.schedule import Arg, Task, View
+from nimble_jobs.schedule import Arg, Program, Task, View
 
 PREFIX = "triton.depthwise"
 _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -135,6 +135,26 @@ def shape_of(task: Task) -> Shape | None:
         dilation=dilation,
         channels_last=formats[0],
     )
+
+
+def is_in(program: Program) -> bool:
+    """Whether a program has such kernels."""
+    return any(task.op.startswith(PREFIX) for task in program.tasks)
+
+
+def without_library(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with torch's own convolutions in the place of cuDNN's, whose first calls take a fresh process long."""
+
+    def plain(*args: Any) -> Any:
+        cudnn: Any = torch.backends.cudnn
+        before = cudnn.enabled
+        cudnn.enabled = False
+        try:
+            return call(*args)
+        finally:
+            cudnn.enabled = before
+
+    return plain
 
 
 def compiled(shape: Shape, capability: int) -> StaticKernel:

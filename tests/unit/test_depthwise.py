@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from nimble_jobs.engine import depthwise
+from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner import take
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
 SIDE = 6
@@ -111,6 +115,42 @@ def test_the_machine_code_can_be_stored() -> None:
     assert len(binaries) == len(kernels[0].binary)  # one binary for both sizes
     for name, kernel in unpack(described, binaries).items():
         assert kernel.identity == next(k for k in kernels if k.name == name).identity
+
+
+def test_the_library_is_spared_while_the_call_lasts() -> None:
+    def call(fails: bool) -> bool:
+        if fails:
+            raise ValueError
+        return torch.backends.cudnn.enabled
+
+    before = torch.backends.cudnn.enabled
+    assert depthwise.without_library(call)(False) is False
+    with pytest.raises(ValueError):  # noqa: PT011
+        depthwise.without_library(call)(True)
+    assert torch.backends.cudnn.enabled is before
+
+
+def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored schedule with such kernels is refused only by what it was built against."""
+    asked: list[object] = []
+
+    def check(instance: object, eager: object, *_: object, **__: object) -> None:
+        asked.append(eager)
+        if len(asked) == 1:
+            raise CheckFailed("rounds otherwise")
+
+    module = torch.nn.Identity()
+    program = replace(_recording(_task()).program, tasks=(replace(_task(), op="triton.depthwise3.float16"),))
+    loaded = SimpleNamespace(module=module, device=torch.device("cpu"), request=None)
+    schedule: Any = SimpleNamespace(program=program)
+    monkeypatch.setattr(verify, "check", check)
+    monkeypatch.setattr(take, "tolerance_of", lambda _: 1e-2)
+    take._check(cast(Any, None), cast(Any, loaded), schedule)
+    assert len(asked) == 2
+    assert asked[1] is module
+    schedule.program = _recording(_task()).program
+    take._check(cast(Any, None), cast(Any, loaded), schedule)
+    assert asked[2] is module
 
 
 RUN = """
