@@ -1,8 +1,8 @@
 """Build candidates, check each against eager, measure it on the device, keep the fastest.
 
-Sources (kernels and layout) are tried in turn; of each, one stream first, then several, unless the bounds say that
-streams cannot pay. The first candidate, eager kernels on one stream, is always there, so that the choice never loses
-to it.
+Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
+then for those whose bounds leave them a chance. The first candidate, eager kernels on one stream, is always there, so
+that the choice never loses to it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 PAYS = 0.98  # more streams must measure below this share of fewer
+_HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
 _MEMORY_PRICE = 0.1  # and bring this share more for each time that they need the memory of fewer once again
 
 
@@ -81,14 +82,18 @@ class Search:
         """
         try:
             first = Source(kernels="eager", layout="given")
-            self._try(first, must=True)
+            singles = [self._try(first, must=True)]
             waiting = self._further_sources()
             while waiting:
                 source = waiting.pop(0)
-                if self._spent(source.name) or self._try(source):
+                if self._spent(source.name):
                     continue
-                if source.folded and source.kernels != "eager":
+                single = self._try(source)
+                singles.append(single)
+                if single is None and source.folded and source.kernels != "eager":
                     waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
+            for one in sorted((s for s in singles if s is not None), key=lambda s: s.replay_us):
+                self._try_streams(one)
             found = self.best or self.refused
             assert found is not None
             if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
@@ -135,8 +140,8 @@ class Search:
             sources += [Source(kernels=kernels, layout=layout, folded=self._pairs) for kernels in compilers]
         return sources
 
-    def _try(self, source: Source, *, must: bool = False) -> bool:
-        """Measure the plans of a source; False where not even one stream works."""
+    def _try(self, source: Source, *, must: bool = False) -> Found | None:
+        """Measure a source on one stream; None where that does not work."""
         self._told(source.name)
         try:
             with self.clock.time("record"):
@@ -148,31 +153,44 @@ class Search:
                 single, facts = graph.single_stream(recording.program)
                 memory = arena_plan(recording.program, single)
             if self._too_large(_name(source, single), single, recording, memory, must=must):  # timing tasks takes it
-                return False
+                return None
             with self.clock.time("measure"):
                 durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
         except Exception as e:
             if must:
                 raise
             self.candidates.append(failed(source.name, e, self._device))
-            return False
+            return None
         with self.clock.time("plan"):
             single, facts = graph.single_stream(recording.program, durations_us=durations)
         one = self._measure(source, module, recording, single, facts, durations, must=must)
-        if one is None or one.failure is not None:
-            return False
-        fewer = one
+        return one if one is not None and one.failure is None else None
+
+    def _try_streams(self, one: Found) -> None:
+        """Measure the plans of a source on several streams, unless its bounds say that they cannot pay."""
+        source, recording, durations = one.source, one.recording, one.durations_us
+        assert self.best is not None
+        path_us, best_us = one.facts.critical_path_us or 0.0, self.best.replay_us
+        if self._device.type != "cpu" and self._options.streams != 1 and _HOPELESS * path_us > best_us:
+            reason = f"not tried: the critical path alone takes {path_us:.0f} us"
+            self._left_out(
+                f"{source.name}, several streams", f"{reason}, and {self.best.candidate.name} {best_us:.0f} us"
+            )
+            return
         with self.clock.time("plan"):
-            plans, why_not = plans_with_streams(recording.program, facts, durations, self._options, self._device)
+            plans, why_not = plans_with_streams(recording.program, one.facts, durations, self._options, self._device)
         if why_not is not None:
             self._left_out(f"{source.name}, several streams", why_not)
+        if not plans:
+            return
+        module = self._variants.use(source.layout, source.folded)
+        fewer = one
         for plan, known in plans:
             if self._spent(_name(source, plan), plan.streams):
                 continue
             found = self._measure(source, module, recording, plan, known, durations, fewer=fewer)
             if found is not None and found.failure is None and _pays(found.candidate, fewer.candidate):
                 fewer = found
-        return True
 
     def _measure(
         self,

@@ -168,7 +168,7 @@ def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.Monke
     two = row(spent, "eager kernels, 2 streams")
     assert (two.reason, two.streams) == ("not tried: the budget of 0 s was used up", 2)
     assert row(spent, LAST.name).reason == two.reason
-    assert [c.streams for c in spent.schedule.candidates] == [None, 1, 2, None]
+    assert [c.streams for c in spent.schedule.candidates] == [None, 1, None, 2]
     assert Schedule.from_json(spent.schedule.to_json()) == spent.schedule
     assert row(searched(Twice(), monkeypatch), "eager kernels, 2 streams").replay_us is not None
 
