@@ -9,6 +9,7 @@ from nimble_jobs.graph.clocks import Guard, knows
 
 TRIES = 32  # free ranges of enough room that are looked at before adjacent ones are
 RANGES = 256  # free ranges that are kept apart before adjacent ones are joined
+WINDOW = 128  # free ranges, the last, that are looked at for adjacent ones
 
 
 class Arena:
@@ -48,23 +49,36 @@ class Arena:
         best: list[int] = []
         best_room = 0
         run: list[int] = []
-        room = 0
-        end = -1
-        for start in self.starts[-2 * RANGES :]:
-            have, guard = self.ranges[start]
+        for adjacent in self._adjacent(size):
+            run, room = [], 0
+            for start in adjacent:
+                have, guard = self.ranges[start]
+                if not knows(clock, guard, own):
+                    run, room = [], 0
+                    continue
+                run.append(start)
+                room += have
+                while room - self.ranges[run[0]][0] >= size:
+                    room -= self.ranges[run.pop(0)][0]
+                if room >= size and (not best or room < best_room):
+                    best, best_room = run.copy(), room
+        return best or (run if run and run[-1] + self.ranges[run[-1]][0] == self.end else [])
+
+    def _adjacent(self, size: int) -> list[list[int]]:
+        """The last free ranges, those without a gap between them together; only where there is room, or at the end."""
+        found: list[list[int]] = []
+        together: list[int] = []
+        begin = end = -1
+        for start in self.starts[-WINDOW:]:
             if start != end:
-                run, room = [], 0
-            end = start + have
-            if not knows(clock, guard, own):
-                run, room = [], 0
-                continue
-            run.append(start)
-            room += have
-            while room - self.ranges[run[0]][0] >= size:
-                room -= self.ranges[run.pop(0)][0]
-            if room >= size and (not best or room < best_room):
-                best, best_room = run.copy(), room
-        return best or (run if end == self.end else [])
+                if end - begin >= size:
+                    found.append(together)
+                begin, together = start, []
+            together.append(start)
+            end = start + self.ranges[start][0]
+        if end - begin >= size or end == self.end:
+            found.append(together)
+        return found
 
     def _use(self, run: list[int], size: int) -> int:
         offset = run[0] if run else self.end
@@ -94,8 +108,10 @@ class Arena:
             size, guard = self.ranges[start]
             if joined and joined[-1][0] + joined[-1][1] == start and len(guard) + len(joined[-1][2]) <= TRIES:
                 before, room, other = joined.pop()
-                both = {s: max(guard.get(s, 0), other.get(s, 0)) for s in (*guard, *other)}
-                joined.append((before, room + size, both))
+                both = dict(guard)
+                for stream, count in other:
+                    both[stream] = max(both.get(stream, 0), count)
+                joined.append((before, room + size, tuple(both.items())))
             else:
                 joined.append((start, size, guard))
         self.starts = [start for start, _, _ in joined]

@@ -35,13 +35,12 @@ def width(meg: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[i
     """
     flow = _Flow(meg, matching, bridges)
     phases = 0
-    while flow.rank():
+    while roots := flow.rank():
         if phases == PHASES:
             return meg.n - sum(flow.sent), False
         phases += 1
-        for root in range(meg.n):
-            if not flow.sent[root]:
-                flow.augment(root)
+        for root in roots:
+            flow.augment(root)
     return meg.n - sum(flow.sent), True
 
 
@@ -56,57 +55,58 @@ class _Flow:
         self.sent = [after is not None for after in matching]  # source -> x_v is full
         self.taken = [False] * graph.n  # y_v -> sink is full
         self.carried: list[dict[int, int]] = [{} for _ in range(graph.n)]  # by v: flow x_u -> y_v, by u
+        self.onward: list[dict[int, None]] = [{} for _ in range(graph.n)]  # by u: every v to which it is not zero
         self.passed = [0] * graph.n  # y_v -> x_v
         for before, after in enumerate(matching):
             if after is not None:
                 self.taken[after] = True
-                self.carried[after][before] = 1
+                self._carry(before, after, 1)
         for bridge in bridges:
             self.sent[bridge[0]] = self.taken[bridge[-1]] = True
             for before, after in pairwise(bridge):
-                self.carried[after][before] = self.carried[after].get(before, 0) + 1
+                self._carry(before, after, 1)
             for between in bridge[1:-1]:
                 self.passed[between] += 1
         self.level: list[int] = []
         self.ways: list[list[int] | None] = []
 
-    def residual(self, node: int) -> list[int]:
-        """Where another unit can go from a node: along an edge, or back along one that carries flow."""
-        n = self.n
-        if node < n:
-            ways = [n + v for v in self.graph.succs[node]]
-            if self.passed[node]:
-                ways.append(n + node)
-            return ways
-        return [node - n, *self.carried[node - n]]
-
-    def rank(self) -> bool:
-        """Find breadth-first distances from the source; False when the sink is out of reach, that is, the flow is
-        maximal.
-        """
-        n = self.n
-        self.level = [-1] * (2 * n)
+    def rank(self) -> list[int]:
+        """Find breadth-first distances to the sink, and the roots nearest to it; none when the flow is maximal."""
+        n, passed, preds = self.n, self.passed, self.graph.preds
+        level = self.level = [-1] * (2 * n)
         self.ways = [None] * (2 * n)
-        wave = [v for v in range(n) if not self.sent[v]]
-        for v in wave:
-            self.level[v] = 0
+        wave = [n + v for v in range(n) if not self.taken[v]]
+        for node in wave:
+            level[node] = 0
         depth = 0
         while wave:
             depth += 1
             following = []
-            found = False
             for node in wave:
-                if node >= n and not self.taken[node - n]:
-                    found = True
-                    break
-                for way in self.residual(node):
-                    if self.level[way] < 0:
-                        self.level[way] = depth
-                        following.append(way)
-            if found:
-                return True
+                origins: Sequence[int]
+                if node < n:
+                    origins = [n + node, *[n + v for v in self.onward[node]]]
+                elif passed[node - n]:
+                    origins = [*preds[node - n], node - n]
+                else:
+                    origins = preds[node - n]
+                for origin in origins:
+                    if level[origin] < 0:
+                        level[origin] = depth
+                        following.append(origin)
+            roots = [node for node in following if node < n and not self.sent[node]]
+            if roots:
+                return sorted(roots)
             wave = following
-        return False
+        return []
+
+    def residual(self, node: int) -> list[int]:
+        """Where another unit can go from a node: along an edge, or back along one that carries flow."""
+        n = self.n
+        if node >= n:
+            return [node - n, *self.carried[node - n]]
+        ways = [n + v for v in self.graph.succs[node]]
+        return [*ways, n + node] if self.passed[node] else ways
 
     def augment(self, root: int) -> None:
         """Send one unit from x_root to the sink along a shortest path, where this phase has one left."""
@@ -121,7 +121,8 @@ class _Flow:
                 return
             ways = self.ways[node]
             if ways is None:
-                ways = self.ways[node] = [way for way in self.residual(node) if level[way] == level[node] + 1]
+                nearer = level[node] - 1
+                ways = self.ways[node] = [way for way in self.residual(node) if level[way] == nearer]
             while ways and not self._open(node, ways[-1]):
                 ways.pop()
             if ways:
@@ -144,12 +145,17 @@ class _Flow:
             if a < n and b == n + a:
                 self.passed[a] -= 1
             elif a < n:
-                carried = self.carried[b - n]
-                carried[a] = carried.get(a, 0) + 1
+                self._carry(a, b - n, 1)
             elif b == a - n:
                 self.passed[b] += 1
             else:
-                carried = self.carried[a - n]
-                carried[b] -= 1
-                if not carried[b]:
-                    del carried[b]
+                self._carry(b, a - n, -1)
+
+    def _carry(self, before: int, after: int, more: int) -> None:
+        flow = self.carried[after].get(before, 0) + more
+        if flow:
+            self.carried[after][before] = flow
+            self.onward[before][after] = None
+        else:
+            del self.carried[after][before]
+            del self.onward[before][after]

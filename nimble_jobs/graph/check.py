@@ -14,10 +14,12 @@ from itertools import product
 from nimble_jobs.errors import PlanError
 from nimble_jobs.graph.dag import Dag, build_dag
 from nimble_jobs.graph.memory import ALIGNMENT_BYTES, MemoryPlan, arena_users
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.reach import unreached
 from nimble_jobs.schedule import Plan, Program
 
 
+@collector_paused()
 def check_plan(program: Program, plan: Plan) -> None:
     """Prove that each task is launched once and that every dependency of the program is ordered by streams and
     synchronisations.
@@ -54,6 +56,7 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
         raise PlanError(f"tasks {u} and {v} are independent, but the plan orders them ({len(missing)} such pairs)")
 
 
+@collector_paused()
 def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Collection[int] | None = None) -> None:
     """Prove that no two buffers which share bytes of the arena are ever live at the same time.
 

@@ -18,7 +18,7 @@ TRACKED = 1024  # streams that have a column of their own in every clock
 FEW = 64  # streams that have one in a plan of more streams than that: no device runs so many at once
 
 Clock = npt.NDArray[np.int32]
-Guard = dict[int, int]  # by stream: how many of its tasks, counted from the first, must have finished
+Guard = tuple[tuple[int, int], ...]  # streams, and how many tasks of each, counted from the first, must have finished
 
 
 def tracked(plan: Plan) -> int:
@@ -69,7 +69,7 @@ def knows(clock: Sequence[int], guard: Guard, own: int | None) -> bool:
 
     A stream without a column is only known to its own tasks, all of which come after what it launched earlier.
     """
-    for stream, count in guard.items():  # noqa: SIM110  # all() takes twice as long, and this is asked most often
+    for stream, count in guard:  # noqa: SIM110  # all() takes twice as long, and this is asked most often
         if (clock[stream] < count) if stream < len(clock) else (stream != own):
             return False
     return True

@@ -11,9 +11,12 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from nimble_jobs.graph.arena import Arena
-from nimble_jobs.graph.clocks import Guard, knows, places_on_stream, tracked, walk
+from nimble_jobs.graph.clocks import Clock, Guard, knows, places_on_stream, tracked, walk
 from nimble_jobs.graph.packing import pack
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.schedule import BufferKind, Plan, Program
 
 ALIGNMENT_BYTES = 512
@@ -31,6 +34,7 @@ class MemoryPlan:
     floor_bytes: int = 0  # the most that is live at once on one stream in program order: no placement needs less there
 
 
+@collector_paused()
 def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:
     """Place every intermediate that is not an output, or with `among`, those of these buffers. Deterministic.
 
@@ -41,9 +45,10 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
     used = {buffer: tasks for buffer, tasks in users.items() if tasks}
     offsets, end = _fill(plan, used, size)
     floor = _floor(used, size, len(program.tasks))
-    packed = pack(plan, used, size, floor)
-    if packed is not None and packed[1] <= WORTH_PACKING * end:
-        offsets, end = packed
+    if floor <= WORTH_PACKING * end:
+        packed = pack(plan, used, size, floor, ALIGNMENT_BYTES)
+        if packed is not None and packed[1] <= WORTH_PACKING * end:
+            offsets, end = packed
     for buffer in sorted(users.keys() - used.keys()):  # nothing says when it is needed
         offsets[buffer] = end
         end += size[buffer]
@@ -99,21 +104,23 @@ def _fill(plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int]) -
         clock, own = now.tolist(), plan.stream_of[task]
         for buffer in sorted(opens.get(task, ()), key=lambda b: (-size[b], b)):
             if buffer in shared:
-                offsets[buffer] = arena.take(size[buffer], shared[buffer], None)
+                offsets[buffer] = arena.take(size[buffer], shared[buffer].tolist(), None)
             else:
                 offsets[buffer] = arena.take(size[buffer], clock, own)
         for buffer in closes.get(task, ()):
-            others: Guard = {}
+            guard: Guard = ((own, place[task]),)  # says it all where this task comes after all the others
+            others: dict[int, int] = {}
             for user in users[buffer]:
-                if user != task:
-                    stream = plan.stream_of[user]
+                stream = plan.stream_of[user]
+                if stream != own:
                     others[stream] = max(others.get(stream, 0), place[user])
-            guard = {own: place[task]}  # says it all where this task comes after all the others
-            arena.give(offsets[buffer], size[buffer], guard if knows(clock, others, own) else {**others, **guard})
+            if not knows(clock, tuple(others.items()), own):
+                guard += tuple(others.items())
+            arena.give(offsets[buffer], size[buffer], guard)
     return offsets, arena.end
 
 
-def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, list[int]]:
+def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, Clock]:
     """For buffers whose first task does not come before all their others: what is known before every one of them
     starts.
     """
@@ -122,20 +129,23 @@ def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, l
         for task in tasks:
             buffers_of[task].append(buffer)
     place = places_on_stream(plan)
-    first: dict[int, tuple[int, list[int]]] = {}  # task and its clock
+    first: dict[int, tuple[int, Clock]] = {}  # task and its clock
     left = {buffer: len(tasks) for buffer, tasks in users.items()}
-    shared: dict[int, list[int]] = {}
+    shared: dict[int, Clock] = {}
     for task, now in walk(plan):
         if task not in buffers_of:
             continue
-        clock = now.tolist()
+        own = plan.stream_of[task]
         for buffer in buffers_of[task]:
-            start, known = first.setdefault(buffer, (task, clock))
+            if buffer not in first:
+                first[buffer] = (task, now.copy())
+            start, known = first[buffer]
             left[buffer] -= 1
             if not left[buffer]:
                 del first[buffer]
-            if start != task and not knows(clock, {plan.stream_of[start]: place[start]}, plan.stream_of[task]):
-                shared[buffer] = [min(pair) for pair in zip(shared.get(buffer, known), clock, strict=True)]
+            stream = plan.stream_of[start]
+            if stream != own and not (stream < len(now) and now[stream] >= place[start]):
+                shared[buffer] = np.minimum(shared.get(buffer, known), now)
     return shared
 
 

@@ -2,7 +2,7 @@
 
 Source: Y. Pisarchyk, J. Lee, "Efficient Memory Management for Deep Neural Net Inference", MLSys workshop on on-device
 intelligence, 2020 ("greedy by size"), with happens-before in place of lifetimes. Quadratic in the number of buffers,
-hence only up to `BUFFERS` and `WORK`.
+hence only up to `BUFFERS`; how often they are placed is linear.
 """
 
 from __future__ import annotations
@@ -13,65 +13,133 @@ import numpy.typing as npt
 from nimble_jobs.graph.clocks import places_on_stream, tracked, walk
 from nimble_jobs.schedule import Plan
 
-WORK = 300_000_000  # comparisons of clock entries, and of pairs over all rounds: about a second each
 BUFFERS = 4096  # whose pairs are held at once
-ROUNDS = 40
+PLACED = 1300  # and each buffer once: how many may be placed before another round is begun
+
+_HALF = 32  # bits; a range is one number, its start before its end
+_LOW = (1 << _HALF) - 1
+_NO_ROOM = 1 << 62
 
 Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 def pack(
-    plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int], enough: int
+    plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int], enough: int, unit: int
 ) -> tuple[dict[int, int], int] | None:
-    """Offsets of the buffers and size of the arena; None where it would take too long. Every buffer needs a user.
+    """Offsets of the buffers and size of the arena; None for too many of them. Every buffer needs a user, and its size
+    is a multiple of `unit`, also in bytes.
 
-    The buffer that ends last is moved to the front of the order of placement, and all are placed anew; the best of the
-    rounds counts, and `enough` bytes end the search.
+    The buffer that ends last is moved to the front of the order of placement, and those that this concerns are placed
+    anew; the best of the rounds counts. `enough` bytes end the search, and so do buffers that are all live at once.
     """
     buffers = sorted(users, key=lambda b: (-size[b], b))
-    few = 0 < len(buffers) <= BUFFERS and len(buffers) ** 2 * plan.streams <= WORK
-    if not few or tracked(plan) < plan.streams:
+    if not 0 < len(buffers) <= BUFFERS or tracked(plan) < plan.streams or sum(size.values()) // unit > _LOW:
         return None
-    sizes = np.array([size[b] for b in buffers], np.int64)
-    meet = _meet(*_clocks(plan, users, buffers))
-    order = np.arange(len(buffers))
-    best, best_end = _place(order, sizes, meet)
-    starts, end = best, best_end
-    for _ in range(min(ROUNDS, WORK // (4 * len(buffers) ** 2))):
-        if best_end <= enough:
+    sizes = np.array([size[b] // unit for b in buffers], np.int64)
+    placing = _Placing(sizes, _meet(plan, users, buffers))
+    best, best_end = placing.ranges >> _HALF, placing.end
+    least = enough // unit
+    while placing.placed < PLACED + len(buffers):
+        last = placing.last
+        least = max(least, _together(last, sizes, placing.meet))
+        if best_end <= least:
             break
-        last = int(np.argmax(starts + sizes))
-        order = np.concatenate(([last], order[order != last]))
-        starts, end = _place(order, sizes, meet)
-        if end < best_end:
-            best, best_end = starts, end
-    return dict(zip(buffers, best.tolist(), strict=True)), best_end
+        placing.move_to_front(last)
+        if placing.end < best_end:
+            best, best_end = placing.ranges >> _HALF, placing.end
+    return dict(zip(buffers, (best * unit).tolist(), strict=True)), best_end * unit
 
 
-def _place(order: Numbers, sizes: Numbers, meet: npt.NDArray[np.bool_]) -> tuple[Numbers, int]:
-    starts = np.zeros(len(order), np.int64)
-    for i, buffer in enumerate(order):
-        placed = order[:i]
-        busy = placed[meet[buffer, placed]]
-        starts[buffer] = _gap(starts[busy], starts[busy] + sizes[busy], int(sizes[buffer]))
-    return starts, int((starts + sizes).max())
+class _Placing:
+    """Every buffer at the best gap that those before it in an order leave, where the order can be changed."""
+
+    def __init__(self, sizes: Numbers, meet: Flags) -> None:
+        self.sizes: list[int] = sizes.tolist()
+        self.meet = meet
+        self.order = list(range(len(sizes)))
+        self.rank = np.arange(len(sizes))
+        self.ranges = np.full(len(sizes), -1, np.int64)
+        self.placed = 0  # buffers, each time that they were
+        self._place(np.ones(len(sizes), np.bool_))
+
+    @property
+    def end(self) -> int:
+        return int((self.ranges & _LOW).max())
+
+    @property
+    def last(self) -> int:
+        """The largest of the buffers that end last."""
+        return int((self.ranges & _LOW).argmax())
+
+    def move_to_front(self, buffer: int) -> None:
+        """Place it before all others, and anew those whose gaps may have changed."""
+        self.order.remove(buffer)
+        self.order.insert(0, buffer)
+        self.rank[buffer] = self.rank.min() - 1
+        stale = self.meet[buffer].copy()
+        stale[buffer] = True
+        self._place(stale)
+
+    def _place(self, stale: Flags) -> None:
+        """Place these buffers in order, and whoever comes after one that was moved and may be live with it."""
+        for buffer in self.order:
+            if stale[buffer]:
+                self.placed += 1
+                meet, size = self.meet[buffer], self.sizes[buffer]
+                start = _gap(self.ranges[meet & (self.rank < self.rank[buffer])], size)
+                found = start << _HALF | start + size
+                if found != self.ranges[buffer]:
+                    self.ranges[buffer] = found
+                    stale |= meet
 
 
-def _meet(known: npt.NDArray[np.int32], finished: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Whether two buffers may be live at once: neither is done with before the other begins."""
-    before = np.stack([(finished <= begins).all(axis=1) for begins in known])  # row: the later one
-    meet: npt.NDArray[np.bool_] = ~(before | before.T)
+def _gap(busy: Numbers, size: int) -> int:
+    """Where the smallest gap of at least `size` between the busy ranges begins, or else where the last of them ends."""
+    if not len(busy):
+        return 0
+    busy.sort()
+    room = busy >> _HALF
+    busy &= _LOW
+    reach = np.maximum.accumulate(busy, out=busy)
+    room[1:] -= reach[:-1]
+    room[room < size] = _NO_ROOM
+    tightest = int(room.argmin())
+    if room[tightest] == _NO_ROOM:
+        return int(reach[-1])
+    return int(reach[tightest - 1]) if tightest else 0
+
+
+def _together(buffer: int, sizes: Numbers, meet: Flags) -> int:
+    """Size of buffers that may all be live at once, this one and the largest that can be: no arena is smaller."""
+    others = meet[buffer].copy()
+    total = int(sizes[buffer])
+    while others[largest := int(others.argmax())]:
+        total += int(sizes[largest])
+        others &= meet[largest]
+    return total
+
+
+def _meet(plan: Plan, users: dict[int, tuple[int, ...]], order: list[int]) -> Flags:
+    """Whether two different buffers may be live at once: neither is done with before the other begins."""
+    known, finished = _clocks(plan, users, order)
+    before = np.ones((len(order), len(order)), np.bool_)  # row: the earlier one
+    for begins, ends in zip(known, finished, strict=True):
+        rows = list(ends)
+        before[rows] &= np.array(list(ends.values()), np.int32)[:, None] <= begins
+    meet: Flags = ~(before | before.T)
+    np.fill_diagonal(meet, val=False)
     return meet
 
 
 def _clocks(
     plan: Plan, users: dict[int, tuple[int, ...]], order: list[int]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """By buffer and stream: how many tasks are known to have finished before it is touched, and how many must have
-    after it.
+) -> tuple[npt.NDArray[np.int32], list[dict[int, int]]]:
+    """By stream and place in the order: how many tasks are known to have finished before the buffer is touched, and how
+    many must have after it, where it is touched on the stream.
     """
     known = np.full((len(order), plan.streams), np.iinfo(np.int32).max, np.int32)
-    finished = np.zeros((len(order), plan.streams), np.int32)
+    finished: list[dict[int, int]] = [{} for _ in range(plan.streams)]
     rows: dict[int, list[int]] = {}
     for row, buffer in enumerate(order):
         for task in users[buffer]:
@@ -80,19 +148,5 @@ def _clocks(
     for task, clock in walk(plan):
         for row in rows.get(task, ()):
             np.minimum(known[row], clock, out=known[row])
-            finished[row, plan.stream_of[task]] = place[task]
-    return known, finished
-
-
-def _gap(starts: Numbers, ends: Numbers, size: int) -> int:
-    """Where the smallest gap of at least `size` between the busy ranges begins, or else where the last of them ends."""
-    if not len(starts):
-        return 0
-    by_start = np.argsort(starts, kind="stable")
-    reach = np.maximum.accumulate(ends[by_start])
-    begins = np.concatenate(([0], reach[:-1]))
-    room = starts[by_start] - begins
-    fits = np.flatnonzero(room >= size)
-    if not len(fits):
-        return int(reach[-1])
-    return int(begins[fits[np.argmin(room[fits])]])
+            finished[plan.stream_of[task]][row] = place[task]
+    return np.ascontiguousarray(known.T), finished

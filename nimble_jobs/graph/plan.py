@@ -9,11 +9,13 @@ from nimble_jobs.graph.bounds import critical_path, width
 from nimble_jobs.graph.check import check_concurrency, check_order
 from nimble_jobs.graph.dag import Dag, build_dag
 from nimble_jobs.graph.matching import maximum_matching
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.reduction import minimum_equivalent_graph
 from nimble_jobs.graph.streams import Sharing, cap, chains, cross_stream, fewest_syncs, launch_order, share
 from nimble_jobs.schedule import GraphFacts, Plan, Program
 
 
+@collector_paused()
 def make_plan(
     program: Program, *, max_streams: int | None = None, durations_us: Sequence[float] | None = None
 ) -> tuple[Plan, GraphFacts]:
@@ -44,6 +46,7 @@ def plan_dag(
     return plan, _facts(dag, meg, matching, sharing, plan, durations_us)
 
 
+@collector_paused()
 def single_stream(program: Program, *, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
     """Everything on one stream in program order. The facts still say what the graph would allow."""
     dag = build_dag(program)

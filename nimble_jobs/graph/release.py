@@ -29,11 +29,11 @@ def releases(program: Program, plan: Plan, buffers: Collection[int]) -> dict[int
     done_after: defaultdict[int, list[int]] = defaultdict(list)
     guards: dict[int, Guard] = {}
     for buffer, tasks in users.items():
-        guard: Guard = {}
+        guard: dict[int, int] = {}
         for task in tasks:
             stream = plan.stream_of[task]
             guard[stream] = max(guard.get(stream, 0), place[task])
-        guards[buffer] = guard
+        guards[buffer] = tuple(guard.items())
         done_after[tasks[-1]].append(buffer)
     waiting: defaultdict[int, list[int]] = defaultdict(list)  # by stream: buffers whose users were all launched
     found: dict[int, tuple[int, ...]] = {}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from itertools import combinations, product
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs.errors import PlanError
-from nimble_jobs.graph import make_plan, memory, single_stream
+from nimble_jobs.graph import make_plan, memory, packing, single_stream
 from nimble_jobs.graph.check import check_memory
 from nimble_jobs.graph.clocks import places_on_stream, walk
 from nimble_jobs.graph.dag import Dag
@@ -182,6 +184,52 @@ def test_bytes_are_reused_across_streams(packed: bool, monkeypatch: pytest.Monke
     plan, facts = make_plan(some)
     assert facts.streams == 3
     assert plan_memory(some, plan).peak_bytes == 4 * 512
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_changed_order_gives_what_placing_anew_gives(seed: int) -> None:
+    """After buffers were moved to the front, each lies where it would had all been placed in that order."""
+    dice = Random(seed)
+    count = 30
+    sizes = np.array([dice.choice([1, 2, 5, 9]) for _ in range(count)])
+    meet = np.zeros((count, count), np.bool_)
+    for a, b in combinations(range(count), 2):
+        meet[a, b] = meet[b, a] = dice.random() < 0.3
+    placing = packing._Placing(sizes, meet)
+    for _ in range(5):
+        placing.move_to_front(dice.randrange(count))
+        anew = packing._Placing(sizes[placing.order], meet[np.ix_(placing.order, placing.order)])
+        assert anew.ranges.tolist() == placing.ranges[placing.order].tolist()
+        starts, ends = placing.ranges >> 32, placing.ranges & 0xFFFFFFFF
+        assert (ends - starts == sizes).all()
+        assert not any(
+            meet[a, b] and starts[a] < ends[b] and starts[b] < ends[a] for a in range(count) for b in range(a)
+        )
+
+
+def test_packing_stops_where_buffers_are_all_live_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two streams more is live at once than in program order; packing sees that it has reached it and stops."""
+    some = branches()
+    plan, _ = make_plan(some)
+    moved = []
+    monkeypatch.setattr(packing._Placing, "move_to_front", lambda _self, buffer: moved.append(buffer))
+    users = {b: tasks for b, tasks in memory.arena_users(some).items() if tasks}
+    offsets, end = packing.pack(plan, users, dict.fromkeys(users, 4096), 3 * 4096, 512) or ({}, 0)
+    assert (sorted(offsets), end, moved) == ([0, 1, 2, 3, 4], 5 * 4096, [])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_planning_leaves_the_collector_as_it_was(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cycles are not looked for while a plan is made, and again afterwards, after an error too."""
+    seen = []
+    monkeypatch.setattr(memory, "arena_users", lambda *_: seen.append(gc.isenabled()) or 1 / 0)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            plan_memory(branches(), single_stream(branches())[0])
+        assert (seen, gc.isenabled()) == ([False], enabled)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,21 @@ def test_width_that_takes_too_long_is_an_upper_bound(monkeypatch: pytest.MonkeyP
     assert width(crossed, (None,) * 5) == (5, False)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_bounded_streams_wait_as_little_as_can_be(seed: int) -> None:
+    """On given streams in a given order, the synchronisations are the edges between streams of the transitive
+    reduction of dependencies and stream order together.
+    """
+    dice = Random(seed)
+    dag = network(60, dice)
+    plan, facts = plan_dag(dag, max_streams=dice.choice([2, 3, 5]))
+    members = [[i for i in plan.order if plan.stream_of[i] == s] for s in range(plan.streams)]
+    together = nx.DiGraph([*edges(dag), *(pair for some in members for pair in pairwise(some))])
+    across = {(u, v) for u, v in nx.transitive_reduction(together).edges if plan.stream_of[u] != plan.stream_of[v]}
+    assert {(sync.before, sync.after) for sync in plan.syncs} == across
+    assert len(plan.syncs) == len(across) == facts.syncs_used
+
+
 @given(dags(min_nodes=1, max_nodes=12), st.integers(1, 4), st.data())
 def test_bounded_streams(dag: Dag, bound: int, data: st.DataObject) -> None:
     """With a bound on the streams every dependency is still ordered, and each synchronisation is needed."""
