@@ -13,8 +13,8 @@ R = TypeVar("R")
 
 
 def default_threads() -> int:
-    """Threads that decode at once: the cores that this process may use, at most 8."""
-    return max(1, min(8, len(os.sched_getaffinity(0))))
+    """Threads that decode at once: the cores that this process may use, at most 16."""
+    return max(1, min(16, len(os.sched_getaffinity(0))))
 
 
 def read_ahead(work: Callable[[T], R], tasks: Iterable[T], *, threads: int, depth: int) -> Iterator[R]:

@@ -98,7 +98,7 @@ class Reader:
 
         alone = len(bounds) <= 1 and self._source.piece is None  # a thread costs more than it would save
         threads = 1 if self._source.piece is None else default_threads()
-        depth = max(threads, 2 * -(-batch_size // piece))  # two batches, or what keeps the threads busy
+        depth = 2 * max(threads, -(-batch_size // piece))  # two batches, or what keeps the threads busy
         loaded = map(load, pieces) if alone else read_ahead(load, pieces, threads=threads, depth=depth)
         try:
             for a, b in bounds:
