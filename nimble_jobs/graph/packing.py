@@ -14,7 +14,7 @@ from nimble_jobs.graph.clocks import places_on_stream, tracked, walk
 from nimble_jobs.schedule import Plan
 
 BUFFERS = 4096  # whose pairs are held at once
-PLACED = 1300  # and each buffer once: how many may be placed before another round is begun
+PLACED = 700  # and each buffer once: how many may be placed before another round is begun
 
 _HALF = 32  # bits; a range is one number, its start before its end
 _LOW = (1 << _HALF) - 1
@@ -31,7 +31,8 @@ def pack(
     is a multiple of `unit`, also in bytes.
 
     The buffer that ends last is moved to the front of the order of placement, and those that this concerns are placed
-    anew; the best of the rounds counts. `enough` bytes end the search, and so do buffers that are all live at once.
+    anew, until one of them ends no lower than the best arena so far: that one is moved next. `enough` bytes end the
+    search, and so do buffers that are all live at once.
     """
     buffers = sorted(users, key=lambda b: (-size[b], b))
     if not 0 < len(buffers) <= BUFFERS or tracked(plan) < plan.streams or sum(size.values()) // unit > _LOW:
@@ -39,15 +40,17 @@ def pack(
     sizes = np.array([size[b] // unit for b in buffers], np.int64)
     placing = _Placing(sizes, _meet(plan, users, buffers))
     best, best_end = placing.ranges >> _HALF, placing.end
-    least = enough // unit
+    last, least, asked = placing.last, enough // unit, set()
     while placing.placed < PLACED + len(buffers):
-        last = placing.last
-        least = max(least, _together(last, sizes, placing.meet))
+        if last not in asked:
+            asked.add(last)
+            least = max(least, _together(last, sizes, placing.meet))
         if best_end <= least:
             break
-        placing.move_to_front(last)
-        if placing.end < best_end:
+        high = placing.move_to_front(last, best_end)
+        if high is None:
             best, best_end = placing.ranges >> _HALF, placing.end
+        last = high if high is not None else placing.last
     return dict(zip(buffers, (best * unit).tolist(), strict=True)), best_end * unit
 
 
@@ -61,7 +64,8 @@ class _Placing:
         self.rank = np.arange(len(sizes))
         self.ranges = np.full(len(sizes), -1, np.int64)
         self.placed = 0  # buffers, each time that they were
-        self._place(np.ones(len(sizes), np.bool_))
+        self.stale = np.ones(len(sizes), np.bool_)
+        self._place(_NO_ROOM)
 
     @property
     def end(self) -> int:
@@ -72,26 +76,33 @@ class _Placing:
         """The largest of the buffers that end last."""
         return int((self.ranges & _LOW).argmax())
 
-    def move_to_front(self, buffer: int) -> None:
-        """Place it before all others, and anew those whose gaps may have changed."""
+    def move_to_front(self, buffer: int, limit: int) -> int | None:
+        """Place it before all others, and anew those whose gaps may have changed, up to one that does not end below
+        `limit`: that one, or None where all do.
+        """
         self.order.remove(buffer)
         self.order.insert(0, buffer)
         self.rank[buffer] = self.rank.min() - 1
-        stale = self.meet[buffer].copy()
-        stale[buffer] = True
-        self._place(stale)
+        self.stale |= self.meet[buffer]
+        self.stale[buffer] = True
+        return self._place(limit)
 
-    def _place(self, stale: Flags) -> None:
-        """Place these buffers in order, and whoever comes after one that was moved and may be live with it."""
+    def _place(self, limit: int) -> int | None:
+        """Place the stale buffers in order, and whoever comes after one that was moved and may be live with it."""
+        stale, ranges, rank = self.stale, self.ranges, self.rank
         for buffer in self.order:
             if stale[buffer]:
                 self.placed += 1
+                stale[buffer] = False
                 meet, size = self.meet[buffer], self.sizes[buffer]
-                start = _gap(self.ranges[meet & (self.rank < self.rank[buffer])], size)
+                start = _gap(ranges[meet & (rank < rank[buffer])], size)
                 found = start << _HALF | start + size
-                if found != self.ranges[buffer]:
-                    self.ranges[buffer] = found
-                    stale |= meet
+                if found != ranges[buffer]:
+                    ranges[buffer] = found
+                    stale |= meet & (rank > rank[buffer])
+                if start + size >= limit:
+                    return buffer
+        return None if self.end < limit else self.last
 
 
 def _gap(busy: Numbers, size: int) -> int:

@@ -197,7 +197,8 @@ def test_a_changed_order_gives_what_placing_anew_gives(seed: int) -> None:
         meet[a, b] = meet[b, a] = dice.random() < 0.3
     placing = packing._Placing(sizes, meet)
     for _ in range(5):
-        placing.move_to_front(dice.randrange(count))
+        placing.move_to_front(dice.randrange(count), 1)  # given up at once
+        assert placing.move_to_front(dice.randrange(count), 1 << 40) is None
         anew = packing._Placing(sizes[placing.order], meet[np.ix_(placing.order, placing.order)])
         assert anew.ranges.tolist() == placing.ranges[placing.order].tolist()
         starts, ends = placing.ranges >> 32, placing.ranges & 0xFFFFFFFF
@@ -212,7 +213,7 @@ def test_packing_stops_where_buffers_are_all_live_at_once(monkeypatch: pytest.Mo
     some = branches()
     plan, _ = make_plan(some)
     moved = []
-    monkeypatch.setattr(packing._Placing, "move_to_front", lambda _self, buffer: moved.append(buffer))
+    monkeypatch.setattr(packing._Placing, "move_to_front", lambda _self, buffer, _limit: moved.append(buffer))
     users = {b: tasks for b, tasks in memory.arena_users(some).items() if tasks}
     offsets, end = packing.pack(plan, users, dict.fromkeys(users, 4096), 3 * 4096, 512) or ({}, 0)
     assert (sorted(offsets), end, moved) == ([0, 1, 2, 3, 4], 5 * 4096, [])
