@@ -121,6 +121,10 @@ class Program:
     constants: tuple[Port, ...]  # likewise, named by SHA-256
     outputs: tuple[Port, ...]
 
+    def bare(self) -> Program:
+        """The same without the source lines of tasks, which change nothing."""
+        return dataclasses.replace(self, tasks=tuple(dataclasses.replace(t, source=None) for t in self.tasks))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from nimble_jobs import spec as specs
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop, training
 
 MODEL = '''
@@ -104,13 +106,17 @@ class Attempt:
         number: int = 1,
         device: str = "cpu",
         stop: Callable[[int], Stop] = lambda _: Stop.GO,
+        home: Path | None = None,
     ) -> None:
+        """Schedules are kept in the state folder `home`; by default, in one for each folder of outputs."""
         self.spec = spec
         self.asked = 0  # how often it asked whether to go on: once after each step, and after each epoch
         self.events: list[tuple[str, str, dict[str, Any]]] = []
         self.reports: list[dict[str, Any]] = []
         self._stop = stop
-        folder = Path(spec.output.path).parents[1]
+        output = Path(spec.output.path)
+        folder = output.parents[1]
+        self._home = home or folder / "homes" / output.parent.name
         self._context: Any = SimpleNamespace(
             job=SimpleNamespace(id=job, attempt=number),
             spec=spec,
@@ -122,7 +128,9 @@ class Attempt:
         )
 
     def run(self) -> Outcome:
-        return training.run(self._context)
+        with open_store(resolve(str(self._home))) as store:
+            self._context.store = store
+            return training.run(self._context)
 
     def said(self, kind: str) -> list[str]:
         """Messages of the events of one kind."""

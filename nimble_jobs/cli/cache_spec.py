@@ -144,6 +144,6 @@ def _difference(difference: Difference) -> str:
     def short(value: str | None) -> str:
         if value is None:
             return "absent"
-        return value[:16] if difference.part.startswith("model.file:") else value
+        return value[:16] if ".file:" in difference.part else value
 
     return f"{short(difference.wanted)}; stored: {short(difference.stored)}"

@@ -17,11 +17,12 @@ from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.signature import Signature
-from nimble_jobs.nimble.stored import bare, load
+from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
+from nimble_jobs.planner.misses import BUILD_WAIT_S
 from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.prepare import BUILD_WAIT_S, save_built
+from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.restore import Restored
 from nimble_jobs.planner.source import Source, record_source
@@ -201,7 +202,7 @@ def parts_of(program: Program, options: BuildOptions, device: torch.device) -> d
     """Everything that the schedule of a recorded model depends on: what was recorded names the model exactly."""
     return {
         **devices.facts(device),
-        "program": sha256(repr(bare(program)).encode()).hexdigest(),
+        "program": sha256(repr(program.bare()).encode()).hexdigest(),
         "format": str(FORMAT_VERSION),
         "mode": "inference",
         "schedule.purpose": options.purpose,

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below, tolerance_for
 from nimble_jobs.planner.restore import Restored, restore
 from nimble_jobs.planner.stored import read_stored
-from nimble_jobs.schedule import Program
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 
@@ -84,8 +82,3 @@ def load(
         return None
     store.schedules.touch(key, Hit.STORED, time.time())
     return restored
-
-
-def bare(program: Program) -> Program:
-    """A program without the source lines of its tasks, which change nothing."""
-    return replace(program, tasks=tuple(replace(t, source=None) for t in program.tasks))

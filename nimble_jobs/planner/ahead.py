@@ -14,13 +14,14 @@ from nimble_jobs.planner.loaded import Resident
 from nimble_jobs.planner.prepare import prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.planner.stored import read_stored
+from nimble_jobs.planner.take import Report
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
 Told = Callable[[str], None]  # is given what is done right now, in words
 
 _PHASES = {"load": "loading the model", "build": "measuring eager", "check": "checking what is stored"}
-_WAITING = "waiting for another process that builds it"
+WAITING = "waiting for another process that builds it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,15 @@ class KeepsNothing:
     def make_room(self, nbytes: int) -> None: ...
 
 
+def reporter(told: Told) -> Report:
+    """What tells, in words, what a job would report."""
+
+    def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
+        told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
+
+    return report
+
+
 def look_up(request: Request, *, device: torch.device, store: Store) -> Answer:
     """What is stored, read whole as a job would read it; what is missing or damaged is quarantined. Builds nothing, and
     counts as no use.
@@ -88,17 +98,14 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, to
 def _built(answer: Answer, request: Request, device: torch.device, store: Store, told: Told) -> Answer:
     """The answer after a miss, once the schedule was built; or loaded, where another process was quicker."""
 
-    def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
-        told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
-
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
     prepared = prepare(
         wanted,
         device=device,
         store=store,
         residents=KeepsNothing(),
-        report=report,
-        waiting=lambda _: told(_WAITING),
+        report=reporter(told),
+        waiting=lambda _: told(WAITING),
     )
     try:
         return replace(

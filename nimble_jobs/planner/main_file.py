@@ -1,25 +1,45 @@
-"""What a model's own file is called. Key parts show it, and no key depends on it: equal bytes are the same model."""
+"""What the files of a model and of a loss are called. Key parts show it, and no key depends on the name of the one
+that the spec names: equal bytes are the same model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-FILE_PART = "model.file:"  # what the name of a key part begins with whose value is a file's SHA-256
-_SOURCE = "model.source"
+LOSS = "train.loss"
+FILES = {"model.source": "model.file:", LOSS: f"{LOSS}.file:"}  # beginnings of the names of parts that digest files
 
 
-def main_file(parts: Mapping[str, str]) -> str | None:
-    """The name of an exported program or of a Python file with a factory; None for any other source of a model."""
-    scheme, _, rest = parts.get(_SOURCE, "").partition(":")
-    name = {"exported": rest, "python": rest.rpartition(":")[0]}.get(scheme, "")
-    return name if FILE_PART + name in parts else None
+def file_of(part: str) -> str | None:
+    """The file whose SHA-256 a key part is; None for other parts."""
+    return next((part.removeprefix(begin) for begin in FILES.values() if part.startswith(begin)), None)
 
 
-def with_main_file(parts: Mapping[str, str], name: str) -> dict[str, str]:
-    """The parts as they were if the model's own file had another name; unchanged where another file has it."""
-    before = main_file(parts)
-    if before is None or FILE_PART + name in parts:
-        return dict(parts)
-    scheme, _, rest = parts[_SOURCE].partition(":")
-    named = {_SOURCE: f"{scheme}:{name}{rest.removeprefix(before)}", FILE_PART + name: parts[FILE_PART + before]}
-    return {part: value for part, value in parts.items() if part != FILE_PART + before} | named
+def main_files(parts: Mapping[str, str]) -> dict[str, str]:
+    """The names of exported programs and of Python files with a factory, or a loss, by the part that names them."""
+    found = {}
+    for source, begin in FILES.items():
+        scheme, _, rest = parts.get(source, "").partition(":")
+        name = {"exported": rest, "python": rest.rpartition(":")[0]}.get(scheme, "")
+        if begin + name in parts:
+            found[source] = name
+    return found
+
+
+def with_main_files(parts: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The parts as they were if these files had other names; unchanged where another file has one."""
+    found = dict(parts)
+    for source, before in main_files(parts).items():
+        begin = FILES[source]
+        name = names.get(source, before)
+        if begin + name in parts:
+            continue
+        scheme, _, rest = found[source].partition(":")
+        found[source] = f"{scheme}:{name}{rest.removeprefix(before)}"
+        found[begin + name] = found.pop(begin + before)
+    return found
+
+
+def unnamed(parts: Mapping[str, str]) -> dict[str, str]:
+    """The parts as they were if these files had no names."""
+    return with_main_files(parts, dict.fromkeys(FILES, ""))

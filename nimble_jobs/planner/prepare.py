@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -14,8 +13,6 @@ from torch import nn
 from nimble_jobs.errors import (
     DeviceFault,
     EngineError,
-    JobFailed,
-    ModelChanged,
     ModelError,
     OutOfMemory,
 )
@@ -26,15 +23,13 @@ from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
 from nimble_jobs.planner.build import Built, build_best, build_schedule, memory_left
 from nimble_jobs.planner.loaded import Loaded, Residents
+from nimble_jobs.planner.misses import Waiting, check_unchanged, eager_instead, in_turn
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
+from nimble_jobs.planner.stored import Storable, keep
 from nimble_jobs.planner.take import Report, take_stored
 from nimble_jobs.planner.uncollected import uncollected
-from nimble_jobs.store import Store, Wait
-
-Waiting = Callable[[Wait], None]
-
-BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the schedule it needs
+from nimble_jobs.store import Store
 
 
 class Progress(StrEnum):
@@ -200,11 +195,7 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
 
 def _check_unchanged(request: Request, parts: dict[str, str]) -> None:
     """What ran must be what the key names: it was made before the code ran. Raises ModelChanged."""
-    before = {name: value for name, value in parts.items() if name.startswith("model.")}
-    after = identity(request.model)
-    if after != before:
-        changed = sorted(name for name in before | after if before.get(name) != after.get(name))
-        raise ModelChanged(f"the model changed while it was being loaded: {', '.join(changed)}; another attempt may do")
+    check_unchanged({n: v for n, v in parts.items() if n.startswith("model.")}, identity(request.model))
 
 
 def _give_schedule(
@@ -222,28 +213,30 @@ def _give_schedule(
         return Hit.STORED, None
     if loaded.fallback is not None:
         return Hit.MISS, reason
-    match loaded.request.schedule.on_miss:
-        case "fail":
-            raise JobFailed(f"schedule.on_miss is fail, and there is no stored schedule: {reason}")
-        case "eager":
-            loaded.fallback = f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
-            return Hit.MISS, reason
+    loaded.fallback = eager_instead(loaded.request.schedule.on_miss, reason)
+    if loaded.fallback is not None:
+        return Hit.MISS, reason
     if builders is not None:
         report(phase="build")
         _build_quickly(loaded)
         if loaded.instances:
             builders.start(loaded.key, loaded.request, loaded.device)
         return Hit.MISS, reason
-    with store.builds.turn(loaded.key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
-        if take_stored(loaded, store, residents, report) is None:  # another process has built it since
-            return Hit.STORED, None
-        if loaded.fallback is None:
-            report(phase="build")
-            _build_new(loaded, parts, store, report)
-    return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
+    return in_turn(
+        loaded.key,
+        reason,
+        store=store,
+        waiting=waiting,
+        take=lambda: take_stored(loaded, store, residents, report) is None,
+        build=lambda: _build_new(loaded, parts, store, report),
+    )
 
 
 def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Report) -> None:
+    if loaded.fallback is not None:  # another process has built what cannot be used
+        return
+    report(phase="build")
+
     def told(candidate: str) -> None:
         report(phase="build", schedule={"trying": candidate})
 
@@ -300,10 +293,11 @@ def _explain(loaded: Loaded, error: EngineError) -> None:
 
 def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
     """Store a new schedule; one that failed its check is stored as quarantined, so that nobody builds it again."""
-    with store.artifacts.in_use():
-        for tensor in built.recording.constants.values():
-            store.artifacts.put(tensor.cpu().numpy().tobytes())
-        if built.binaries:
-            store.artifacts.put(built.binaries)
-        store.schedules.save(built.schedule, parts=parts, now=time.time(), refused=built.failure)
-    store.keep_to_size(time.time(), in_use=[built.schedule.key])
+    storable = Storable(
+        schedule=built.schedule,
+        parts=parts,
+        constants=built.recording.constants,
+        binaries=built.binaries,
+        refused=built.failure,
+    )
+    keep([storable], store)

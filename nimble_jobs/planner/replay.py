@@ -28,7 +28,7 @@ from nimble_jobs.errors import (
     OutOfMemory,
 )
 from nimble_jobs.planner.build import integers_below
-from nimble_jobs.planner.main_file import FILE_PART
+from nimble_jobs.planner.main_file import file_of
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.restore import restore
@@ -60,8 +60,10 @@ def replay(
     """Load a schedule on `device` and check it against eager, with random weights. One that fails is quarantined.
 
     Files of models are looked for in `folders`; `python:` models run only from `allowed_python`. A schedule of another
-    device, of other software, or of a model that is not here is not replayed.
+    device, of other software, or of a model that is not here is not replayed, and no training step is.
     """
+    if entry.mode == "training":  # it needs a loss, and labels that fit
+        return Replay(agrees=None, said="a training step is not replayed; its bytes were hashed")
     try:
         request = request_of(entry.parts, folders, allowed_python)
         parts = key_parts(request, device)
@@ -143,8 +145,9 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
 
 
 def _told(difference: Difference) -> str:
-    if difference.part.startswith(FILE_PART):
-        return f"file {difference.part.removeprefix(FILE_PART)} has changed"
+    file = file_of(difference.part)
+    if file is not None:
+        return f"file {file} has changed"
     return f"{difference.part} is {difference.stored or 'absent'}, here {difference.wanted or 'absent'}"
 
 

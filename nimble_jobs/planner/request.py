@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
-from nimble_jobs.planner.main_file import with_main_file
+from nimble_jobs.planner.main_file import unnamed
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
@@ -66,10 +67,11 @@ def tolerance_of(request: Request) -> float:
     return asked if asked is not None else verify.TOLERANCE[request.model.dtype]
 
 
-def schedule_key(parts: dict[str, str]) -> str:
-    """SHA-256 of the canonical JSON of the parts, in hex; what the model's own file is called is left out."""
-    keyed = with_main_file(parts, "")
-    return hashlib.sha256(json.dumps(keyed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def schedule_key(parts: Mapping[str, str]) -> str:
+    """SHA-256 of the canonical JSON of the parts, in hex; what the model's own file is called is left out, and what
+    the loss's is.
+    """
+    return hashlib.sha256(json.dumps(unnamed(parts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def resident_key(key: str, request: Request) -> str:

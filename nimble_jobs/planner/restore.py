@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -48,14 +49,14 @@ def restore(
     """
     schedule = material.schedule
     graph.check_plan(schedule.program, schedule.plan)
-    layout: Layout = "channels-last" if schedule.layout == "channels-last" else "given"
+    source = source_of(schedule)
     variants = Variants(module)
     instances: tuple[Instance, ...] = ()
     try:
-        bound = variants.use(layout, schedule.folded)
+        bound = variants.use(source.layout, source.folded)
         if own:
             compact(bound, device)
-        recording = _recording(bound, material, layout, example, device)
+        recording = recording_of(material, lambda: record_source(bound, source, example, device, compiled_before=True))
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         for instance in instances:
@@ -70,15 +71,19 @@ def restore(
     return Restored(schedule=schedule, module=bound, instances=instances)
 
 
-def _recording(
-    module: nn.Module, material: Material, layout: Layout, example: Mapping[str, torch.Tensor], device: torch.device
-) -> Recording:
-    """What was recorded when the schedule was built; kernels that need it are compiled again."""
+def source_of(schedule: Schedule) -> Source:
+    """The kernels and the memory format of a schedule."""
+    kernels, layout = cast(Kernels, schedule.kernels), cast(Layout, schedule.layout)
+    return Source(kernels=kernels, layout=layout, folded=schedule.folded)
+
+
+def recording_of(material: Material, record: Callable[[], Recording]) -> Recording:
+    """What was recorded when the schedule was built. Kernels that cannot do without their compiler are compiled again,
+    by `record`. Raises EngineError where others come of that.
+    """
     schedule = material.schedule
     if compiles_again(schedule):
-        kernels: Kernels = "inductor" if schedule.kernels == "inductor" else "max-autotune"
-        source = Source(kernels=kernels, layout=layout, folded=schedule.folded)
-        recording = record_source(module, source, example, device, compiled_before=True)
+        recording = record()
         if recording.program != schedule.program:
             raise EngineError("the compiler made other kernels of the model than those that were measured")
         return recording

@@ -1,46 +1,127 @@
-"""What the schedule of a recorded training step depends on, and the batches that it is checked with."""
+"""The key of a training step: everything that its schedules depend on, told without building or recording anything."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from hashlib import sha256
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import verify
+from nimble_jobs.models import identity
+from nimble_jobs.models.identity import python_identity
+from nimble_jobs.planner.main_file import LOSS
+from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.step_request import StepRequest
-from nimble_jobs.schedule import FORMAT_VERSION, Program
+from nimble_jobs.schedule import FORMAT_VERSION, Schedule
+from nimble_jobs.spec import ModelSpec, OptimizerSpec, ScheduleSpec, TrainSpec, parse_source
+
+_PROGRAM = "train.program"
+_OF_OPTIMIZERS = {
+    "sgd": ("momentum", "nesterov", "weight_decay"),
+    "adam": ("betas", "eps", "weight_decay"),
+    "adamw": ("betas", "eps", "weight_decay"),
+}
 
 
-def key_parts_of_step(
-    program: Program, request: StepRequest, tolerance: float, device: torch.device, *, update: bool
+def step_parts(
+    code: Mapping[str, str],
+    train: TrainSpec,
+    schedule: ScheduleSpec,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    device: torch.device,
 ) -> dict[str, str]:
-    """Everything that the schedule of a recorded step depends on: what was recorded names the model exactly."""
-    bare = replace(program, tasks=tuple(replace(t, source=None) for t in program.tasks))
-    options = request.options
+    """What the schedules of a spec's training step depend on, readable. `x` and `y` are an example of a whole batch;
+    `code` is what `code_parts` found before any of it ran.
+
+    Not in it: weights, learning rate, what is done to records before they are a batch. Which parameters are frozen, and
+    which have no weight decay, follows from the model and from what the spec says. The device's precision switches are
+    those of this moment.
+    """
+    options = step_options(schedule)
+    clip = {"train.clip_norm": repr(train.clip_norm)} if train.clip_norm is not None else {}
     return {
+        **code,
         **devices.facts(device),
-        "mode": "training",
         "format": str(FORMAT_VERSION),
-        "program": sha256(repr(bare).encode()).hexdigest(),
-        "update": str(update),
-        "loss": request.loss_name,
-        "optimizer": repr(asdict(request.optimizer)),
-        "clip_norm": repr(request.clip_norm),
-        "precision": request.precision,
-        "accumulate": str(request.accumulate),
-        "tolerance": repr(tolerance),
-        "input": ", ".join(f"{n}:{t.dtype}{list(t.shape)}" for n, t in (("x", request.x), ("y", request.y))),
+        "mode": "training",
+        "input": f"x:{_name(x.dtype)}{list(x.shape)}, y:{_name(y.dtype)}{list(y.shape)}",
+        "tolerance": repr(schedule.tolerance or default_tolerance_of(code["model.dtype"], device)),
         "schedule.streams": str(options.streams),
         "schedule.fuse": options.fuse,
         "schedule.layout": options.layout,
+        **_optimizer_parts(train.optimizer),
+        **clip,
+        "train.accumulate": str(train.accumulate),
+        "train.freeze": json.dumps(sorted(set(train.freeze))),
     }
 
 
-def check_seed(program: Program, request: StepRequest, tolerance: float, device: torch.device) -> int:
-    """The seed of a step's last check, from the schedule's key: what passed it once passes it when a training goes on.
+def code_parts(model: ModelSpec, train: TrainSpec) -> dict[str, str]:
+    """The parts of a step's key that name the model, with its precision, and the loss.
 
-    `program` is the one that updates the weights.
+    Raises ModelError for a missing file or package, ModelChanged.
     """
-    return int(schedule_key(key_parts_of_step(program, request, tolerance, device, update=True))[:7], 16)
+    parts = identity(model)
+    if ":" not in train.loss:
+        smoothing = f", label smoothing {train.label_smoothing!r}" if train.label_smoothing else ""
+        return parts | {LOSS: train.loss + smoothing}
+    found = python_identity(parse_source(train.loss))
+    own = {f"{LOSS}.{name.removeprefix('model.')}": value for name, value in found.items() if name != "model.source"}
+    return parts | own | {LOSS: found["model.source"]}
+
+
+def step_options(schedule: ScheduleSpec) -> BuildOptions:
+    """Bounds of the search for a spec's training step."""
+    return BuildOptions(streams=schedule.streams, fuse=schedule.fuse, tolerance=schedule.tolerance)
+
+
+def default_tolerance_of(precision: str, device: torch.device) -> float:
+    """That of the narrowest type that a step computes in, apart from what its module brings along.
+
+    Products in TF32 have fp16's ten bits.
+    """
+    backends: Any = torch.backends
+    tf32 = "tf32" in (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
+    return verify.TOLERANCE["fp16" if precision == "fp32" and device.type == "cuda" and tf32 else precision]
+
+
+def program_parts(parts: Mapping[str, str], *, update: bool) -> dict[str, str]:
+    """The key parts of one of a step's programs: for batches with or without an update of the weights."""
+    return {**parts, _PROGRAM: "update" if update else "accumulate"}
+
+
+def program_key(parts: Mapping[str, str], *, update: bool) -> str:
+    """The key of one of a step's programs."""
+    return schedule_key(program_parts(parts, update=update))
+
+
+def check_seed(parts: Mapping[str, str]) -> int:
+    """The seed of a step's last check, from its key: what passed once passes when it is loaded, or built again."""
+    return int(program_key(parts, update=True)[:7], 16)
+
+
+def kernels_digest(schedules: Iterable[Schedule]) -> str:
+    """SHA-256, in hex, of what a step's programs compute with: tasks, machine code and memory format.
+
+    Streams and measurements change no bits, and are left out.
+    """
+    digest = hashlib.sha256()
+    for schedule in schedules:
+        digest.update(repr((schedule.program.bare(), schedule.layout, schedule.compiled, schedule.binaries)).encode())
+    return digest.hexdigest()
+
+
+def _optimizer_parts(optimizer: OptimizerSpec) -> dict[str, str]:
+    found = {name: repr(getattr(optimizer, name)) for name in _OF_OPTIMIZERS[optimizer.name]}
+    if optimizer.weight_decay and optimizer.no_decay_on_norms:
+        found["weight_decay"] += ", none on norms"
+    return {"train.optimizer": optimizer.name, **{f"train.optimizer.{name}": text for name, text in found.items()}}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -77,6 +77,11 @@ class StepRequest:
             raise UsageError(f"optimizer.groups: the module has no parameter {min(unknown)!r}")
 
     @property
+    def programs(self) -> tuple[bool, ...]:
+        """Which programs the step has, by whether they update the weights, in the order in which they run."""
+        return (False, True) if self.accumulate > 1 else (True,)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those that are trained, by name."""
         return {n: p for n, p in self.module.named_parameters() if p.requires_grad}

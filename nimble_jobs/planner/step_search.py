@@ -14,25 +14,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import torch
-
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
-from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.candidate import failed, left_out
-from nimble_jobs.planner.compare import copies, put
-from nimble_jobs.planner.eager_step import EagerStep
 from nimble_jobs.planner.half import Half, budget_used_up, streams_may_pay, with_streams
 from nimble_jobs.planner.plans import durations_us
-from nimble_jobs.planner.source import Layout, Source, Variants
-from nimble_jobs.planner.step_check import check_step
-from nimble_jobs.planner.step_key import check_seed
-from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
-from nimble_jobs.planner.step_request import StepRequest
-from nimble_jobs.schedule import Candidate, Plan
+from nimble_jobs.planner.source import Layout, Source
+from nimble_jobs.planner.step_live import LiveStep
+from nimble_jobs.schedule import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +46,13 @@ class FoundStep:
 class StepSearch:
     """Tries, checks and measures. `candidates` holds what was tried."""
 
-    def __init__(self, request: StepRequest, eager: EagerStep, device: torch.device, *, tolerance: float) -> None:
-        self._request = request
-        self._eager = eager
-        self._device = device
-        self.tolerance = tolerance
-        self._variants = Variants(request.module)
-        self._example = {"x": request.x.to(device).clone(), "y": request.y.to(device).clone()}
-        self.inputs = dict(self._example)  # static, laid out as the candidate wants them
-        self._values = copies(self._live())
-        self._batch = request.x.shape[0]
-        self.programs = (False, True) if request.accumulate > 1 else (True,)
+    def __init__(self, live: LiveStep, *, seed: int) -> None:
+        """`seed`: of checks that must pass again, where a training goes on with the source that it began with."""
+        self._live = live
+        self._request = live.request
+        self._device = live.device
+        self._seed = seed
+        self._batch = live.request.x.shape[0]
         self.candidates: list[Candidate] = []
 
     def run(self) -> FoundStep:
@@ -85,60 +73,15 @@ class StepSearch:
             found = self._several(single, best, deadline)
             if found is not None and found.replay_us < best.replay_us:
                 best = found
-        self.use(best.source.layout)
+        self._live.use(best.source.layout)
         return best
-
-    def use(self, layout: Layout) -> None:
-        """Lay weights, state and inputs out, with the values that they had before the search."""
-        self._variants.use(layout)
-        self._eager.arithmetic.follow_layout()
-        x = self._example["x"]
-        images = layout == "channels-last" and x.dim() == 4 and x.is_floating_point()
-        self.inputs = {
-            "x": x.clone(memory_format=torch.channels_last) if images else x.clone(),
-            "y": self._example["y"].clone(),
-        }
-        self.restore()
-
-    def restore(self) -> None:
-        """Give weights, state and inputs the values that they had before the search."""
-        put(self._live(), self._values)
-
-    def capture(self, found: Mapping[bool, Recording], plans: Mapping[bool, Plan]) -> dict[bool, Instance]:
-        """Both programs over the live state, which their trial runs change. Raises EngineError, OutOfMemory."""
-        made: dict[bool, Instance] = {}
-        try:
-            for update in self.programs:
-                made[update] = self._capture(found[update], plans[update])
-        except BaseException:
-            for instance in made.values():
-                instance.close()
-            raise
-        return made
-
-    def check(self, instances: Mapping[bool, Instance], *, seed: int) -> float:
-        """Raises CheckFailed where they disagree with eager. Restores the state."""
-        try:
-            return check_step(
-                self._eager,
-                instances,
-                self.inputs,
-                self._device,
-                tolerance=self.tolerance,
-                seed=seed,
-            )
-        finally:
-            self.restore()
-
-    def _live(self) -> dict[str, torch.Tensor]:
-        return state_of_step(self._eager.arithmetic, self.inputs)
 
     def _further_sources(self) -> list[Source]:
         options = self._request.options
         if self._device.type == "cpu":
             return []
         layouts: list[Layout] = ["given"]
-        if self._variants.differ and options.layout == "auto":
+        if self._live.layouts_differ and options.layout == "auto":
             layouts.append("channels-last")
         fused: list[Source] = []
         untested = tested_version()
@@ -163,18 +106,14 @@ class StepSearch:
         """Recorded, measured and checked; None where the time was over before that was done."""
         if self._is_over(deadline, source.name):
             return None
-        self.use(source.layout)
-        arithmetic, compiled = self._eager.arithmetic, source.kernels != "eager"
-        objective = objective_with(arithmetic, source.kernels)
+        self._live.use(source.layout)
+        objective = self._live.objective(source)
         recordings: dict[bool, Recording] = {}
         singles: dict[bool, Half] = {}
-        for update in self.programs:
+        for update in self._request.programs:
             if recordings and self._is_over(deadline, source.name):
                 return None
-            recordings[update] = record_step(
-                arithmetic, self.inputs, self._device, objective=objective, compiled=compiled, update=update
-            )
-            self.restore()
+            recordings[update] = self._live.record(source, objective, update=update)
         for update, recording in recordings.items():
             if self._is_over(deadline, source.name):
                 return None
@@ -200,27 +139,21 @@ class StepSearch:
             return None
 
     def _with_streams(self, single: FoundStep, name: str, deadline: float) -> FoundStep | None:
-        self.use(single.source.layout)
+        self._live.use(single.source.layout)
         chosen = {}
         for update, recording in single.recordings.items():
             chosen[update], why_not = with_streams(
                 recording,
                 single.halves[update],
-                lambda plan, recording=recording: self._capture(recording, plan),  # type: ignore[misc]
+                lambda plan, recording=recording: self._live.capture_one(recording, plan),  # type: ignore[misc]
                 self._request.options,
                 self._device,
                 deadline,
             )
-            self.restore()
+            self._live.restore()
             if why_not is not None and update:
                 self._left_out(name, why_not)
         return None if chosen == single.halves else self._checked(single.source, single.recordings, chosen)
-
-    def _seed(self, recordings: Mapping[bool, Recording]) -> int:
-        """Any for a new training; that of the key where one goes on, as its source must pass again."""
-        if self._request.only is None:
-            return secrets.randbits(31)
-        return check_seed(recordings[True].program, self._request, self.tolerance, self._device)
 
     def _is_over(self, deadline: float, name: str) -> bool:
         """Whether the time is over; then the candidate has a row that says so."""
@@ -236,28 +169,28 @@ class StepSearch:
     def _single(self, recording: Recording) -> Half:
         """One program on one stream, measured."""
         plan, _ = graph.single_stream(recording.program)
-        times = durations_us(recording, plan, self._live(), self._device, 2, {})
-        self.restore()
+        times = durations_us(recording, plan, self._live.state(), self._device, 2, {})
+        self._live.restore()
         plan, facts = graph.single_stream(recording.program, durations_us=times)
-        instance = self._capture(recording, plan)
+        instance = self._live.capture_one(recording, plan)
         try:
             replay_us = measure.time_us(instance.replay, self._device)
         finally:
             instance.close()
-            self.restore()
+            self._live.restore()
         return Half(plan=plan, facts=facts, durations_us=times, replay_us=replay_us)
 
     def _checked(self, source: Source, recordings: dict[bool, Recording], halves: dict[bool, Half]) -> FoundStep:
         with ExitStack() as opened:
-            instances = self.capture(recordings, {u: h.plan for u, h in halves.items()})
+            instances = self._live.capture(recordings, {u: h.plan for u, h in halves.items()})
             for instance in instances.values():
                 opened.callback(instance.close)
-            self.restore()
-            error = self.check(instances, seed=self._seed(recordings))
+            seed = secrets.randbits(31) if self._request.only is None else self._seed
+            error = self._live.check(instances, seed=seed)
             nbytes = sum(i.bytes for i in instances.values())
         batches = self._request.accumulate
         replay_us = self._whole_us({update: half.replay_us for update, half in halves.items()})
-        streams = " and ".join(str(halves[u].plan.streams) for u in self.programs)
+        streams = " and ".join(str(halves[u].plan.streams) for u in self._request.programs)
         candidate = Candidate(
             name=f"{source.name}, {streams} stream{'s' if streams != '1' else ''}",
             replay_us=replay_us,
@@ -270,16 +203,6 @@ class StepSearch:
         )
         self.candidates.append(candidate)
         return FoundStep(source=source, recordings=recordings, halves=halves, error=error, candidate=candidate)
-
-    def _capture(self, recording: Recording, plan: Plan) -> Instance:
-        return capture(
-            recording.program,
-            plan,
-            state=self._live(),
-            constants=recording.constants,
-            kernels=recording.kernels,
-            device=self._device,
-        )
 
     def _left_out(self, name: str, reason: str, *, error: float | None = None) -> None:
         self.candidates.append(left_out(name, reason, error=error))

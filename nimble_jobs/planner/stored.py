@@ -1,9 +1,9 @@
-"""What the store has under a key, read whole: the row, and every artifact that loading it needs."""
+"""What the store has under a key, read whole: the row, and every artifact that loading it needs. And its writing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from nimble_jobs.errors import Damaged, NotFound
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
+from nimble_jobs.store.schedules import Saving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,31 @@ class Found:
     material: Material | None = None
     reason: str | None = None  # of the miss
     refused: str | None = None  # it failed its check: building it again would fail again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storable:
+    """A new schedule, the parts of its key, and the bytes that must be stored beside it."""
+
+    schedule: Schedule
+    parts: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    binaries: bytes  # machine code; empty where kernels are compiled again, or are operators
+    refused: str | None = None  # why it must not be used, nor built again
+
+
+def keep(storables: Collection[Storable], store: Store) -> None:
+    """Store new schedules, all or none of them, in place of what was there. Raises StoreError."""
+    now = time.time()
+    with store.artifacts.in_use():
+        for each in storables:
+            for tensor in each.constants.values():
+                store.artifacts.put(tensor.cpu().numpy().tobytes())
+            if each.binaries:
+                store.artifacts.put(each.binaries)
+        savings = [Saving(schedule=s.schedule, parts=s.parts, refused=s.refused) for s in storables]
+        store.schedules.save_all(savings, now)
+    store.keep_to_size(now, in_use=[each.schedule.key for each in storables])
 
 
 def read_stored(key: str, store: Store) -> Found:

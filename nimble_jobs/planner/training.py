@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
 
 import torch
 
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine import measure, verify
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.eager_step import EagerStep, TrainingStep
 from nimble_jobs.planner.half import explained
 from nimble_jobs.planner.optimizer import Tensors
 from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.step_key import check_seed, key_parts_of_step
+from nimble_jobs.planner.step_key import check_seed, default_tolerance_of, program_parts
+from nimble_jobs.planner.step_live import LiveStep
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.step_search import FoundStep, StepSearch
+from nimble_jobs.planner.stored import Storable
 from nimble_jobs.planner.traces import Places, no_traces
 from nimble_jobs.schedule import Candidate, Schedule
 
-__all__ = ["CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
+__all__ = ["BuiltStep", "CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
 
 Report = Callable[..., None]
+Parts = Mapping[str, str]
+
+_NO_PARTS: Parts = MappingProxyType({})
 
 
 class CapturedStep:
@@ -34,20 +43,14 @@ class CapturedStep:
 
     fallback: str | None = None
 
-    def __init__(
-        self,
-        eager: EagerStep,
-        instances: Mapping[bool, Instance],
-        inputs: Mapping[str, torch.Tensor],
-        schedules: Mapping[bool, Schedule],
-        places: Places,
-    ) -> None:
-        self._eager = eager
+    def __init__(self, live: LiveStep, instances: Mapping[bool, Instance], schedules: Mapping[bool, Schedule]) -> None:
+        self._eager = live.eager
         self._instances = dict(instances)  # by whether they update the weights
-        self._inputs = dict(inputs)
+        self._inputs = dict(live.inputs)
         self.schedule: Schedule | None = schedules[True]
-        self.schedules = dict(schedules)  # likewise
-        self._places = places
+        self.schedules: Mapping[bool, Schedule] = dict(schedules)  # likewise
+        names = {p.name for s in schedules.values() for p in s.program.state}
+        self._places = Places.of(live.request.module, names)
         self._latest: Instance | None = None  # None: eager's
         self._updated: Instance | None = None
 
@@ -104,100 +107,126 @@ class CapturedStep:
         self._latest = self._updated = None
 
 
-def prepare_step(request: StepRequest, *, device: torch.device, report: Report = lambda **_: None) -> TrainingStep:
+@dataclass(frozen=True, kw_only=True)
+class BuiltStep:
+    """A step that was built now, and what of it can be stored: nothing where it runs in eager."""
+
+    step: TrainingStep
+    storables: tuple[Storable, ...] = ()
+
+
+def prepare_step(
+    request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
+) -> TrainingStep:
+    """The step of `build_step`."""
+    return build_step(request, device=device, parts=parts, report=report).step
+
+
+def build_step(
+    request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
+) -> BuiltStep:
     """The fastest checked step of `request.module`, which lies on `device`.
 
-    Weights, statistics and random states are afterwards as they were; weights of convolutions may lie in another memory
-    format inside of the same parameters. A step that no schedule can hold, or that disagrees with eager, runs in eager,
-    and `fallback` says why. Raises OutOfMemory.
+    `parts` are those of its key, as far as it is to be found again. Weights, statistics and random states are
+    afterwards as they were; weights of convolutions may lie in another memory format inside of the same parameters. A
+    step that no schedule can hold, or that disagrees with eager, runs in eager, and `fallback` says why. Raises
+    OutOfMemory.
     """
     report(phase="build")
     start = time.perf_counter()
     eager = EagerStep(request, device)
-    tolerance = request.tolerance if request.tolerance is not None else default_tolerance(request, device)
-    search = StepSearch(request, eager, device, tolerance=tolerance)
+    tolerance = step_tolerance(request, device)
+    live = LiveStep(request, eager, device, tolerance=tolerance)
+    seed = check_seed(parts)
+    search = StepSearch(live, seed=seed)
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
             try:
-                found, instances, eager_us = _searched(search, eager, request, device)
+                eager_us = _eager_us(live)
+                found = search.run()
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()  # what the other candidates left behind
+                memories = {u: arena_plan(r.program, found.halves[u].plan) for u, r in found.recordings.items()}
+                plans = {u: half.plan for u, half in found.halves.items()}
+                instances = live.capture(found.recordings, plans, memories)
+                try:
+                    live.check(instances, seed=seed)
+                except BaseException:
+                    for instance in instances.values():
+                        instance.close()
+                    raise
             except BaseException:
-                search.use("given")
+                live.use("given")
                 raise
     except OutOfMemory:
         raise
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
-        return eager
+        return BuiltStep(step=eager)
     common = _Common(
-        request=request,
         found=found,
         candidates=explained(search.candidates, found.candidate, _eager_candidate(request, eager_us)),
         tolerance=tolerance,
         device=device,
         eager_us=eager_us,
-        build_s=time.perf_counter() - start,
+        build_s=(time.perf_counter() - start) / len(instances),
     )
-    schedules = {update: common.schedule(update, instance.bytes) for update, instance in instances.items()}
-    names = {p.name for s in schedules.values() for p in s.program.state}
-    return CapturedStep(eager, instances, search.inputs, schedules, Places.of(request.module, names))
+    storables = {
+        update: common.storable(program_parts(parts, update=update), update, memories[update], instance.bytes)
+        for update, instance in instances.items()
+    }
+    step = CapturedStep(live, instances, {update: storable.schedule for update, storable in storables.items()})
+    return BuiltStep(step=step, storables=tuple(storables.values()))
+
+
+def step_tolerance(request: StepRequest, device: torch.device) -> float:
+    """What the request asks for, else the default."""
+    return request.tolerance if request.tolerance is not None else default_tolerance(request, device)
 
 
 def default_tolerance(request: StepRequest, device: torch.device) -> float:
-    """That of the narrowest type that the step computes in. Products in TF32 have fp16's ten bits."""
-    backends: Any = torch.backends
-    tf32 = "tf32" in (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
-    kind = "fp16" if request.precision == "fp32" and device.type == "cuda" and tf32 else request.precision
-    return max(verify.TOLERANCE[kind], tolerance_for(request.module, request.x))
+    """That of the narrowest type that the step computes in."""
+    return max(default_tolerance_of(request.precision, device), tolerance_for(request.module, request.x))
 
 
-def _searched(
-    search: StepSearch, eager: EagerStep, request: StepRequest, device: torch.device
-) -> tuple[FoundStep, dict[bool, Instance], float]:
-    """What was found, captured and checked once more; and the time of an update in eager, in microseconds."""
-    objective, (x, y) = eager.arithmetic.objective, search.inputs.values()
+def _eager_us(live: LiveStep) -> float:
+    """Time of an update in eager, in microseconds. Raises OutOfMemory."""
+    eager, (x, y) = live.eager, live.inputs.values()
+    objective = eager.arithmetic.objective
     try:
-        eager_us = measure.time_us(lambda: eager.run_with(objective, x, y, update=True), device)
+        return measure.time_us(lambda: eager.run_with(objective, x, y, update=True), live.device)
     except torch.OutOfMemoryError as e:
-        raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
+        raise OutOfMemory(f"not enough memory on {live.device} for a training step: {e}") from e
     finally:
-        search.restore()
-    found = search.run()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the other candidates left behind
-    instances = search.capture(found.recordings, {u: h.plan for u, h in found.halves.items()})
-    search.restore()
-    try:
-        seed = check_seed(found.recordings[True].program, request, search.tolerance, device)
-        search.check(instances, seed=seed)
-    except BaseException:
-        for instance in instances.values():
-            instance.close()
-        raise
-    return found, instances, eager_us
+        live.restore()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Common:
     """What the schedules of a step's programs share."""
 
-    request: StepRequest
     found: FoundStep
     candidates: tuple[Candidate, ...]
     tolerance: float
     device: torch.device
     eager_us: float
-    build_s: float
+    build_s: float  # each program's share
 
-    def schedule(self, update: bool, nbytes: int) -> Schedule:
-        half, program = self.found.halves[update], self.found.recordings[update].program
-        return Schedule(
-            key=schedule_key(key_parts_of_step(program, self.request, self.tolerance, self.device, update=update)),
-            program=program,
+    def storable(self, parts: Parts, update: bool, memory: MemoryPlan, nbytes: int) -> Storable:
+        half, recording = self.found.halves[update], self.found.recordings[update]
+        compiled, binaries = pack(recording.kernels) or ((), b"")
+        schedule = Schedule(
+            key=schedule_key(parts),
+            program=recording.program,
             plan=half.plan,
             facts=half.facts,
+            offsets=memory.offsets,
+            arena_bytes=memory.peak_bytes,
             durations_us=half.durations_us,
             kernels=self.found.source.kernels,
             layout=self.found.source.layout,
+            compiled=compiled,
+            binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
             candidates=self.candidates,
             tolerance=self.tolerance,
             error=self.found.error,
@@ -207,6 +236,7 @@ class _Common:
             peak_bytes=nbytes,
             build_s=self.build_s,
         )
+        return Storable(schedule=schedule, parts=parts, constants=recording.constants, binaries=binaries)
 
 
 def _eager_candidate(request: StepRequest, eager_us: float) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import NotFound, PlanError, UsageError
 from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.store import ScheduleEntry, Store, cap
 from nimble_jobs.store.bundle import Bundle, Bundled
@@ -22,11 +24,8 @@ from nimble_jobs.store.schedules import Saving
 _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
 
 # Parts of a key that say nothing of the device or its software: those all are facts of a device.
-_PARTS = {
-    *("format", "mode", "input", "input.memory_format", "outputs", "tolerance", "program"),
-    *("update", "loss", "optimizer", "clip_norm", "precision", "accumulate"),  # of a training step
-}
-_FAMILIES = ("model.", "schedule.")
+_PARTS = {"format", "mode", "input", "input.memory_format", "outputs", "tolerance", "program"}
+_FAMILIES = ("model.", "schedule.", "train.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,15 @@ def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], b
     `agreed` is asked, with the bytes of machine code in the file, before that may ever run. Raises UsageError with one
     line for each schedule that is refused, and where those to import are over the size that is set.
     """
-    here = [devices.facts(device) for device in _devices()]
+    here = {mode: [_facts(device, mode) for device in _devices()] for mode in ("inference", "training")}
     with Bundle(path) as bundle:
         problems: list[str] = []
         schedules: dict[str, Schedule] = {}
         for bundled in bundle.schedules:
             try:
-                schedules[bundled.key] = _checked(bundle, bundled, here)
+                schedules[bundled.key] = _checked(
+                    bundle, bundled, here.get(bundled.parts.get("mode", ""), here["inference"])
+                )
             except _Refused as e:
                 problems.append(f"{path}: schedule {bundled.key[:12]}: {e}; nothing was imported")
         if problems:
@@ -115,6 +116,12 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
     for ref in bundled.artifacts:
         bundle.artifact(ref)
     return schedule
+
+
+def _facts(device: torch.device, mode: str) -> dict[str, str]:
+    """The facts of a device that keys of a mode are made with."""
+    with as_in_training(device) if mode == "training" else nullcontext():
+        return devices.facts(device)
 
 
 def _foreign(parts: dict[str, str], facts: dict[str, str]) -> list[str]:

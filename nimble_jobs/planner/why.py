@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nimble_jobs.planner.main_file import FILE_PART, main_file, with_main_file
+from nimble_jobs.planner.main_file import file_of, main_files, unnamed, with_main_files
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
@@ -36,17 +36,21 @@ class Why:
 
     @property
     def changed_files(self) -> list[str]:
-        """Files of the model that are not what they were when the nearest schedule was made."""
+        """Files of the model, or of its loss, that are not what they were when the nearest schedule was made."""
         if self.nearest is None or _model(self.nearest.parts) != _model(self.parts):
             return []
-        return [d.part.removeprefix(FILE_PART) for d in self.differences if d.part.startswith(FILE_PART)]
+        return list(dict.fromkeys(name for d in self.differences if (name := file_of(d.part)) is not None))
 
 
 def why(request: Request, *, device: torch.device, store: Store) -> Why:
-    """Compute the key and compare it with the stored ones; artifacts are read as a job would read them, and what is
-    missing or damaged is quarantined. The model is not built. Raises ModelError, StoreError.
+    """`why_of` a request's key. The model is not built. Raises ModelError, StoreError."""
+    return why_of(key_parts(request, device), store=store)
+
+
+def why_of(parts: dict[str, str], *, store: Store) -> Why:
+    """Compare a key with the stored ones; artifacts are read as a job would read them, and what is missing or damaged
+    is quarantined. Raises StoreError.
     """
-    parts = key_parts(request, device)
     key = schedule_key(parts)
     found = read_stored(key, store)
     if found.material is not None:
@@ -81,14 +85,12 @@ def nearest(parts: Mapping[str, str], entries: Sequence[ScheduleEntry]) -> Sched
 
 
 def _model(parts: Mapping[str, str]) -> str | None:
-    return with_main_file(parts, "").get("model.source")
+    return unnamed(parts).get("model.source")
 
 
 def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
-    """The parts that differ, by name; what the model's own file is called is no difference."""
-    name = main_file(wanted)
-    if name is not None:
-        stored = with_main_file(stored, name)
+    """The parts that differ, by name; what the model's own file, or the loss's, is called is no difference."""
+    stored = with_main_files(stored, main_files(wanted))
     return tuple(
         Difference(part=name, wanted=wanted.get(name), stored=stored.get(name))
         for name in sorted({*wanted, *stored})

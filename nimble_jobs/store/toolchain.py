@@ -23,6 +23,7 @@ _NAMES = {
     "triton": "triton",
     "cudnn": "cuDNN",
 }
+_PACKAGES = ("model.package", "train.loss.package")  # parts of a key
 _PACKAGE = re.compile(r"([^\s,()]+) ([^\s,()]+)")
 
 
@@ -50,7 +51,7 @@ class Toolchain:
         ]
         differ += [
             f"{name} {made}, here {here}"
-            for name, made in _packages(parts.get("model.package", "")).items()
+            for name, made in {p: v for part in _PACKAGES for p, v in _packages(parts.get(part, "")).items()}.items()
             if (here := self.package(name)) != made
         ]
         return "made with " + "; ".join(differ) if differ else None

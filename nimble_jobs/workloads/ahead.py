@@ -20,17 +20,18 @@ from nimble_jobs.planner.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
+from nimble_jobs.workloads.training import ahead as training
 
 
 def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
 ) -> tuple[Request, torch.device]:
-    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning: none of its kind is stored.
+    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning.
 
     `memory_bytes`: the limit of the worker that will run it, if it has one.
     """
     if spec.kind != "score":
-        raise UsageError(f"kind: {spec.kind} has no stored schedule; expected score")
+        raise UsageError(f"kind: found {spec.kind}; expected score, or `cache why` and `cache build`, which take both")
     with open_reader(spec.input) as reader:
         request = request_of(spec, reader, allowed_python, memory_bytes)
     return request, devices.resolve(spec.run.device)
@@ -38,6 +39,8 @@ def asked(
 
 def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:
     """Hit or miss, and what differs. Nothing is built."""
+    if spec.kind == "finetune":
+        return training.why(spec, store=store)
     request, device = asked(spec, memory_bytes=memory_bytes)
     return planner_why(request, device=device, store=store)
 
@@ -53,6 +56,9 @@ def build(
 ) -> Iterator[Ahead]:
     """Build the schedule of each batch size (none: the spec's own), one after the other. `told` hears what is done."""
     permission.check(spec.model, allowed_python)
+    if spec.kind == "finetune":
+        yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
+        return
     request, device = asked(spec, allowed_python, memory_bytes)
     for size in batch_sizes or (request.batch_size,):
         yield build_ahead(replace(request, batch_size=size), device=device, store=store, told=told)

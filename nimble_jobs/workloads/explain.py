@@ -28,7 +28,7 @@ def explain(
     """Key, hit, graph, memory and candidates of the spec's schedule, which is built and stored on a miss if `build`.
 
     `memory_bytes`: the limit of the worker that will run the job, if it has one. Saves the drawings of it. `told` hears
-    what is done. Raises UsageError for a fine-tuning, which has no schedule yet, NotFound where there is
+    what is done. Raises UsageError for a fine-tuning, NotFound where there is
     nothing to draw, and whatever `planner.explain_schedule` raises.
     """
     request, device = asked(spec, allowed_python, memory_bytes)

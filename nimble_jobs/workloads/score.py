@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,21 +15,17 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.store import Wait
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.waiting import Stopped, waiting
 
 
 @dataclass
 class _Tally:
     done: int = 0
     bad: int = 0
-
-
-class _Stopped(Exception):
-    """The worker wants the job to end: while it waited, or between two batches."""
 
 
 def run(context: JobContext) -> Outcome:
@@ -52,10 +48,10 @@ def run(context: JobContext) -> Outcome:
                 store=context.store,
                 residents=context.residents,
                 report=context.report,
-                waiting=_waiting(context),
+                waiting=waiting(context),
                 builders=context.builders,
             )
-        except _Stopped:
+        except Stopped:
             return Outcome(stop=context.stop())
         tell(context, prepared)
         context.report(phase="run", schedule=prepared.summary())
@@ -67,12 +63,12 @@ def run(context: JobContext) -> Outcome:
             for shard, (first, last) in enumerate(shards):
                 if shard not in staging.done:
                     if context.stop() is not Stop.GO:
-                        raise _Stopped
+                        raise Stopped
                     prepared = _improved(context, prepared, shard)
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
                     staging.write_shard(shard, columns, bad, last=shard == len(shards) - 1)
             summary = prepared.summary()
-        except _Stopped:
+        except Stopped:
             return Outcome(stop=context.stop(), schedule=prepared.summary())
         finally:
             if prepared.progress not in (None, Progress.MOVED):
@@ -111,23 +107,6 @@ def request_of(
         allowed_python=allowed_python,
         memory_bytes=memory_bytes,
     )
-
-
-def _waiting(context: JobContext) -> Callable[[Wait], None]:
-    """Says on the job that another process builds its schedule, and ends the wait when the job is to end."""
-    told = False
-
-    def waiting(wait: Wait) -> None:
-        nonlocal told
-        if not told:
-            who = f"process {wait.pid}" if wait.pid else "another process"
-            context.event("wait", f"{who} builds this schedule; waits for it, {wait.limit_s:.0f} s at most", {})
-            context.report(phase="wait")
-            told = True
-        if context.stop() is not Stop.GO:
-            raise _Stopped
-
-    return waiting
 
 
 def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
@@ -188,7 +167,7 @@ def _score(
     def whole_batches() -> Iterator[tuple[torch.Tensor, Batch]]:
         for batch in reader.batches(first, last, batch_size=loaded.request.batch_size):
             if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
-                raise _Stopped
+                raise Stopped
             bad.extend(batch.bad)
             enforce_threshold(context.spec.run, earlier + len(bad), reader.total, bad)
             if len(batch):

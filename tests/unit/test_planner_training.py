@@ -16,9 +16,10 @@ from torch import nn
 from nimble_jobs.engine.capture import _CallInstance
 from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import EngineError, UsageError
-from nimble_jobs.planner import half, step_search
+from nimble_jobs.planner import half, step_live, step_search
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Source
+from nimble_jobs.planner.step_live import LiveStep
 from nimble_jobs.planner.step_search import FoundStep, StepSearch
 from nimble_jobs.planner.training import (
     EagerStep,
@@ -454,13 +455,13 @@ def test_the_check_sees_a_step_that_is_wrong(
         state[names[target]].mul_(1.05).add_(1e-2)
 
     programs: list[Program] = []
-    real = step_search.capture
+    real = step_live.capture
 
     def keeping(program: Program, *args: Any, **kwargs: Any) -> Any:
         programs.append(program)
         return real(program, *args, **kwargs)
 
-    monkeypatch.setattr(step_search, "capture", keeping)
+    monkeypatch.setattr(step_live, "capture", keeping)
     monkeypatch.setattr(_CallInstance, "replay", spoilt)
     step = prepare_step(request, device=CPU)
     assert step.fallback is not None
@@ -487,7 +488,7 @@ def test_a_mean_of_zero_is_measured_by_its_norms_spread(
 ) -> None:
     """Behind a linear bottleneck a running mean is rounding only: other rounding passes, another mean does not."""
     programs: list[Program] = []
-    capture, replay = step_search.capture, _CallInstance.replay
+    capture, replay = step_live.capture, _CallInstance.replay
 
     def keeping(program: Program, *args: Any, **kwargs: Any) -> Any:
         programs.append(program)
@@ -499,7 +500,7 @@ def test_a_mean_of_zero_is_measured_by_its_norms_spread(
         buffer = next(p.view.buffer for p in programs[-1].state if p.name == "3.running_mean")
         state[buffer].add_(moved_by)
 
-    monkeypatch.setattr(step_search, "capture", keeping)
+    monkeypatch.setattr(step_live, "capture", keeping)
     monkeypatch.setattr(_CallInstance, "replay", moving)
     step = prepare_step(request_for(bottleneck(), OptimizerRecipe(name="sgd")), device=CPU)
     assert (step.fallback is None) == accepted
@@ -587,13 +588,13 @@ def test_a_named_source_is_the_only_one_tried() -> None:
 def test_a_training_that_goes_on_is_checked_as_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A borderline step that passed once is not refused later: the last check's batches follow from the key."""
     seeds: list[int] = []
-    real = step_search.check_step
+    real = step_live.check_step
 
     def checked(*args: Any, seed: int, **kwargs: Any) -> float:
         seeds.append(seed)
         return real(*args, seed=seed, **kwargs)
 
-    monkeypatch.setattr(step_search, "check_step", checked)
+    monkeypatch.setattr(step_live, "check_step", checked)
     recipe = OptimizerRecipe(name="sgd")
     captured(request_for(images(), recipe))
     captured(request_for(images(), recipe, only=Source(kernels="eager", layout="given")))
@@ -608,7 +609,7 @@ LAST = Source(kernels="eager", layout="channels-last")
 def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[StepSearch, FoundStep]:
     """The search on the CPU over two layouts, with streams as on a GPU."""
     request = request_for(images(), OptimizerRecipe(name="sgd"), options=BuildOptions(**options))
-    search = StepSearch(request, EagerStep(request, CPU), CPU, tolerance=1e-4)
+    search = StepSearch(LiveStep(request, EagerStep(request, CPU), CPU, tolerance=1e-4), seed=0)
     monkeypatch.setattr(StepSearch, "_further_sources", lambda _: [LAST])
     monkeypatch.setattr(step_search, "streams_may_pay", lambda *_: True)
     return search, search.run()
@@ -644,7 +645,7 @@ def test_streams_are_searched_where_the_critical_path_leaves_room(monkeypatch: p
 
 def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded when the time is over is not measured; the first source on one stream always is."""
-    real, recorded = step_search.record_step, 0
+    real, recorded = step_live.record_step, 0
 
     def record(*args: Any, **kwargs: Any) -> Any:
         nonlocal recorded
@@ -653,7 +654,7 @@ def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(step_search, "time", Mock(monotonic=lambda: math.inf))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(step_search, "record_step", record)
+    monkeypatch.setattr(step_live, "record_step", record)
     monkeypatch.setattr(StepSearch, "_several", lambda *_: None)
     search, found = searched(monkeypatch)
     assert recorded == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,13 @@ from nimble_jobs.data import BadRecord, Reader, Staging, open_reader
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
+from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
-from nimble_jobs.planner.training import EagerStep, TrainingStep, default_tolerance, prepare_step
+from nimble_jobs.planner.step_key import program_key
+from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
+from nimble_jobs.planner.switches import as_in_training
+from nimble_jobs.planner.training import EagerStep, TrainingStep, default_tolerance
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -33,6 +37,7 @@ from nimble_jobs.workloads.training.loop import Loop
 from nimble_jobs.workloads.training.losses import targets
 from nimble_jobs.workloads.training.progress import Progress
 from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.waiting import Stopped, waiting
 
 CURVES, LAST = "curves.png", "last.safetensors"
 
@@ -66,7 +71,7 @@ def run(context: JobContext) -> Outcome:
             "job": {"id": context.job.id, "attempt": context.job.attempt},
         }
         try:
-            with _repeatable(), _current(device):
+            with as_in_training(device):
                 return _trained(context, reader, held_out, staging, checkpoints, sheet, device, start)
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
@@ -95,14 +100,17 @@ def _trained(
     ready = setup.prepare(spec, reader, device, context.allowed_python)
     _check_metrics(spec, ready.classes)
     load_s = time.perf_counter() - start
-    step = _step(context, ready, found, device)
-    summary = _summary(step, device)
+    try:
+        prepared = _step(context, ready, found, device)
+    except Stopped:
+        return Outcome(stop=context.stop())
+    step = prepared.step
+    summary = _summary(prepared, device)
     forward = _forward(context, ready, device) if held_out is not None else Forward(ready.module, spec.model.dtype)
     if held_out is not None:
         summary["validation"] = "schedule" if forward.replays else "eager"
     build_s = time.perf_counter() - start - load_s
-    if step.fallback is not None:
-        context.event("fallback", f"runs in eager: {step.fallback}", {})
+    _tell(context, prepared, load_s, build_s)
     sheet["environment"] = resume.environment(step, device)
     keeper = None
     if train.checkpoint is not None:
@@ -161,14 +169,23 @@ def _trained(
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
 
 
-def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, device: torch.device) -> TrainingStep:
-    """A new training's best one, or the one that the checkpoint's training began with."""
-    if context.spec.schedule.on_miss == "eager":
-        return EagerStep(ready.request, device, fallback="the spec says so: schedule.on_miss is eager")
-    only = resume.source_of(found, ready.request.options)
+def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, device: torch.device) -> PreparedStep:
+    """A new training's best one, or the one that the checkpoint's training began with; stored, or built now."""
+    request = ready.request
+    only = resume.source_of(found, request.options)
     if only == "eager":
-        return EagerStep(ready.request, device, fallback="the training began in eager, and goes on exactly")
-    return prepare_step(replace(ready.request, only=only), device=device, report=context.report)
+        step = EagerStep(request, device, fallback="the training began in eager, and goes on exactly")
+        return PreparedStep(step=step, key=program_key(ready.parts, update=True), hit=Hit.MISS)
+    return prepare_stored_step(
+        replace(request, only=only),
+        ready.parts,
+        device=device,
+        store=context.store,
+        on_miss=context.spec.schedule.on_miss,
+        check_code=lambda: ready.check_code(context.spec),
+        report=context.report,
+        waiting=waiting(context),
+    )
 
 
 def _forward(context: JobContext, ready: setup.Setup, device: torch.device) -> Forward:
@@ -243,23 +260,6 @@ def _held_out(spec: JobSpec, reader: Reader) -> Iterator[Reader | None]:
         yield held_out
 
 
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Has cuDNN choose kernels that give equal bits each time, as an exact resume needs."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Streams and events are those of the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _check_metrics(spec: JobSpec, classes: int | None) -> None:
     assert spec.train is not None
     named = {
@@ -271,19 +271,31 @@ def _check_metrics(spec: JobSpec, classes: int | None) -> None:
             raise JobFailed(f"{field}: {metric} needs labels that are classes of the model; expected a loss")
 
 
-def _summary(step: TrainingStep, device: torch.device) -> dict[str, Any]:
+def _tell(context: JobContext, prepared: PreparedStep, load_s: float, build_s: float) -> None:
+    """Record how the job came by its schedule, or why it has none."""
+    key, fallback = prepared.key, prepared.step.fallback
+    if fallback is not None:
+        context.event("fallback", f"runs in eager: {fallback}", {"key": key})
+        return
+    reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
+    said = f"{prepared.hit.value} {key[:12]}{reason}: load {load_s:.3f} s, build {build_s:.3f} s"
+    context.event("schedule", said, {"key": key, "hit": prepared.hit.value})
+
+
+def _summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
     """What `show` prints of the schedule."""
+    step = prepared.step
     found: dict[str, Any] = {
-        "key": None,
-        "hit": "miss",
+        "key": prepared.key,
+        "hit": prepared.hit.value,
         "runs": "eager" if step.schedule is None else "schedule",
         "fallback": step.fallback,
+        "miss_reason": prepared.miss_reason,
         "device": devices.describe(device),
     }
     if step.schedule is not None:
         schedule = step.schedule
         found |= {
-            "key": schedule.key,
             "tasks": schedule.facts.tasks,
             "kernels": schedule.kernels,
             "layout": schedule.layout,

@@ -11,6 +11,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import Damaged, JobFailed
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Source
+from nimble_jobs.planner.step_key import kernels_digest
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.basis import differences
@@ -51,7 +52,13 @@ def environment(step: TrainingStep, device: torch.device) -> dict[str, str]:
     if step.schedule is None:
         return {**parts, "schedule": "eager"}
     found = step.schedule
-    return {**parts, "schedule": found.key, "kernels": found.kernels, "layout": found.layout}
+    return {
+        **parts,
+        "schedule": found.key,
+        "schedule.digest": kernels_digest(step.schedules.values()),
+        "kernels": found.kernels,
+        "layout": found.layout,
+    }
 
 
 def source_of(found: Checkpoint | None, options: BuildOptions) -> Source | Literal["eager"] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +17,8 @@ from nimble_jobs.data import Reader
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.misses import check_unchanged
+from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
@@ -34,6 +35,13 @@ class Setup:
     module: nn.Module
     request: StepRequest
     classes: int | None  # None where labels are no classes
+    code: Mapping[str, str]  # of model and loss, before it ran
+    parts: Mapping[str, str]  # of the step's key
+
+    def check_code(self, spec: JobSpec) -> None:
+        """What ran must be what the key names. Raises ModelChanged."""
+        assert spec.train is not None
+        check_unchanged(self.code, code_parts(spec.model, spec.train))
 
     @property
     def label_limit(self) -> int | None:
@@ -44,10 +52,11 @@ class Setup:
 def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
     """Build, freeze, and look once at what the model makes of a batch.
 
-    Raises ModelError, DataError, OutOfMemory.
+    Raises ModelError, DataError, OutOfMemory, ModelChanged.
     """
     assert spec.train is not None
     train = spec.train
+    code = code_parts(spec.model, train)
     weights = {"weights": train.init_from} if train.init_from is not None else {}
     model = spec.model.model_copy(update={"dtype": "fp32", **weights})
     module = build(model, device=str(device), allowed_python=allowed_python)
@@ -65,13 +74,15 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         clip_norm=train.clip_norm,
         precision=spec.model.dtype,
         accumulate=train.accumulate,
-        options=BuildOptions(streams=spec.schedule.streams, fuse=spec.schedule.fuse, tolerance=spec.schedule.tolerance),
+        options=step_options(spec.schedule),
         tolerance=spec.schedule.tolerance,
     )
-    ready = Setup(module=module, request=request, classes=classes)
+    parts = step_parts(code, train, spec.schedule, x, y, device)
+    ready = Setup(module=module, request=request, classes=classes, code=code, parts=parts)
     if ready.label_limit is not None:
         check_labels(y.cpu().numpy(), ready.label_limit)
     try_loss(train, request, device)
+    ready.check_code(spec)
     return ready
 
 
