@@ -546,6 +546,23 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
+        name="a budget that is no duration",
+        text=SCORE + "schedule: {budget: 2 minutes}\n",
+        messages=(
+            "{file}:16: schedule.budget: found '2 minutes'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
+        ),
+    ),
+    BadSpec(
+        name="a budget below zero",
+        text=SCORE + "schedule:\n  budget: -1\n",
+        messages=("{file}:17: schedule.budget: found -1; expected a duration between 0 and 3650d",),
+    ),
+    BadSpec(
+        name="no time to build in",
+        text=SCORE + "schedule:\n  budget: 0s\n",
+        messages=("{file}:17: schedule.budget: found 0; expected more than 0",),
+    ),
+    BadSpec(
         name="score with train",
         text=SCORE + "train: {epochs: 5}\n",
         messages=("{file}:16: train: given, but kind is score; expected kind: finetune, or no train",),

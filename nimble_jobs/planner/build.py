@@ -20,7 +20,7 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.candidate import Found
 from nimble_jobs.planner.loaded import state_bytes
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.request import Request, tolerance_of
 from nimble_jobs.planner.search import Search
@@ -66,6 +66,7 @@ def build_schedule(
         fold=True,
         in_flight=request.schedule.in_flight,
         tolerance=tolerance_of(request),
+        budget_s=request.schedule.budget or BUDGET_S,
         memory_bytes=memory_left(request, module),
     )
     return build_best(module, {"x": example}, key, options, device, told=told)

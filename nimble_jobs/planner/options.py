@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+BUDGET_S = 900.0  # of a search whose spec gives none
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
@@ -17,5 +19,5 @@ class BuildOptions:
     layout: Literal["auto", "given"] = "auto"  # given: the weights stay where they lie
     fold: bool = False  # normalisations may be folded into convolutions: the weights will not change
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
-    budget_s: float = 900.0  # no further candidate is begun after this time
+    budget_s: float = BUDGET_S  # no further candidate is begun after this time
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out

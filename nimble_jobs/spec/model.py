@@ -121,6 +121,10 @@ class ScheduleSpec(Frozen):
     streams: AutoOrCount = Field(default="auto", description="Streams of the schedule.")
     fuse: Literal["auto", "off", "max"] = Field(default="auto", description="How hard to fuse kernels.")
     in_flight: AutoOrCount = Field(default="auto", description="Replays in flight at once.")
+    budget: Seconds | None = Field(
+        default=None,
+        description="Time for building a schedule: once it is over, no further candidate is begun; by default 15m.",
+    )
     progressive: bool = Field(
         default=False,
         description="Begin on what is quick to build; move to the better schedule once it is built.",

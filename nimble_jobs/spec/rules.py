@@ -159,6 +159,12 @@ def _after(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("run.after", f"{parent} is given twice", "each job once", index=index)
 
 
+@rule("schedule.budget")
+def _budget(spec: JobSpec) -> Iterator[Finding]:
+    if spec.schedule.budget == 0:
+        yield Finding("schedule.budget", "found 0", "more than 0")
+
+
 @rule("run.timeout")
 def _timeout(spec: JobSpec) -> Iterator[Finding]:
     if spec.run.timeout == 0:

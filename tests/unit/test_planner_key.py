@@ -119,6 +119,7 @@ COSMETIC: dict[str, Change] = {
     "default tolerance": setting("schedule.tolerance", 1e-3),
     "on miss": setting("schedule.on_miss", "eager"),
     "progressive": setting("schedule.progressive", True),
+    "budget": setting("schedule.budget", 60.0),
     "device": setting("run.device", "cpu"),
     "priority": setting("run.priority", 5),
     "after": setting("run.after", ["another"]),

@@ -16,11 +16,13 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner import candidate as candidates
 from nimble_jobs.planner import samples
-from nimble_jobs.planner.build import Built, build_best
+from nimble_jobs.planner.build import Built, build_best, build_schedule
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.request import Request
 from nimble_jobs.planner.search import Search
 from nimble_jobs.planner.source import Source
 from nimble_jobs.schedule import Candidate, Program, Schedule
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 CPU = torch.device("cpu")
 LAST = Source(kernels="eager", layout="channels-last")
@@ -150,6 +152,24 @@ def test_what_measures_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPat
     sizes = iter([10 * limit])
     with pytest.raises(OutOfMemory, match=f"eager kernels, 1 stream: {needs}"):
         searched(Images(), monkeypatch, LAST, memory_bytes=limit)
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 900.0), (120.0, 120.0)])
+def test_the_budget_of_a_spec_bounds_the_search(
+    given: float | None, used: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`schedule.budget` in seconds; 15 minutes where the spec gives none."""
+    seen: list[BuildOptions] = []
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.build"], "build_best", lambda *args, **_: seen.append(args[3]))
+    request = Request(
+        model=ModelSpec(source="torchvision:resnet18"),
+        shape=(3,),
+        dtype="float32",
+        batch_size=2,
+        schedule=ScheduleSpec(budget=given),
+    )
+    build_schedule(nn.Linear(3, 2), request, "key", CPU)
+    assert [options.budget_s for options in seen] == [used]
 
 
 def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ schedule:
   streams: auto
   fuse: off
   in_flight: 1
+  budget: 2m
   tolerance: 1.0e-3
 output:
   path: ../out/digits-score
@@ -96,7 +97,7 @@ def test_every_field_of_a_scoring(tmp_path: Path) -> None:
         0.0625,
     )
     assert (job.schedule.on_miss, job.schedule.fuse, job.schedule.in_flight) == ("fail", "off", 1)
-    assert job.schedule.tolerance == 1e-3
+    assert (job.schedule.tolerance, job.schedule.budget) == (1e-3, 120.0)
     assert job.output.path == tmp_path / "out/digits-score"
     assert job.output.fields == ("id", "label", "top1", "top5", "probability", "logits", "embedding", "boxes")
     assert (job.run.device, job.run.priority, job.run.after) == ("cuda:1", -3, ("digits-train", "01hx"))

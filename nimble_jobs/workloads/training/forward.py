@@ -35,7 +35,9 @@ class Forward:
         `tolerance` is the accepted relative norm of the difference from eager.
         """
         whole = _Outputs(self._module, self._dtype)
-        bounds = BuildOptions(streams=options.streams, fuse=options.fuse, layout="given", tolerance=tolerance)
+        bounds = BuildOptions(
+            streams=options.streams, fuse=options.fuse, layout="given", tolerance=tolerance, budget_s=options.budget_s
+        )
         try:
             with no_traces(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
                 if not isinstance(self._module(x), torch.Tensor):
