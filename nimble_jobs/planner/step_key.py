@@ -14,7 +14,7 @@ from nimble_jobs.engine import verify
 from nimble_jobs.models import identity
 from nimble_jobs.models.identity import python_identity
 from nimble_jobs.planner.main_file import LOSS
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.spec import ModelSpec, OptimizerSpec, ScheduleSpec, TrainSpec, parse_source
@@ -77,7 +77,12 @@ def code_parts(model: ModelSpec, train: TrainSpec) -> dict[str, str]:
 
 def step_options(schedule: ScheduleSpec) -> BuildOptions:
     """Bounds of the search for a spec's training step."""
-    return BuildOptions(streams=schedule.streams, fuse=schedule.fuse, tolerance=schedule.tolerance)
+    return BuildOptions(
+        streams=schedule.streams,
+        fuse=schedule.fuse,
+        tolerance=schedule.tolerance,
+        budget_s=schedule.budget or BUDGET_S,
+    )
 
 
 def default_tolerance_of(precision: str, device: torch.device) -> float:

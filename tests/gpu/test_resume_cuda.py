@@ -24,6 +24,7 @@ from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, spec_of
 
 folder, output, number, attempt, miss = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+fuse, home = sys.argv[6], Path(sys.argv[7]) if sys.argv[7] else None
 
 def stop(asked):
     if asked == number:
@@ -33,8 +34,8 @@ def stop(asked):
         os.kill(os.getpid(), signal.SIGKILL)
     return Stop.GO
 
-spec = spec_of(folder, output=output, schedule__on_miss=miss, schedule__fuse="off")
-found = Attempt(spec, number=attempt, device="cuda:0", stop=stop)
+spec = spec_of(folder, output=output, schedule__on_miss=miss, schedule__fuse=fuse)
+found = Attempt(spec, number=attempt, device="cuda:0", stop=stop, home=home)
 found.run()
 for event in found.events:
     print(*event[:2])
@@ -48,9 +49,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def train(folder: Path, output: str, *, kill_after: int = 0, attempt: int = 1, on_miss: str) -> tuple[int, str]:
+def train(
+    folder: Path,
+    output: str,
+    *,
+    kill_after: int = 0,
+    attempt: int = 1,
+    on_miss: str,
+    fuse: str = "off",
+    home: Path | None = None,
+) -> tuple[int, str]:
     """A training in a process of its own: its exit code and the events that it told."""
-    command = [sys.executable, "-c", TRAIN, str(folder), output, str(kill_after), str(attempt), on_miss]
+    arguments = [str(folder), output, str(kill_after), str(attempt), on_miss, fuse, str(home or "")]
+    command = [sys.executable, "-c", TRAIN, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -74,6 +85,25 @@ def test_killed_after_a_step(folder: Path, on_miss: str) -> None:
         if on_miss == "eager":
             assert "not bit for bit" not in said
         assert digests(folder / output) == expected or "not bit for bit" in said, (number, said)
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_gone_on_with_what_is_stored(folder: Path) -> None:
+    """With Inductor's kernels, too: the next attempt loads the machine code that the first one built, and ends with the
+    bytes of an undisturbed training by the same schedule."""
+    home = folder / "shared-home"
+    code, said = train(folder, "stored-whole/net", on_miss="build", fuse="auto", home=home)
+    assert code == 0, said
+    assert "schedule miss " in said
+    expected = digests(folder / "stored-whole/net")
+    code, said = train(folder, "stored-killed/net", kill_after=7, on_miss="fail", fuse="auto", home=home)
+    assert code == -signal.SIGKILL, said
+    code, said = train(folder, "stored-killed/net", attempt=2, on_miss="fail", fuse="auto", home=home)
+    assert code == 0, said
+    assert "schedule stored " in said
+    assert "resumed goes on after step" in said
+    assert "not bit for bit" not in said
+    assert digests(folder / "stored-killed/net") == expected
 
 
 def test_the_curve_of_the_cpu(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,14 @@ import torch
 import torchvision
 from torch import nn
 
+from nimble_jobs.job import Hit
+from nimble_jobs.planner import step_live
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.source import Source
+from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
 
 STEPS = 50
 SGD = OptimizerRecipe(name="sgd", momentum=0.9, weight_decay=1e-4)
@@ -275,3 +282,32 @@ def test_a_large_network_on_streams_with_inductor(device: torch.device) -> None:
     found = run(step, device, count=20, side=32)
     expected = run(EagerStep(request_for(twin, device, side=32), device), device, count=20, side=32)
     assert mean_difference(found, expected) < 0.05, tried(step)
+
+
+def stored(request: StepRequest, store: Store, device: torch.device, *, on_miss: str) -> PreparedStep:
+    return prepare_stored_step(
+        request, {"case": "branches"}, device=device, store=store, on_miss=on_miss, check_code=lambda: None
+    )
+
+
+def test_a_stored_step_needs_no_compiler(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both programs of an accumulated step come back with the machine code of Inductor's kernels, and give the losses
+    of the step that was built, bit for bit."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    only = Source(kernels="inductor", layout="given")
+    more: dict[str, Any] = {"accumulate": 2, "options": options("inductor"), "only": only}
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        built = stored(request_for(branches(device), device, **more), store, device, on_miss="build")
+        assert (built.hit, built.step.fallback) == (Hit.MISS, None)
+        expected = run(built.step, device, accumulate=2, count=20)
+        built.step.close()
+        for schedule in built.step.schedules.values():
+            assert schedule.kernels == "inductor"
+            assert schedule.compiled, "the machine code is stored"
+        monkeypatch.setattr(step_live, "objective_with", None)
+        monkeypatch.setattr(step_live, "record_step", None)
+        found = stored(request_for(branches(device), device, **more), store, device, on_miss="fail")
+        assert found.hit is Hit.STORED
+        assert found.step.schedules == built.step.schedules
+        assert torch.equal(run(found.step, device, accumulate=2, count=20), expected)
+        found.step.close()

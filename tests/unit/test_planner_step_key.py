@@ -118,6 +118,7 @@ COSMETIC: dict[str, Change] = {
     "TensorBoard": setting("train.tensorboard", True),
     "defaults spelled out": setting("schedule", {"streams": "auto", "fuse": "auto", "in_flight": 1}),
     "default tolerance": setting("schedule.tolerance", 1e-3),
+    "budget": setting("schedule.budget", 60.0),
     "on miss": setting("schedule.on_miss", "eager"),
     "device": setting("run.device", "cpu"),
     "retry": setting("run.retry", {"max_attempts": 1}),

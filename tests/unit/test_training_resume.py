@@ -112,12 +112,13 @@ def killed(folder: Path) -> None:
 @pytest.mark.parametrize("number", range(1, ASKED + 1))
 def test_killed_anywhere(folder: Path, undisturbed: dict[str, str], killed: None, number: int) -> None:
     """SIGKILL after any step or within a validation, whatever the checkpoint thread is at: the next attempt publishes
-    the same bytes.
+    the same bytes, by the schedule that the first one stored.
     """
     spec = spec_of(folder, output=f"killed-{number}/net")
     assert not spec.output.path.exists()
     second = Attempt(spec, number=2)
-    assert second.run().stop is Stop.GO
+    outcome = second.run()
+    assert (outcome.stop, outcome.schedule["hit"]) == (Stop.GO, "stored")
     assert number <= 2 or second.said("resumed")
     assert all("not bit for bit" not in said for said in second.said("resumed"))
     assert digests(spec.output.path) == undisturbed

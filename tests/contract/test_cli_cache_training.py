@@ -1,0 +1,95 @@
+"""Commands about stored schedules, on those of a fine-tuning's step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli import Cli
+from tests.trainings import lay_out
+
+SPEC = """
+version: 1
+name: net
+kind: finetune
+model: {source: "python:model.py:net"}
+input: {source: train.npz, format: npz, fields: {x: images, label: labels}, batch_size: 8}
+output: {path: out/net, if_exists: replace}
+train: {accumulate: 2, loss: "python:losses.py:smooth", optimizer: {momentum: 0.9}}
+run: {device: cpu}
+"""
+LOSS = """
+from torch.nn.functional import cross_entropy
+
+
+def smooth(outputs, y):
+    return cross_entropy(outputs, y)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A small training with a loss of the user's own."""
+    lay_out(tmp_path)
+    (tmp_path / "losses.py").write_text(LOSS)
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, spec: Path) -> Cli:
+    """Commands that run from the spec's folder, whose Python files may run."""
+    monkeypatch.chdir(spec.parent)
+    monkeypatch.setenv("NIMBLE_JOBS_ALLOW_PYTHON", str(spec.parent))
+    return Cli(tmp_path / "home", capsys)
+
+
+def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A miss, then both rows; the job that comes hits; they are listed, shown, hashed, carried, removed like others."""
+    assert cli("cache", "why", spec, "--json").json["reason"] == "no schedule is stored under this key"
+    (made,) = cli("cache", "build", spec, "--json").json
+    assert (made["hit"], made["fallback"], made["input"]) == (False, None, "x:float32[8, 1, 8, 8], y:int64[8]")
+    (again,) = cli("cache", "build", spec, "--json").json
+    assert (again["hit"], again["key"], again["build_s"]) == (True, made["key"], made["build_s"])
+    done = cli("run", spec, "--json").json
+    assert (done["state"], done["schedule"]["hit"], done["schedule"]["key"]) == ("succeeded", "stored", made["key"])
+    rows = cli("cache", "ls", "--filter", "mode=training", "--json").json
+    assert sorted(row["hits"] for row in rows) == [2, 2]
+    keys = [row["key"] for row in rows]
+    assert made["key"] in keys
+    shown = cli("cache", "show", made["key"], "--json").json
+    assert (shown["mode"], shown["key_parts"]["train.program"]) == ("training", "update")
+    verified = cli("cache", "verify", "--replay", "--json").json
+    assert [(row["sound"], row["replayed"]) for row in verified] == [(True, False)] * 2
+    assert {row["said"] for row in verified} == {"a training step is not replayed; its bytes were hashed"}
+    assert cli("cache", "export", *keys, "steps.zip").code == 0
+    other = Cli(spec.parent / "other", capsys)
+    assert [each["taken"] for each in other("cache", "import", "steps.zip", "--json").json] == [True, True]
+    assert other("cache", "why", spec, "--json").json["hit"] is True
+    assert cli("cache", "rm", made["key"], "--yes").code == 0
+    missed = cli("cache", "why", spec, "--json").json
+    assert (missed["hit"], missed["key"]) == (False, made["key"])
+    assert cli("explain", spec).code == 2
+
+
+def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edited loss, frozen parameters; not the learning rate. No code of the user's runs for it."""
+    cli("cache", "build", spec)
+    monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
+    assert cli("cache", "why", spec, "train.optimizer.lr=0.5", "train.epochs=7", "model.seed=3", "--json").json["hit"]
+    frozen = cli("cache", "why", spec, "train.freeze=[0.*]", "--json").json
+    assert [(d["part"], d["wanted"], d["stored"]) for d in frozen["differences"]] == [("train.freeze", '["0.*"]', "[]")]
+    (spec.parent / "losses.py").write_text(LOSS.replace("(outputs, y)\n", "(outputs, y, label_smoothing=0.1)\n"))
+    edited = cli("cache", "why", spec, "--json").json
+    assert [d["part"] for d in edited["differences"]] == ["train.loss.file:losses.py"]
+    assert edited["changed_files"] == ["losses.py"]
+    assert "schedule.changed: file losses.py" in cli("cache", "why", spec).out
+
+
+def test_build_refuses_code_that_may_not_run(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss's as the model's."""
+    monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
+    refused = cli("cache", "build", spec)
+    assert (refused.code, "may not be run" in refused.err) == (2, True)
