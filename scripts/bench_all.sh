@@ -20,9 +20,10 @@ dtypes=${DTYPES:-fp16,fp32}
 if [ -n "${WARM:-}" ]; then
     for i in "${!models[@]}"; do
         for dtype in ${dtypes//,/ }; do
-            CUDA_VISIBLE_DEVICES=$((i % gpus)) TORCHINDUCTOR_COMPILE_THREADS=2 .venv/bin/nimble-jobs bench inference \
-                --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms --stop-after "$WARM" \
-                --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>&1 &
+            # threads of so many processes would only wait for each other
+            CUDA_VISIBLE_DEVICES=$((i % gpus)) OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+                .venv/bin/nimble-jobs bench inference --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms \
+                --stop-after "$WARM" --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>&1 &
         done
     done
     wait

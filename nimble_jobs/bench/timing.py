@@ -44,8 +44,9 @@ def replay_times(runner: Runner, inputs: Sequence[Tensors], device: torch.device
 
 def copy_times(runner: Runner, on_host: Sequence[Tensors], device: torch.device, *, budget_s: float) -> Times:
     """One call with its input and output on the host."""
-    runner.load(on_host[0])
-    runner.run()
+    with torch.no_grad():  # a compiler would compile anew for gradients
+        runner.load(on_host[0])
+        runner.run()
     pin = device.type == "cuda"
     back = [torch.empty_like(t, device="cpu", pin_memory=pin) for t in runner.outputs().values()]
 

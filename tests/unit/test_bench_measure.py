@@ -21,7 +21,7 @@ from nimble_jobs.bench.request import FAMILIES, Unit
 from nimble_jobs.bench.results import Row, in_words
 from nimble_jobs.bench.runners import CallRunner, Runner
 from nimble_jobs.bench.settings import Settings
-from nimble_jobs.bench.timing import SAMPLES, replay_times
+from nimble_jobs.bench.timing import SAMPLES, copy_times, replay_times
 from nimble_jobs.errors import EngineError, OutOfMemory
 from tests.cli import Cli
 
@@ -54,6 +54,21 @@ def rows(cell: Cell, family: str, layout: str = "contiguous", settings: Settings
 
 def unit_of(family: str, *, model: str = "torchvision:tiny@8", layout: str = "contiguous") -> Unit:
     return Unit(model=model, dtype="fp32", batch=2, layout=layout, family=family)
+
+
+def test_no_call_of_a_measurement_wants_gradients(cell: Cell) -> None:
+    """A compiler would compile the model a second time for them."""
+    seen = set()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.is_grad_enabled())
+        return x
+
+    runner = CallRunner(call, CPU)
+    cell._run(runner, cell.inputs("contiguous")[0])
+    replay_times(runner, cell.inputs("contiguous"), CPU, budget_s=0.001)
+    copy_times(runner, cell.inputs_on_host("contiguous"), CPU, budget_s=0.001)
+    assert seen == {False}
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
