@@ -67,17 +67,21 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
     _check_shape(len(program.tasks), plan)
     launch = {task: i for i, task in enumerate(plan.order)}
     users = {b: sorted(tasks, key=launch.__getitem__) for b, tasks in arena_users(program, among).items()}
-    lasts, firsts = _ends(plan, users)
     owners = _Owners()
-    culprits: dict[tuple[int, int], tuple[int, int]] = {}
+    shared: list[tuple[int, int]] = []  # one buffer, and another that has bytes of it next
     for buffer in sorted(users, key=lambda b: launch[users[b][0]] if users[b] else -1):
         for other in owners.replace(*_extent(program, memory, buffer), buffer):
             if not users[buffer] or not users[other]:
                 raise PlanError(
                     f"buffers {other} and {buffer} share bytes, but no task says when one of them is needed"
                 )
-            for u, v in product(lasts[other], firsts[buffer]):
-                culprits.setdefault((u, v), (other, buffer))
+            shared.append((other, buffer))
+    lasts = _lasts(plan, {other: users[other] for other, _ in shared})
+    firsts = _firsts(plan, {buffer: users[buffer] for _, buffer in shared})
+    culprits: dict[tuple[int, int], tuple[int, int]] = {}
+    for other, buffer in shared:
+        for u, v in product(lasts[other], firsts[buffer]):
+            culprits.setdefault((u, v), (other, buffer))
     missing = not_before(plan, culprits)
     if missing:
         u, v = missing[0]
@@ -88,20 +92,18 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
         )
 
 
-def _ends(plan: Plan, users: dict[int, list[int]]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """By buffer, users that come after all others between them, and users that come before all others."""
-    last_on = {b: {plan.stream_of[t]: t for t in tasks} for b, tasks in users.items()}
-    first_on = {b: {plan.stream_of[t]: t for t in reversed(tasks)} for b, tasks in users.items()}
-    pairs = {(u, users[b][-1]) for b, on in last_on.items() for u in on.values()}
-    pairs |= {(users[b][0], v) for b, on in first_on.items() for v in on.values()}
-    apart = set(not_before(plan, ((u, v) for u, v in pairs if u != v)))
-    lasts = {
-        b: [t for t in on.values() if t == users[b][-1] or (t, users[b][-1]) in apart] for b, on in last_on.items()
-    }
-    firsts = {
-        b: [t for t in on.values() if t == users[b][0] or (users[b][0], t) in apart] for b, on in first_on.items()
-    }
-    return lasts, firsts
+def _lasts(plan: Plan, users: dict[int, list[int]]) -> dict[int, list[int]]:
+    """By buffer, users that come after all others between them."""
+    last_on = {b: {plan.stream_of[t]: t for t in tasks}.values() for b, tasks in users.items()}
+    apart = set(not_before(plan, {(t, users[b][-1]) for b, on in last_on.items() for t in on if t != users[b][-1]}))
+    return {b: [t for t in on if t == users[b][-1] or (t, users[b][-1]) in apart] for b, on in last_on.items()}
+
+
+def _firsts(plan: Plan, users: dict[int, list[int]]) -> dict[int, list[int]]:
+    """By buffer, users that come before all others between them."""
+    first_on = {b: {plan.stream_of[t]: t for t in reversed(tasks)}.values() for b, tasks in users.items()}
+    apart = set(not_before(plan, {(users[b][0], t) for b, on in first_on.items() for t in on if t != users[b][0]}))
+    return {b: [t for t in on if t == users[b][0] or (users[b][0], t) in apart] for b, on in first_on.items()}
 
 
 def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
     users = arena_users(program, among)
     size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}
     used = {buffer: tasks for buffer, tasks in users.items() if tasks}
-    offsets, end = _fill(plan, used, size)
+    offsets, end = _fill(plan, used, size, _shared_starts(plan, _begun_together(program, used)))
     floor = _floor(used, size, len(program.tasks))
     if floor <= WORTH_PACKING * end:
         packed = pack(plan, used, size, floor, ALIGNMENT_BYTES)
@@ -86,9 +86,10 @@ def arena_users(program: Program, among: Collection[int] | None = None) -> dict[
     return {buffer: tuple(tasks) for buffer, tasks in users.items()}
 
 
-def _fill(plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int]) -> tuple[dict[int, int], int]:
+def _fill(
+    plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int], shared: dict[int, Clock]
+) -> tuple[dict[int, int], int]:
     """Offsets and size of an arena that is filled in launch order, and emptied as the last tasks are launched."""
-    shared = _shared_starts(plan, users)
     place = places_on_stream(plan)
     launch = {task: i for i, task in enumerate(plan.order)}
     opens: defaultdict[int, list[int]] = defaultdict(list)
@@ -120,10 +121,27 @@ def _fill(plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int]) -
     return offsets, arena.end
 
 
+def _begun_together(program: Program, users: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Those of the buffers that more than one task may begin: where the first does not write all of it, upon which all
+    others depend.
+    """
+    return {
+        buffer: tasks
+        for buffer, tasks in users.items()
+        if len(tasks) > 1
+        and not any(
+            view.buffer == buffer and view.span == (0, program.buffers[buffer].nbytes)
+            for view in (*program.tasks[tasks[0]].writes, *program.tasks[tasks[0]].mutates)
+        )
+    }
+
+
 def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, Clock]:
     """For buffers whose first task does not come before all their others: what is known before every one of them
     starts.
     """
+    if not users:
+        return {}
     buffers_of: defaultdict[int, list[int]] = defaultdict(list)
     for buffer, tasks in users.items():
         for task in tasks:
