@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
+from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.check import check_memory
 from nimble_jobs.graph.memory import MemoryPlan, live_bytes, plan_memory
@@ -126,14 +127,15 @@ def arena_plan(program: Program, plan: Plan) -> MemoryPlan:
     return plan_memory(program, plan, among=_intermediates(program) - _made(program))
 
 
-def planned_bytes(program: Program, memory: MemoryPlan) -> int:
-    """Device memory of one instance beyond the module's state, known before it is captured; workspaces of libraries
-    come on top.
+def planned_bytes(program: Program, plan: Plan, memory: MemoryPlan, device: torch.device) -> int:
+    """Device memory of one instance beyond the module's state, known before it is captured: inputs, outputs, the
+    arena, what operators allocate, and `workspace_bytes`.
     """
     kept = {p.view.buffer for p in program.outputs}
     own = {p.view.buffer for p in program.inputs} | kept
     allocated = live_bytes(program, among=_made(program) - kept)
-    return sum(program.buffers[b].nbytes for b in own) + memory.peak_bytes + allocated
+    buffers = sum(program.buffers[b].nbytes for b in own) + memory.peak_bytes + allocated
+    return buffers + workspace_bytes(program, plan, device)
 
 
 def _made(program: Program) -> set[int]:

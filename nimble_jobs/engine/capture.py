@@ -56,7 +56,7 @@ def capture(
         return (
             _GraphInstance(bound, device, plan.streams)
             if device.type == "cuda"
-            else _CallInstance(bound, planned_bytes(program, memory))
+            else _CallInstance(bound, planned_bytes(program, plan, memory, device))
         )
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e

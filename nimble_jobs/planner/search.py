@@ -22,6 +22,7 @@ from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.candidate import Found, failed, left_out
@@ -290,10 +291,13 @@ class Search:
 
     def _too_large(self, name: str, plan: Plan, recording: Recording, memory: MemoryPlan, *, must: bool) -> bool:
         """Whether a plan needs more memory than it may use. Raises OutOfMemory for a candidate that must work."""
-        limit, planned = self._options.memory_bytes, planned_bytes(recording.program, memory)
+        limit, program = self._options.memory_bytes, recording.program
+        planned = planned_bytes(program, plan, memory, self._device)
         if limit is None or planned <= limit:
             return False
-        reason = f"its memory plan needs {planned} bytes, more than the {limit} that it may use"
+        workspaces = workspace_bytes(program, plan, self._device)
+        products = f", {workspaces} of them as workspaces of matrix products" if workspaces else ""
+        reason = f"its memory plan needs {planned} bytes{products}, more than the {limit} that it may use"
         if must:
             raise OutOfMemory(f"{name}: {reason}")
         self.candidates.append(left_out(name, f"not captured: {reason}", streams=plan.streams))

@@ -21,6 +21,7 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request
 from nimble_jobs.planner.search import Search
 from nimble_jobs.planner.source import Source
+from nimble_jobs.planner.step_key import step_options
 from nimble_jobs.schedule import Candidate, Program, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
@@ -170,6 +171,7 @@ def test_the_budget_of_a_spec_bounds_the_search(
     )
     build_schedule(nn.Linear(3, 2), request, "key", CPU)
     assert [options.budget_s for options in seen] == [used]
+    assert step_options(request.schedule).budget_s == used
 
 
 def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
