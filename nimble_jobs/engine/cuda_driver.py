@@ -1,9 +1,14 @@
-"""Load compiled kernels through the CUDA driver's own interface (cuModuleLoadData), without any compiler."""
+"""Load compiled kernels through the CUDA driver's own interface (cuModuleLoadData), without any compiler.
+
+What is loaded stays loaded: instances share functions, and one that is let go of without being closed may still run on
+the device when the last Python reference to its kernels goes, so that no moment is known to be safe for cuModuleUnload.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 
 import torch
 
@@ -13,12 +18,12 @@ _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may have
 
-_FUNCTIONS: dict[tuple[int, bytes, str], int] = {}  # never unloaded: captured graphs may hold them
+_FUNCTIONS: dict[tuple[int, bytes, str], int] = {}  # by device, SHA-256 of the binary, and name
 
 
 def load_function(binary: bytes, name: str, shared_bytes: int, device: torch.device) -> int:
     """Handle of a function of a binary that was compiled for this GPU. Raises EngineError where it cannot be loaded."""
-    key = (device.index or 0, binary, name)
+    key = (device.index or 0, hashlib.sha256(binary).digest(), name)  # a binary is not kept when its kernels go
     if key not in _FUNCTIONS:
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # the driver needs the context that torch makes

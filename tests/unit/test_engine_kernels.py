@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 
 from nimble_jobs import graph
+from nimble_jobs.engine import cuda_driver
 from nimble_jobs.engine.bind import bind
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.recorder import Recorder
@@ -78,3 +80,31 @@ def test_a_missing_kernel_is_an_error() -> None:
     plan, _ = graph.single_stream(recording.program)
     with pytest.raises(EngineError, match=r"triton\.double"):
         bind(recording.program, plan, state={}, constants={}, device=CPU)
+
+
+def test_machine_code_is_loaded_once_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal binaries of one device share a function; the binary itself may be let go of. A refusal names the kernel."""
+    loaded: list[bytes] = []
+
+    class Driver:
+        def cuModuleLoadData(self, _module: Any, binary: bytes) -> int:  # noqa: N802  # the driver's name
+            loaded.append(bytes(binary))
+            return 200 if binary.startswith(b"broken") else 0
+
+        def cuModuleGetFunction(self, function: Any, _module: Any, _name: bytes) -> int:  # noqa: N802
+            function._obj.value = len(loaded)
+            return 0
+
+        def cuGetErrorString(self, _status: int, text: Any) -> None:  # noqa: N802
+            text._obj.value = b"device kernel image is invalid"
+
+    monkeypatch.setattr(cuda_driver, "_driver", Driver)
+    monkeypatch.setattr(cuda_driver, "_FUNCTIONS", {})
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    asked = [(b"a" * 5000, "k", first), (b"a" * 5000, "k", first), (b"a" * 5000, "k", second), (b"b", "k", first)]
+    assert [cuda_driver.load_function(binary, name, 0, device) for binary, name, device in asked] == [1, 1, 2, 3]
+    assert max(len(part) for key in cuda_driver._FUNCTIONS for part in key if isinstance(part, bytes)) == 32
+    with pytest.raises(EngineError, match=r"^the kernel k cannot be loaded: device kernel image is invalid$"):
+        cuda_driver.load_function(b"broken", "k", 0, first)
