@@ -23,7 +23,7 @@ from torch import nn
 
 def net(dropout=0.2):
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(4),
         nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 4),
     )
 
@@ -110,7 +110,7 @@ class Attempt:
     ) -> None:
         """Schedules are kept in the state folder `home`; by default, in one for each folder of outputs."""
         self.spec = spec
-        self.asked = 0  # how often it asked whether to go on: once after each step, and after each epoch
+        self.asked = 0  # whether to go on, once it ran: after each step and epoch, before each batch of a validation
         self.events: list[tuple[str, str, dict[str, Any]]] = []
         self.reports: list[dict[str, Any]] = []
         self._stop = stop
@@ -137,7 +137,7 @@ class Attempt:
         return [message for found, message, _ in self.events if found == kind]
 
     def _asked(self) -> Stop:
-        self.asked += 1
+        self.asked += any(report.get("phase") == "run" for report in self.reports)
         return self._stop(self.asked)
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "clear_workspaces",
     "conv_backend",
     "cuda_driver",
+    "deterministic",
     "draws_random",
     "has_kernel",
     "launch_kernel",
@@ -177,3 +178,8 @@ def update_scale_(
 def cuda_driver() -> str:
     """The newest CUDA version that the installed driver supports, as in 13000."""
     return str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]  # missing from its stubs
+
+
+def deterministic(mode: bool, *, warn_only: bool) -> None:
+    """`torch.use_deterministic_algorithms`, which also loads Inductor and has it choose kernels without measuring."""
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)

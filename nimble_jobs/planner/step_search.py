@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -46,8 +46,11 @@ class FoundStep:
 class StepSearch:
     """Tries, checks and measures. `candidates` holds what was tried."""
 
-    def __init__(self, live: LiveStep, *, seed: int) -> None:
-        """`seed`: of checks that must pass again, where a training goes on with the source that it began with."""
+    def __init__(self, live: LiveStep, *, seed: int, report: Callable[..., None] = lambda **_: None) -> None:
+        """`seed`: of checks that must pass again, where a training goes on with the source that it began with. `report`
+        is called before each candidate, and ends the search by what it raises.
+        """
+        self._report = report
         self._live = live
         self._request = live.request
         self._device = live.device
@@ -94,6 +97,7 @@ class StepSearch:
         return [*fused, *(Source(kernels="eager", layout=layout) for layout in layouts[1:])]
 
     def _try(self, source: Source, deadline: float, *, must: bool = False) -> FoundStep | None:
+        self._report(phase="build")
         try:
             return self._on_one_stream(source, deadline)
         except Exception as e:
@@ -132,6 +136,7 @@ class StepSearch:
             return None
         if self._is_over(deadline, name):
             return None
+        self._report(phase="build")
         try:
             return self._with_streams(single, name, deadline)
         except Exception as e:  # noqa: BLE001 - its row says it, and one stream works

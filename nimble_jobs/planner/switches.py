@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
+
+from nimble_jobs.engine.private import deterministic
+
+VARIES = r"(\S+) does not have a deterministic implementation"  # torch's warning; its first word is the operator
+_CUBLAS = "Deterministic behavior was enabled .* uses CuBLAS"  # where streams share a workspace; here each has its own
 
 
 @contextmanager
 def as_in_training(device: torch.device) -> Iterator[None]:
-    """While inside, cuDNN chooses kernels that give equal bits each time, as an exact resume needs; streams and events
-    are those of the device.
+    """While inside, torch and cuDNN choose implementations that give equal bits each time, where they have any, as an
+    exact resume needs; streams and events are those of the device.
+
+    Nothing is said of operators that have none.
     """
     cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
+    memory: Any = torch.utils.deterministic  # torch's annotations lack what it makes at run time
+    before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
+    deterministic(True, warn_only=True)
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with warnings.catch_warnings(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            for known in (VARIES, _CUBLAS):
+                warnings.filterwarnings("ignore", known)
             yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before
+        deterministic(enabled, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = before

@@ -138,7 +138,7 @@ def build_step(
     tolerance = step_tolerance(request, device)
     live = LiveStep(request, eager, device, tolerance=tolerance)
     seed = check_seed(parts)
-    search = StepSearch(live, seed=seed)
+    search = StepSearch(live, seed=seed, report=report)
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
             try:

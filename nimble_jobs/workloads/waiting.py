@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from nimble_jobs.planner.misses import Waiting
 from nimble_jobs.store import Wait
 from nimble_jobs.workloads.context import JobContext, Stop
@@ -26,3 +29,14 @@ def waiting(context: JobContext) -> Waiting:
             raise Stopped
 
     return wait
+
+
+def unless_stopped(context: JobContext) -> Callable[..., None]:
+    """`context.report`, which raises Stopped when the job is to end."""
+
+    def report(**given: Any) -> None:
+        context.report(**given)
+        if context.stop() is not Stop.GO:
+            raise Stopped
+
+    return report

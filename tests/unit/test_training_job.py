@@ -364,3 +364,13 @@ def test_tensorboard(folder: Path) -> None:
     assert len(found.Scalars("epoch/val_accuracy")) == 2
     manifest = json.loads((spec.output.path / "manifest.json").read_text())
     assert file.name in [entry["name"] for entry in manifest["files"]]
+
+
+@pytest.mark.parametrize("how", [Stop.CANCEL, Stop.DRAIN])
+def test_stopped_while_its_step_is_searched(folder: Path, how: Stop) -> None:
+    """The search ends before its next candidate, though it must find one; nothing was trained."""
+    attempt = Attempt(spec_of(folder, output=f"searched-{how}/net"), stop=lambda _: how)
+    assert attempt.run().stop is how
+    assert attempt.asked == 0
+    assert attempt.said("fallback") == attempt.said("stopped") == []
+    assert not (folder / f"searched-{how}/net").exists()

@@ -37,7 +37,8 @@ from nimble_jobs.workloads.training.loop import Loop
 from nimble_jobs.workloads.training.losses import targets
 from nimble_jobs.workloads.training.progress import Progress
 from nimble_jobs.workloads.training.sampler import Sampler
-from nimble_jobs.workloads.waiting import Stopped, waiting
+from nimble_jobs.workloads.training.unsteady import unsteady
+from nimble_jobs.workloads.waiting import Stopped, unless_stopped, waiting
 
 CURVES, LAST = "curves.png", "last.safetensors"
 
@@ -99,6 +100,10 @@ def _trained(
     found = resume.find(context, checkpoints, sheet)
     ready = setup.prepare(spec, reader, device, context.allowed_python)
     _check_metrics(spec, ready.classes)
+    varying = unsteady(ready.request, device)
+    if varying:
+        text = f"{', '.join(varying)} may give other bits each time on this device; a resume would not be bit for bit"
+        context.event("not-repeatable", text, {"operators": list(varying)})
     load_s = time.perf_counter() - start
     try:
         prepared = _step(context, ready, found, device)
@@ -139,7 +144,7 @@ def _trained(
             sampler=sampler,
         )
         if found is not None:
-            resume.tell(context, found, sheet["environment"], steps=loop.total)
+            resume.tell(context, found, sheet["environment"], steps=loop.total, varying=varying)
         context.report(phase="run", schedule=summary)
         earlier, began = len(steps), time.perf_counter()
         stop = loop.run()
@@ -183,7 +188,7 @@ def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, dev
         store=context.store,
         on_miss=context.spec.schedule.on_miss,
         check_code=lambda: ready.check_code(context.spec),
-        report=context.report,
+        report=unless_stopped(context),
         waiting=waiting(context),
     )
 

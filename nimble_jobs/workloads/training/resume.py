@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,11 +74,15 @@ def source_of(found: Checkpoint | None, options: BuildOptions) -> Source | Liter
     return Source(kernels=there["kernels"], layout=there["layout"])
 
 
-def tell(context: JobContext, found: Checkpoint, here: dict[str, str], *, steps: int) -> None:
-    """Record where the training goes on, and what stands against equal bits."""
+def tell(
+    context: JobContext, found: Checkpoint, here: dict[str, str], *, steps: int, varying: Sequence[str] = ()
+) -> None:
+    """Record where the training goes on, and what stands against equal bits; `varying` are operators that do."""
     by = found.sheet["job"]
     text = f"goes on after step {found.step} of {steps}, from {found.path} by attempt {by['attempt']} of {by['id']}"
     lines = differences(found.sheet["environment"], here)
+    if varying:
+        lines.append(f"{', '.join(varying)} may give other bits each time")
     if lines:
         text += f"; not bit for bit as if undisturbed: {'; '.join(lines)}"
     context.event("resumed", text, {"step": found.step, "exact": not lines, "checkpoint": str(found.path)})
