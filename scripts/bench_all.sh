@@ -1,29 +1,38 @@
 #!/usr/bin/env bash
-# The inference benchmark of all twelve models, spread over every GPU of the machine: one process a GPU at a time.
+# A whole benchmark, spread over every GPU of the machine: one process a GPU at a time.
 #
-#   scripts/bench_all.sh [FOLDER] [OPTION...]      options go to `nimble-jobs bench inference`; FOLDER: out/bench
+#   scripts/bench_all.sh inference|training [FOLDER] [OPTION...]     options go to `nimble-jobs bench`; FOLDER: out/KIND
 #
-# Writes FOLDER/inference.json and FOLDER/inference.png. A second run goes on where the first ended. STOP=8m ends in time.
-# DTYPES=fp16,fp32 names the types. With WARM=3m all models first compile side by side for at most so long, which leaves
-# their code in the compilers' caches; measured is what follows, one model after another. It wants --shared-caches.
+# Writes FOLDER/results.json and FOLDER/results.png. A second run goes on where the first ended. STOP=8m ends in time.
+# DTYPES=fp16,fp32 and MODELS=NAME,... choose what is measured. With WARM=3m all models first compile side by side for at
+# most so long, which leaves their code in the compilers' caches; measured is what follows, one model after another. It
+# wants --shared-caches.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-folder=${1:-out/bench}
-shift || true
+kind=${1:?inference or training}
+folder=${2:-out/$kind}
+shift "$(($# < 2 ? $# : 2))"
+case $kind in  # the longest first, dealt out in turn
+    inference)
+        dtypes=${DTYPES:-fp16,fp32}
+        models=${MODELS:-nasnet_a_large,nasnet_a_mobile,amoebanet,darts,efficientnet_b5,inception_v3,bert_base,resnet101,googlenet,efficientnet_b0,resnet50,mobilenet_v2} ;;
+    training)
+        dtypes=${DTYPES:-fp32}
+        models=${MODELS:-nasnet_a_mobile,inception_v3,efficientnet_b0@32,mobilenet_v2@32,resnet50@32,resnet50,bert_base} ;;
+    *) echo "bench_all: $kind is unknown; expected inference or training" >&2; exit 2 ;;
+esac
+IFS=, read -ra models <<<"$models"
 mkdir -p "$folder"
 gpus=$(nvidia-smi --list-gpus | wc -l)
 [ "$gpus" -gt 0 ] || { echo "bench_all: no GPU found" >&2; exit 1; }
-# the longest first, dealt out in turn
-models=(nasnet_a_large nasnet_a_mobile amoebanet darts efficientnet_b5 inception_v3
-    bert_base resnet101 googlenet efficientnet_b0 resnet50 mobilenet_v2)
-dtypes=${DTYPES:-fp16,fp32}
+bench=(.venv/bin/nimble-jobs bench "$kind")
 if [ -n "${WARM:-}" ]; then
     for i in "${!models[@]}"; do
         for dtype in ${dtypes//,/ }; do
             # threads of so many processes would only wait for each other
             CUDA_VISIBLE_DEVICES=$((i % gpus)) OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-                .venv/bin/nimble-jobs bench inference --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms \
-                --stop-after "$WARM" --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>&1 &
+                "${bench[@]}" --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms --stop-after "$WARM" \
+                --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>"$folder/warm-$dtype-${models[i]}.err" &
         done
     done
     wait
@@ -35,12 +44,12 @@ for ((gpu = 0; gpu < gpus; gpu++)); do
     [ ${#mine[@]} -gt 0 ] || continue
     resume=()
     [ ! -e "$folder/gpu-$gpu.json" ] || resume=(--resume)
-    CUDA_VISIBLE_DEVICES=$gpu .venv/bin/nimble-jobs bench inference --models "$(IFS=,; echo "${mine[*]}")" --dtype "$dtypes" "$@" \
+    CUDA_VISIBLE_DEVICES=$gpu "${bench[@]}" --models "$(IFS=,; echo "${mine[*]}")" --dtype "$dtypes" "$@" \
         "${stop[@]}" "${resume[@]}" --json "$folder/gpu-$gpu.json" --log "$folder/gpu-$gpu.talk" \
         >"$folder/gpu-$gpu.txt" 2>"$folder/gpu-$gpu.err" &
 done
 failed=0
 for job in $(jobs -p); do wait "$job" || failed=1; done
-rm -f "$folder/inference.json" "$folder/inference.png"
-.venv/bin/nimble-jobs bench show "$folder"/gpu-*.json --json "$folder/inference.json" --plot "$folder/inference.png" || failed=1
+rm -f "$folder/results.json" "$folder/results.png"
+.venv/bin/nimble-jobs bench show "$folder"/gpu-*.json --json "$folder/results.json" --plot "$folder/results.png" || failed=1
 exit "$failed"
