@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nimble_jobs.graph.arena import Arena
-from nimble_jobs.graph.clocks import Clock, Guard, knows, places_on_stream, tracked, walk
+from nimble_jobs.graph.clocks import FEW, Clock, Guard, knows, places_on_stream, walk
 from nimble_jobs.graph.packing import pack
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.schedule import BufferKind, Plan, Program
@@ -97,7 +97,7 @@ def _fill(
     for buffer, tasks in users.items():
         opens[min(tasks, key=launch.__getitem__)].append(buffer)
         closes[max(tasks, key=launch.__getitem__)].append(buffer)
-    arena = Arena(thorough=tracked(plan) == plan.streams)
+    arena = Arena(thorough=plan.streams <= FEW)
     offsets: dict[int, int] = {}
     for task, now in walk(plan):
         if task not in opens and task not in closes:

@@ -14,7 +14,8 @@ from nimble_jobs.graph.clocks import places_on_stream, tracked, walk
 from nimble_jobs.schedule import Plan
 
 BUFFERS = 4096  # whose pairs are held at once
-PLACED = 700  # and each buffer once: how many may be placed before another round is begun
+PLACED = 900  # how often a buffer may be placed, all counted, before another round is begun
+AGAIN = 400  # or beyond once for each, if that is more
 
 _HALF = 32  # bits; a range is one number, its start before its end
 _LOW = (1 << _HALF) - 1
@@ -41,7 +42,7 @@ def pack(
     placing = _Placing(sizes, _meet(plan, users, buffers))
     best, best_end = placing.ranges >> _HALF, placing.end
     last, least, asked = placing.last, enough // unit, set()
-    while placing.placed < PLACED + len(buffers):
+    while placing.placed < max(PLACED, len(buffers) + AGAIN):
         if last not in asked:
             asked.add(last)
             least = max(least, _together(last, sizes, placing.meet))
