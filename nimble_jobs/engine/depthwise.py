@@ -18,6 +18,7 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import Arg, Program, Task, View
 
 PREFIX = "triton.depthwise"
@@ -48,6 +49,12 @@ class Shape:
     padding: int
     dilation: int
     channels_last: bool
+
+    @property
+    def name(self) -> str:
+        """Of its kernel; another for each shape that its binary or its grid differs for."""
+        form = "last" if self.channels_last else "first"
+        return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{self.channels}.{'x'.join(map(str, self.sizes))}"
 
     @property
     def unit(self) -> int:
@@ -111,8 +118,8 @@ def shape_of(task: Task) -> Shape | None:
     ):
         return None
     channels, kernel = x.shape[1], weight.shape[-1]
-    dense = weight.stride[0] == kernel * kernel and weight.stride[2:] == (kernel, 1)
-    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense or kernel == 1):
+    dense = weight.stride[0] == kernel * kernel and (kernel == 1 or weight.stride[2:] == (kernel, 1))
+    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense and _aligned(weight)):
         return None
     alike = [s[0] for s in settings if isinstance(s, tuple) and len(s) == 2 and s[0] == s[1] and isinstance(s[0], int)]
     if len(alike) != 3 or channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= _MOST:
@@ -158,7 +165,10 @@ def without_library(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled(shape: Shape, capability: int) -> StaticKernel:
-    """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU."""
+    """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU.
+
+    Raises EngineError where Triton cannot compile it.
+    """
     from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -178,10 +188,14 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
         constexprs=constants,
         attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
-    made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    try:
+        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    except Exception as e:  # Triton's errors have no common root, and its assembler's are plain ones
+        line = str(e).strip().partition("\n")[0]
+        raise EngineError(f"{shape.name}: Triton cannot compile it: {type(e).__name__}: {line}") from e
     scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     return StaticKernel(
-        name=f"{PREFIX}{shape.kernel}.{shape.dtype}.{'x'.join(map(str, shape.sizes))}",
+        name=shape.name,
         function=made.metadata.name,
         binary=made.asm["cubin"],
         grid=shape.grid,
@@ -275,4 +289,9 @@ def _lies(view: View, *, channels_last: bool) -> bool:
         if view.shape[dim] != 1 and view.stride[dim] != expected:
             return False
         expected *= view.shape[dim]
+    return _aligned(view)
+
+
+def _aligned(view: View) -> bool:
+    """Whether sixteen bytes may be read at once."""
     return view.offset * view.itemsize % 16 == 0

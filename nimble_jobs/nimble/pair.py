@@ -140,11 +140,10 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
 def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int) -> dict[str, float]:
     """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are."""
     parameters = dict(subject.parameters)
-    before = copies(parameters)
-    other = copies(inputs)
-    unit = unit_roundoff([t.dtype for t in (*parameters.values(), *other.values())], subject.device)
+    unit = unit_roundoff([t.dtype for t in (*parameters.values(), *inputs.values())], subject.device)
     if not matters(unit):
         return {}
+    before, other = copies(parameters), copies(inputs)
     try:
         disturb([*parameters.values(), *other.values()], unit, seed)
         seed_device(seed, subject.device)

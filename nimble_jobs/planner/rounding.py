@@ -63,12 +63,15 @@ def compare_gradient(
 ) -> float:
     """As `compare`, with `slack` or, where it is more, what `noise` allows; 0 where sizes alone can be compared.
 
-    Raises CheckFailed, naming the tensor.
+    `noise` is relative to `expected`, also where that is below the floor. Raises CheckFailed, naming the tensor.
     """
-    allowed = max(slack, _MARGIN * noise)
-    if allowed < _VALUES_TELL or rms(expected) <= floor:
-        return compare(name, found, expected, allowed, floor)
-    ratio = rms(found) / rms(expected)
+    size = rms(expected)
+    allowed = _MARGIN * noise
+    if size <= floor:
+        return compare(name, found, expected, max(slack, allowed * size / floor if floor else 0.0), floor)
+    if allowed < max(slack, _VALUES_TELL):
+        return compare(name, found, expected, max(slack, allowed), floor)
+    ratio = rms(found) / size
     if not 1 / _SIZES <= ratio <= _SIZES:
         raise CheckFailed(
             f"{name!r} is {ratio:.3g} times as large as in eager; "

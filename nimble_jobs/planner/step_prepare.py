@@ -72,6 +72,7 @@ def prepare_stored_step(
         return PreparedStep(step=taken.step, key=key, hit=Hit.STORED)
     reason = taken.reason or ""
     found: list[TrainingStep] = []
+    stays = taken.stays
     fallback = eager_instead(on_miss, reason)
     if fallback is not None:
         store.schedules.missed(reason, time.time())
@@ -80,7 +81,9 @@ def prepare_stored_step(
         )
 
     def take() -> bool:
+        nonlocal stays  # another process may have stored since
         again = _take(request, parts, device, store, report)
+        stays = again.stays
         if again.step is not None:
             found.append(again.step)
         return again.step is not None
@@ -88,7 +91,7 @@ def prepare_stored_step(
     def build() -> None:
         built = build_step(request, device=device, parts=parts, report=report)
         found.append(built.step)
-        _keep(built, store, check_code, stays=taken.stays)
+        _keep(built, store, check_code, stays=stays)
 
     hit, miss_reason = in_turn(key, reason, store=store, waiting=waiting, take=take, build=build)
     if hit is Hit.MISS:

@@ -15,7 +15,7 @@ import torch
 from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
-from nimble_jobs.errors import CheckFailed
+from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.planner import take
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
@@ -71,10 +71,31 @@ def test_everything_else_stays_as_it_is() -> None:
         replace(task, args=(replace(x, offset=1), weight, *rest)),  # reads are of sixteen bytes at once
         replace(task, args=(x, weight, rest[0], (1, 2), *rest[2:])),  # another stride in each direction
         replace(task, args=(x, replace(weight, dtype="float32"), *rest)),
+        replace(task, args=(x, replace(weight, offset=1), *rest)),
+        replace(_task(8, 1), args=(x, replace(weight, shape=(8, 1, 1, 1)), *rest)),  # a corner of a larger filter
         _task(8, 9),
         replace(task, args=(*task.args[:6],)),
     ]
     assert [depthwise.shape_of(other) for other in others] == [None] * len(others)
+
+
+def test_equal_sizes_with_another_unit_are_another_kernel() -> None:
+    """Twelve channels are three units of four; three channels are three of one."""
+    twelve, three = (depthwise.shape_of(_task(channels)) for channels in (12, 3))
+    assert twelve is not None and three is not None  # noqa: PT018
+    assert twelve.sizes == three.sizes
+    assert twelve.name != three.name
+
+
+def test_what_triton_cannot_compile_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise ValueError("no such target\nand more")
+
+    shape = depthwise.shape_of(_task())
+    assert shape is not None
+    monkeypatch.setattr("triton.compile", fails)
+    with pytest.raises(EngineError, match=r"Triton cannot compile it: ValueError: no such target$"):
+        depthwise.compiled(shape, 90)
 
 
 def test_the_recording_of_another_device_stays_as_it_is() -> None:
@@ -94,7 +115,7 @@ def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) ->
     found = depthwise.with_own_depthwise(_recording(task), torch.device("cuda", 0))
     (ours,) = found.program.tasks
     (name,) = found.kernels
-    assert ours.op == name == "triton.depthwise3.float16.2x6x6x6x6x36x1x1x1"
+    assert ours.op == name == "triton.depthwise3.float16.last.8.2x6x6x6x6x36x1x1x1"
     assert ours.args[:3] == (*task.args[:2], task.kwargs[0][1])
     assert (ours.reads, ours.writes, ours.mutates) == (task.reads, task.writes, task.mutates)
     assert ours.source == task.source

@@ -68,6 +68,21 @@ def test_with_little_noise_the_slack_decides() -> None:
         compare_gradient("w", expected * 1.2, expected, 0.1, 0.0, 0.01)
 
 
+def test_a_large_slack_alone_still_compares_values() -> None:
+    expected = torch.ones(100)
+    assert compare_gradient("w", expected * 0.2, expected, 1.0, 0.0, 0.0) == pytest.approx(0.8)
+    with pytest.raises(CheckFailed, match=r"'w' differs from eager by a relative norm of 2; the tolerance is 1"):
+        compare_gradient("w", -expected, expected, 1.0, 0.0, 0.0)
+
+
+def test_noise_of_what_is_nearly_zero_counts_by_its_own_size() -> None:
+    """A thousandth of the floor may be many times itself, and not many times the floor."""
+    expected = torch.full((100,), 1e-3)
+    assert compare_gradient("w", expected * 30, expected, 0.0, 1.0, 10.0) == pytest.approx(0.029)
+    with pytest.raises(CheckFailed, match=r"a relative norm of 0\.999; the tolerance is 0\.5"):
+        compare_gradient("w", expected * 1000, expected, 0.5, 1.0, 10.0)
+
+
 @pytest.mark.parametrize("factor", [0.0, 0.4, 2.5, math.inf, math.nan])
 def test_where_values_tell_nothing_sizes_do(factor: float) -> None:
     expected = torch.randn(1000, generator=torch.Generator().manual_seed(1))

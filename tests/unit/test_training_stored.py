@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nimble_jobs.errors import CheckFailed, JobFailed
-from nimble_jobs.planner import step_live
+from nimble_jobs.planner import step_live, step_prepare
 from nimble_jobs.planner.stored import Storable, keep
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.store import ScheduleState, Store, open_store
@@ -241,5 +241,29 @@ def test_another_source_under_the_same_key_is_left_to_others(folder: Path, store
     reason = "the training began with eager kernels; the stored schedule has eager kernels, channels-last"
     assert (outcome.schedule["hit"], outcome.schedule["miss_reason"]) == ("miss", reason)
     assert data["exact"]
+    (entry,) = store.schedules.list()
+    assert store.schedules.verified(entry.key).load().layout == "channels-last"
+
+
+def test_what_another_process_stores_meanwhile_is_left_to_others(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was stored when the training looked first; another source was, once it was its turn to build."""
+    waited = step_prepare.in_turn
+
+    def gone() -> None:
+        (entry,) = store.schedules.list()
+        stored = store.schedules.verified(entry.key)
+        schedule = replace(stored.load(), layout="channels-last")
+        store.schedules.remove([entry.key])
+
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            keep([Storable(schedule=schedule, parts=stored.parts, constants={}, binaries=b"")], store)
+            return waited(*args, **kwargs)
+
+        monkeypatch.setattr(step_prepare, "in_turn", in_turn)
+
+    outcome, (_, data) = resumed(folder, "meanwhile", gone)
+    assert (outcome.schedule["hit"], data["exact"]) == ("miss", True)
     (entry,) = store.schedules.list()
     assert store.schedules.verified(entry.key).load().layout == "channels-last"
