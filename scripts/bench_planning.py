@@ -3,7 +3,8 @@
 size.
 
 Prints a table; --json and --plot write the figures and a log-log picture of them. Times are of one core's work. One
-process per row, so that peak memory is the row's own; the quickest of three runs up to ten thousand tasks, else one.
+process per row, so that peak memory is the row's own; the quickest of ten runs for small programs down to two for the
+largest, for other work on the machine slows each down.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _vector(buffer: int, elements: int) -> View:
 def measure(shape: str, n: int, max_streams: int | None) -> dict[str, Any]:
     """One row, measured in this process."""
     program = synthetic(n, SHAPES[shape](n))
-    runs = [_run(program, max_streams) for _ in range(3 if n <= 10_000 else 1)]
+    runs = [_run(program, max_streams) for _ in range(max(2, min(10, 50_000 // n)))]
     row = {"shape": shape, "tasks": n, "max_streams": max_streams, **min(runs, key=lambda run: run["total_s"])}
     return {**row, "grown_bytes": runs[0]["grown_bytes"]}
 
