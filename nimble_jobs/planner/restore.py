@@ -56,7 +56,7 @@ def restore(
         bound = variants.use(source.layout, source.folded)
         if own:
             compact(bound, device)
-        recording = recording_of(material, lambda: record_source(bound, source, example, device, compiled_before=True))
+        recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         for instance in instances:

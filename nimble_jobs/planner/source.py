@@ -15,6 +15,7 @@ from nimble_jobs.engine.inductor import compile_module
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.planner.fold import Pairs, folded
+from nimble_jobs.schedule import Program
 
 Kernels = Literal["eager", "inductor", "max-autotune"]
 Layout = Literal["given", "channels-last"]
@@ -89,11 +90,12 @@ def record_source(
     inputs: Mapping[str, torch.Tensor],
     device: torch.device,
     *,
-    compiled_before: bool = False,
+    like: Program | None = None,
 ) -> Recording:
     """Record a module that is the source's variant. Inputs are laid out as its weights are.
 
-    Raises CannotRecord where the module does what no schedule can hold.
+    With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
+    CannotRecord where the module does what no schedule can hold.
     """
     example = {name: _laid_out(tensor, source.layout) for name, tensor in inputs.items()}
     state = state_of(module)
@@ -103,9 +105,9 @@ def record_source(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice from compilers to their own users
             call = compile_module(
-                module, max_autotune=source.kernels == "max-autotune", compiled_before=compiled_before
+                module, max_autotune=source.kernels == "max-autotune", compiled_before=like is not None
             )
-            recording = with_own_depthwise(record_compiled(call, example, state, device), device)
+            recording = with_own_depthwise(record_compiled(call, example, state, device), device, like=like)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
         raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")

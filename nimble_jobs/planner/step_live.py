@@ -17,7 +17,7 @@ from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
 from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
 from nimble_jobs.planner.step_request import StepRequest
-from nimble_jobs.schedule import Plan
+from nimble_jobs.schedule import Plan, Program
 
 _PLANNED_NOW: Mapping[bool, MemoryPlan] = MappingProxyType({})
 
@@ -64,8 +64,10 @@ class LiveStep:
         """The module with its loss, in the source's kernels."""
         return objective_with(self.eager.arithmetic, source.kernels)
 
-    def record(self, source: Source, objective: Callable[..., Any], *, update: bool) -> Recording:
-        """Record one program. The values are then as they were at first. Raises CannotRecord."""
+    def record(
+        self, source: Source, objective: Callable[..., Any], *, update: bool, like: Program | None = None
+    ) -> Recording:
+        """Record one program, `like` it was before. The values are then as they were at first. Raises CannotRecord."""
         recording = record_step(
             self.eager.arithmetic,
             self.inputs,
@@ -73,6 +75,7 @@ class LiveStep:
             objective=objective,
             compiled=source.kernels != "eager",
             update=update,
+            like=like,
         )
         self.restore()
         return recording

@@ -163,7 +163,9 @@ def _loaded(
             for update, material in materials.items():
                 recordings[update] = recording_of(
                     material,
-                    lambda update=update: live.record(source, live.objective(source), update=update),  # type: ignore[misc]
+                    lambda update=update, like=material.schedule.program: live.record(  # type: ignore[misc]
+                        source, live.objective(source), update=update, like=like
+                    ),
                 )
             plans = {update: schedule.plan for update, schedule in schedules.items()}
             memories = {

@@ -20,6 +20,7 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.planner.eager_step import Arithmetic
 from nimble_jobs.planner.source import Kernels
+from nimble_jobs.schedule import Program
 
 _WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
 
@@ -49,20 +50,23 @@ def record_step(
     objective: Callable[..., Any],
     compiled: bool,
     update: bool,
+    like: Program | None = None,
 ) -> Recording:
     """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
     those of found_inf and grad_norm that there are.
 
-    The batch is trained on, with `compiled` several times. Raises CannotRecord as `engine.record.record` does, and
-    where the backward pass draws random numbers.
+    The batch is trained on, with `compiled` several times. With `like`, what it was before, nothing is measured. Raises
+    CannotRecord as `engine.record.record` does, and where the backward pass draws random numbers.
     """
     with warnings.catch_warnings() if compiled else contextlib.nullcontext():
         if compiled:
             warnings.simplefilter("ignore")  # advice from compilers to their own users
         try:
-            return _recorded(arithmetic, inputs, device, objective, compiled=compiled, update=update)
+            found = _recorded(arithmetic, inputs, device, objective, compiled=compiled, update=update)
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
             raise CannotRecord(f"Inductor cannot compile the backward pass: {str(e).splitlines()[0]}") from e
+        split = replace(found, program=split_convolutions(found.program))
+        return with_own_depthwise(split, device, like=like) if compiled else split
 
 
 def _recorded(
@@ -109,5 +113,4 @@ def _recorded(
     late = next((t for t in recording.program.tasks[forward:] if t.random), None)
     if late is not None:
         raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
-    split = replace(recording, program=split_convolutions(recording.program))
-    return with_own_depthwise(split, device) if compiled else split
+    return recording

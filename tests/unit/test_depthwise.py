@@ -125,6 +125,20 @@ def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) ->
     assert not kept.kernels
 
 
+def test_what_is_recorded_again_has_our_kernels_where_it_had_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule whose kernels are compiled again: a new measurement must not make it another program."""
+    gpu, task = torch.device("cuda", 0), _task()
+    monkeypatch.setattr(depthwise, "_capability", lambda _: 90)
+    monkeypatch.setattr(depthwise, "_faster", lambda shape, *_: depthwise.compiled(shape, 90))
+    ours = depthwise.with_own_depthwise(_recording(task), gpu).program
+    monkeypatch.delattr(depthwise, "_faster")
+    again = depthwise.with_own_depthwise(_recording(task), gpu, like=ours)
+    assert again.program == ours
+    assert list(again.kernels) == [ours.tasks[0].op]
+    theirs = _recording(task).program
+    assert depthwise.with_own_depthwise(_recording(task), gpu, like=theirs).program == theirs
+
+
 def test_the_machine_code_can_be_stored() -> None:
     shapes = [depthwise.shape_of(_task(channels, 3)) for channels in (8, 12)]
     kernels = [depthwise.compiled(shape, 90) for shape in shapes if shape is not None]
