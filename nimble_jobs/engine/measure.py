@@ -80,12 +80,14 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []
     times = []
-    with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
-        for call in calls:
-            call()  # libraries choose algorithms
-            graphs.append(torch.cuda.CUDAGraph())
-            times.append(_repeated_us(call, graphs[-1], pool, stream))
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+            for call in calls:
+                call()  # libraries choose algorithms
+                graphs.append(torch.cuda.CUDAGraph())
+                times.append(_repeated_us(call, graphs[-1], pool, stream))
+    finally:  # what it still writes must not be given to others
+        torch.cuda.current_stream(device).wait_stream(stream)
     return times
 
 
@@ -122,15 +124,17 @@ def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
     graphs: list[torch.cuda.CUDAGraph] = []  # all kept to the end: the pool must not become empty between two captures
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
-        for step in bound.steps:
-            for buffer in step.drops:
-                del env[buffer]
-            scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
-            step.call(env)
-            graphs.append(torch.cuda.CUDAGraph())
-            times.append(_repeated_us(functools.partial(step.call, scratch), graphs[-1], pool, stream))
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+            for step in bound.steps:
+                for buffer in step.drops:
+                    del env[buffer]
+                scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
+                step.call(env)
+                graphs.append(torch.cuda.CUDAGraph())
+                times.append(_repeated_us(functools.partial(step.call, scratch), graphs[-1], pool, stream))
+    finally:  # as above
+        torch.cuda.current_stream(device).wait_stream(stream)
     return times
 
 

@@ -116,13 +116,15 @@ def build_best(
         told=told,
     )
     found = search.run()
+    chosen = found.module
+    assert chosen is not None  # the search is over
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
     if options.fold:  # the weights are nobody else's
-        compact(found.module, device)
+        compact(chosen, device)
     with search.clock.time("capture"):
-        instances = capture_several(found.recording, found.plan, found.module, device, found.in_flight, found.memory)
+        instances = capture_several(found.recording, found.plan, chosen, device, found.in_flight, found.memory)
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():
         error, failure = search.check(instance, found.recording)
@@ -159,7 +161,7 @@ def build_best(
         schedule=schedule,
         instances=instances,
         recording=found.recording,
-        module=found.module,
+        module=chosen,
         binaries=binaries,
         failure=failure,
     )

@@ -21,7 +21,6 @@ class Found:
 
     candidate: Candidate
     source: Source
-    module: nn.Module  # whose weights the program reads: the searched one, or its folded copy
     recording: Recording
     plan: Plan
     memory: MemoryPlan
@@ -30,6 +29,9 @@ class Found:
     error: float | None
     failure: str | None = None
     in_flight: int = 1
+    module: nn.Module | None = (
+        None  # of the chosen one: whose weights the program reads, the searched or its folded copy
+    )
 
     @property
     def replay_us(self) -> float:

@@ -249,7 +249,6 @@ class Search:
         found = Found(
             candidate=candidate,
             source=source,
-            module=module,
             recording=recording,
             plan=plan,
             memory=memory,

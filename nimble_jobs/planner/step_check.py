@@ -124,6 +124,8 @@ def _noise(
     start = copies(parameters)
     seed_device(seed, device)
     _in_eager(eager, other)
+    if eager.arithmetic.optimizer.scale is not None and bool(eager.found_inf):
+        return {}  # the update was skipped, which says nothing about rounding
     moved = noise_of(
         {n: t.detach() - start[n] for n, t in parameters.items()}, {n: expected[n] - before[n] for n in parameters}
     )

@@ -65,11 +65,13 @@ class StepSearch:
         """
         deadline = time.monotonic() + self._request.options.budget_s
         only = self._request.only
-        first = self._try(only or Source(kernels="eager", layout="given"), math.inf, must=True)
+        source = only or Source(kernels="eager", layout="given")
         further = [] if only else self._further_sources()
-        tried = [first, *(self._try(source, deadline) for source in further)]
-        if further or only:
-            stop_compilers()
+        try:
+            tried = [self._try(source, math.inf, must=True), *(self._try(other, deadline) for other in further)]
+        finally:
+            if any(each.kernels != "eager" for each in (source, *further)):
+                stop_compilers()
         singles = sorted((found for found in tried if found is not None), key=lambda found: found.replay_us)
         best = singles[0]
         for single in singles:

@@ -9,6 +9,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.ahead import WAITING, Ahead, Told, reporter
 from nimble_jobs.planner.step_key import code_parts, program_parts, step_parts
@@ -55,18 +56,21 @@ def _built(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: 
     assert train is not None
     report = reporter(told)
     report(phase="load")
-    with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
-        ready = setup.prepare(spec, reader, device, allowed_python)
-        prepared = prepare_stored_step(
-            ready.request,
-            ready.parts,
-            device=device,
-            store=store,
-            on_miss="build",
-            check_code=lambda: ready.check_code(spec),
-            report=report,
-            waiting=lambda _: told(WAITING),
-        )
+    try:
+        with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
+            ready = setup.prepare(spec, reader, device, allowed_python)
+            prepared = prepare_stored_step(
+                ready.request,
+                ready.parts,
+                device=device,
+                store=store,
+                on_miss="build",
+                check_code=lambda: ready.check_code(spec),
+                report=report,
+                waiting=lambda _: told(WAITING),
+            )
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
     step, schedule = prepared.step, prepared.step.schedule
     step.close()
     return Ahead(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -110,23 +110,28 @@ def _trained(
     except Stopped:
         return Outcome(stop=context.stop())
     step = prepared.step
-    summary = _summary(prepared, device)
-    forward = _forward(context, ready, device) if held_out is not None else Forward(ready.module, spec.model.dtype)
-    if held_out is not None:
-        summary["validation"] = "schedule" if forward.replays else "eager"
-    build_s = time.perf_counter() - start - load_s
-    _tell(context, prepared, load_s, build_s)
-    sheet["environment"] = resume.environment(step, device)
-    keeper = None
-    if train.checkpoint is not None:
-        keeper = Keeper(checkpoints, ready.module, step, device, keep_last=train.checkpoint.keep_last, found=found)
-    journal = Journal(
-        staging.file(METRICS),
-        classes=ready.classes is not None,
-        tensorboard=train.tensorboard,
-        report=context.report,
-    )
-    try:
+    written: list[str] = []
+    with ExitStack() as opened:
+        opened.callback(step.close)
+        summary = _summary(prepared, device)
+        forward = _forward(context, ready, device) if held_out is not None else Forward(ready.module, spec.model.dtype)
+        opened.callback(forward.close)
+        if held_out is not None:
+            summary["validation"] = "schedule" if forward.replays else "eager"
+        build_s = time.perf_counter() - start - load_s
+        _tell(context, prepared, load_s, build_s)
+        sheet["environment"] = resume.environment(step, device)
+        keeper = None
+        if train.checkpoint is not None:
+            keeper = Keeper(checkpoints, ready.module, step, device, keep_last=train.checkpoint.keep_last, found=found)
+            opened.callback(keeper.close)
+        journal = Journal(
+            staging.file(METRICS),
+            classes=ready.classes is not None,
+            tensorboard=train.tensorboard,
+            report=context.report,
+        )
+        opened.callback(lambda: written.extend(journal.close()))
         progress, steps = _begin(context, ready, step, found, device)
         journal.replay(steps, progress.epochs)
         loop = Loop(
@@ -148,12 +153,6 @@ def _trained(
         context.report(phase="run", schedule=summary)
         earlier, began = len(steps), time.perf_counter()
         stop = loop.run()
-    finally:
-        written = journal.close()
-        if keeper is not None:
-            keeper.close()
-        forward.close()
-        step.close()
     run_s = time.perf_counter() - began
     if stop is not Stop.GO:
         kept = "no checkpoint" if keeper is None else f"a checkpoint after step {progress.step}"
