@@ -9,7 +9,7 @@ from nimble_jobs.graph.clocks import Guard, knows
 
 TRIES = 32  # free ranges of enough room that are looked at before adjacent ones are
 RANGES = 256  # free ranges that are kept apart before adjacent ones are joined
-WINDOW = 128  # free ranges, the last, that are looked at for adjacent ones
+WINDOW = 64  # free ranges, the last, that are looked at for adjacent ones
 
 
 class Arena:

@@ -50,7 +50,8 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
             added.append((tail[stream], task))
         tail[stream] = task
     added.extend((sync.before, sync.after) for sync in plan.syncs)
-    missing = unreached(dag.preds, added)
+    edges = {(u, v) for v, before in enumerate(dag.preds) for u in before}
+    missing = unreached(dag.preds, (pair for pair in added if pair not in edges))
     if missing:
         u, v = missing[0]
         raise PlanError(f"tasks {u} and {v} are independent, but the plan orders them ({len(missing)} such pairs)")
