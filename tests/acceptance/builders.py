@@ -81,7 +81,7 @@ def main(home: str, model: str, how: str) -> None:
     waits: list[float] = []
     with open_store(resolve(home)) as store:
         if how == "hang-saving":
-            store.schedules.save = hang  # type: ignore[method-assign]
+            store.schedules.save_all = hang  # type: ignore[method-assign]
         made = planner.prepare(
             request(Path(model)),
             device=torch.device("cpu"),

@@ -46,7 +46,9 @@ class Checkpoints:
         """
         damaged: list[str] = []
         with reported(self.folder):
-            for step in sorted(self._steps(), reverse=True):
+            waiting = sorted(self._steps())
+            while waiting:
+                step = waiting.pop()
                 try:
                     found = checkpoint.read(self.path(step))
                     best = found.sheet["progress"]["best"]
@@ -54,6 +56,9 @@ class Checkpoints:
                         checkpoint.read(self.path(best["step"]))
                     return Found(checkpoint=found, damaged=tuple(damaged))
                 except Damaged as e:
+                    if not self.path(step).exists():  # another job of this training has newer ones
+                        waiting = sorted(self._steps())
+                        continue
                     damaged.append(str(e))
                     aside = self.folder / f"{_DAMAGED}{step:08d}"
                     remove_tree(aside)

@@ -14,7 +14,7 @@ from nimble_jobs import spec as specs
 from nimble_jobs.data import BadRecord, Reader, Staging, open_reader
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import DataError, JobFailed, OutOfMemory
+from nimble_jobs.errors import Damaged, DataError, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
@@ -121,6 +121,7 @@ def _trained(
         build_s = time.perf_counter() - start - load_s
         _tell(context, prepared, load_s, build_s)
         sheet["environment"] = resume.environment(step, device)
+        found, progress, steps = _begin(context, ready, step, found, checkpoints, sheet, device)
         keeper = None
         if train.checkpoint is not None:
             keeper = Keeper(checkpoints, ready.module, step, device, keep_last=train.checkpoint.keep_last, found=found)
@@ -132,7 +133,6 @@ def _trained(
             report=context.report,
         )
         opened.callback(lambda: written.extend(journal.close()))
-        progress, steps = _begin(context, ready, step, found, device)
         journal.replay(steps, progress.epochs)
         loop = Loop(
             context,
@@ -207,13 +207,24 @@ def _forward(context: JobContext, ready: setup.Setup, device: torch.device) -> F
 
 
 def _begin(
-    context: JobContext, ready: setup.Setup, step: TrainingStep, found: Checkpoint | None, device: torch.device
-) -> tuple[Progress, Steps]:
-    """The first step's state, or that of a checkpoint."""
-    if found is None:
-        random_state.seed_all(context.spec.model.seed, device)
-        return Progress(), Steps()
-    return restore(found, ready.module, step, device)
+    context: JobContext,
+    ready: setup.Setup,
+    step: TrainingStep,
+    found: Checkpoint | None,
+    checkpoints: Checkpoints,
+    sheet: dict[str, Any],
+    device: torch.device,
+) -> tuple[Checkpoint | None, Progress, Steps]:
+    """The first step's state, or that of a checkpoint: a newer one where another job took the found one away."""
+    while found is not None:
+        try:
+            return found, *restore(found, ready.module, step, device)
+        except Damaged:
+            if found.path.exists():
+                raise
+            found = resume.find(context, checkpoints, sheet)
+    random_state.seed_all(context.spec.model.seed, device)
+    return None, Progress(), Steps()
 
 
 def _publish(
