@@ -16,6 +16,7 @@ from nimble_jobs.errors import (
     ModelError,
     OutOfMemory,
 )
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
 from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
@@ -28,7 +29,6 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.stored import Storable, keep
 from nimble_jobs.planner.take import Report, take_stored
-from nimble_jobs.planner.uncollected import uncollected
 from nimble_jobs.store import Store
 
 
@@ -186,7 +186,7 @@ def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
 def build_module(request: Request, device: torch.device) -> nn.Module:
     """The request's module on the device. Raises ModelError, OutOfMemory."""
     try:
-        with uncollected():
+        with collector_paused():
             module = build(request.model, device=str(device), allowed_python=request.allowed_python)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e

@@ -13,13 +13,13 @@ import torch
 from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
 from nimble_jobs.planner.restore import restore
 from nimble_jobs.planner.stored import Material, read_stored
-from nimble_jobs.planner.uncollected import uncollected
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
@@ -30,7 +30,7 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
     """Load what is stored under the key: None, or the reason why it cannot be used. Sets `fallback` where there is no
     point in building it now. What proves unfit is quarantined. Raises OutOfMemory, DeviceFault, StoreError.
     """
-    with uncollected():
+    with collector_paused():
         found = read_stored(loaded.key, store)
     if found.refused is not None:  # it failed its check before; building it again would fail again
         loaded.fallback = found.refused
@@ -39,7 +39,7 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
     report(phase="check")
     try:
         residents.make_room(loaded.bytes + found.material.schedule.peak_bytes)
-        with uncollected():
+        with collector_paused():
             _load_stored(loaded, found.material)
     except (OutOfMemory, DeviceFault):
         raise

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from nimble_jobs import planner
-from nimble_jobs.planner.uncollected import uncollected
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.spec import ModelSpec
 
 
 def test_the_collector_is_put_back_as_it_was() -> None:
     """Also where it rested already, and after an error."""
-    with uncollected():
-        with uncollected():
+    with collector_paused():
+        with collector_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(KeyError), uncollected():
+    with pytest.raises(KeyError), collector_paused():
         raise KeyError
     assert gc.isenabled()
 
