@@ -62,11 +62,15 @@ class Shape:
         return 4 if self.channels % 4 == 0 else 1
 
     @property
+    def places(self) -> int:
+        """Of the output: all its elements, or in channels-last all its pixels."""
+        return self.images * self.out_height * self.out_width * (1 if self.channels_last else self.channels)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The kernel's arguments after its tensors."""
-        places = self.images * self.out_height * self.out_width * (1 if self.channels_last else self.channels)
         return (
-            *(self.channels // self.unit, self.height, self.width, self.out_height, self.out_width, places),
+            *(self.channels // self.unit, self.height, self.width, self.out_height, self.out_width, self.places),
             *(self.stride, self.padding, self.dilation),
         )
 
@@ -82,7 +86,7 @@ class Shape:
         """Blocks."""
         places, channels, _ = self.tile
         across = -(-self.channels // channels) if self.channels_last else 1
-        return -(-self.sizes[5] // places), across, 1
+        return -(-self.places // places), across, 1
 
 
 def with_own_depthwise(recording: Recording, device: torch.device, *, like: Program | None = None) -> Recording:

@@ -101,6 +101,15 @@ def _precision(device: torch.device) -> dict[str, str]:
     }
 
 
+def multiplies_in_tf32(device: torch.device) -> bool:
+    """Whether products of fp32 tensors may have TF32's ten bits, in convolutions or elsewhere."""
+    backends: Any = torch.backends
+    return device.type == "cuda" and "tf32" in (
+        backends.cudnn.conv.fp32_precision,
+        backends.cuda.matmul.fp32_precision,
+    )
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched on the device."""
     if device.type == "cuda":

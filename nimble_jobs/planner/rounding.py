@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
 from nimble_jobs.engine import verify
+from nimble_jobs.engine.device import multiplies_in_tf32
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.compare import compare, rms
 
@@ -27,10 +27,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 def unit_roundoff(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
     """The largest relative error of rounding to the narrowest of the floating types, or to TF32 where that is on."""
-    backends: Any = torch.backends
-    tf32 = "tf32" in (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
     kinds = [d for d in dtypes if d.is_floating_point] or [torch.float32]
-    if device.type == "cuda" and tf32:
+    if multiplies_in_tf32(device):
         kinds.append(torch.float16)  # as many bits
     return max(torch.finfo(kind).eps for kind in kinds) / 2
 

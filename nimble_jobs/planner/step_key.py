@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -90,9 +89,7 @@ def default_tolerance_of(precision: str, device: torch.device) -> float:
 
     Products in TF32 have fp16's ten bits.
     """
-    backends: Any = torch.backends
-    tf32 = "tf32" in (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
-    return verify.TOLERANCE["fp16" if precision == "fp32" and device.type == "cuda" and tf32 else precision]
+    return verify.TOLERANCE["fp16" if precision == "fp32" and devices.multiplies_in_tf32(device) else precision]
 
 
 def program_parts(parts: Mapping[str, str], *, update: bool) -> dict[str, str]:
