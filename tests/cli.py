@@ -48,3 +48,10 @@ class Cli:
     def store(self) -> Store:
         """The store behind it, opened; the caller closes it."""
         return open_store(resolve(str(self.home)))
+
+
+def beside(spec: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Commands that run from the spec's folder, whose Python files may run."""
+    monkeypatch.chdir(spec.parent)
+    monkeypatch.setenv("NIMBLE_JOBS_ALLOW_PYTHON", str(spec.parent))
+    return Cli(home, capsys)

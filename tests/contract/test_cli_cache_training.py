@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import Cli
+from tests.cli import Cli, beside
 from tests.trainings import lay_out
 
 SPEC = """
@@ -40,10 +40,7 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, spec: Path) -> Cli:
-    """Commands that run from the spec's folder, whose Python files may run."""
-    monkeypatch.chdir(spec.parent)
-    monkeypatch.setenv("NIMBLE_JOBS_ALLOW_PYTHON", str(spec.parent))
-    return Cli(tmp_path / "home", capsys)
+    return beside(spec, tmp_path / "home", capsys, monkeypatch)
 
 
 def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:

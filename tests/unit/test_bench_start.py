@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import time
 from functools import reduce
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[2] / "scripts" / "bench_start.py"
+from tests.scripts import load
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_start", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("bench_start")
 
 
 def test_every_phase_is_a_function_of_the_package(script: ModuleType) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_store.py"
+from tests.scripts import load
 
 
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation is measured, for schedules of more than one size."""
-    spec = importlib.util.spec_from_file_location("bench_store", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load("bench_store")
     monkeypatch.setattr(script, "LIMIT_MS", float("inf"))
     monkeypatch.setattr(sys, "argv", ["bench_store.py", "--schedules", "12", "--out", str(tmp_path / "store")])
     assert script.main() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from argparse import Namespace
@@ -14,19 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_bounds.py"
+from tests.scripts import load
+
 TINY = "torchvision:squeezenet1_1@32"
 OPTIONS = Namespace(device="cpu", dtype="fp32", batch=1, fuse="off", budget=60.0)
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_bounds", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("measure_bounds")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +22,9 @@ from nimble_jobs.planner.request import key_parts
 from nimble_jobs.planner.why import differences
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.workloads.score import request_of
+from tests.specs import Change, setting
 
 CPU = torch.device("cpu")
-Change = Callable[[dict[str, Any]], None]
 
 FILES = {
     "net.py": "import helper\nfrom pkg import layers\nimport importlib\n"
@@ -70,18 +69,6 @@ def parts_of(spec: dict[str, Any], memory_bytes: int | None = None) -> dict[str,
     parsed = specs.restore(spec)
     folder = Path(parsed.model.source.split(":")[1]).parent
     return key_parts(request_of(parsed, reader, (folder,), memory_bytes), CPU)
-
-
-def setting(path: str, value: Any) -> Change:
-    """Sets a dotted field."""
-
-    def change(spec: dict[str, Any]) -> None:
-        *parents, last = path.split(".")
-        for name in parents:
-            spec = spec.setdefault(name, {})
-        spec[last] = copy.deepcopy(value)
-
-    return change
 
 
 def moved(spec: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from hypothesis import strategies as st
 from nimble_jobs import spec as specs
 from nimble_jobs.planner.step_key import check_seed, code_parts, program_key, program_parts, step_parts
 from nimble_jobs.planner.why import differences
+from tests.specs import Change, setting
 
 CPU = torch.device("cpu")
-Change = Callable[[dict[str, Any]], None]
 
 LOSSES = (
     "import shared\n\n\ndef absolute(outputs, y):\n    return shared.absolute(outputs, y)\n\n\ndef other(o, y): ...\n"
@@ -74,18 +73,6 @@ def parts_of(spec: dict[str, Any]) -> dict[str, str]:
     parsed = specs.restore(spec)
     assert parsed.train is not None
     return step_parts(code_parts(parsed.model, parsed.train), parsed.train, parsed.schedule, x, y, CPU)
-
-
-def setting(path: str, value: Any) -> Change:
-    """Sets a dotted field."""
-
-    def change(spec: dict[str, Any]) -> None:
-        *parents, last = path.split(".")
-        for name in parents:
-            spec = spec.setdefault(name, {})
-        spec[last] = copy.deepcopy(value)
-
-    return change
 
 
 def moved(spec: dict[str, Any]) -> None:
