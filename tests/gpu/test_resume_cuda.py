@@ -27,7 +27,7 @@ folder, output, number, attempt, miss = Path(sys.argv[1]), sys.argv[2], int(sys.
 fuse, home = sys.argv[6], Path(sys.argv[7]) if sys.argv[7] else None
 
 def stop(asked):
-    if asked == number:
+    if number and asked == number:
         torch.cuda.synchronize()
         while number > 2 and not list((folder / output).parent.glob(".net.training/*/step-*")):
             time.sleep(0.001)

@@ -268,10 +268,14 @@ def test_attention_with_dropout_is_recorded(precision: Any, device: torch.device
 
 
 def test_a_large_network_on_streams_with_inductor(device: torch.device) -> None:
-    """MobileNetV2 at 32 pixels: chosen schedule no slower than eager kernels on one stream, losses as eager's."""
+    """MobileNetV2 at 32 pixels: chosen schedule no slower than eager kernels on one stream. Its losses are no further
+    from eager's than those of eager itself, with weights moved by a rounding error: the two grow apart soon."""
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v2(num_classes=10, dropout=0.0).to(device)
-    twin = copy.deepcopy(module)
+    twin, moved = copy.deepcopy(module), copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.mul_(1 + 1e-7 * torch.randn_like(parameter))
     step = prepare_step(request_for(module, device, side=32, tolerance=1e-2), device=device)
     assert step.schedule is not None, step.fallback
     one = next(c for c in step.schedule.candidates if c.name == "eager kernels, 1 stream")
@@ -280,8 +284,10 @@ def test_a_large_network_on_streams_with_inductor(device: torch.device) -> None:
     assert one.replay_us is not None
     assert chosen.replay_us <= one.replay_us
     found = run(step, device, count=20, side=32)
-    expected = run(EagerStep(request_for(twin, device, side=32), device), device, count=20, side=32)
-    assert mean_difference(found, expected) < 0.05, tried(step)
+    expected, near = (
+        run(EagerStep(request_for(m, device, side=32), device), device, count=20, side=32) for m in (twin, moved)
+    )
+    assert mean_difference(found, expected) < 0.02 + 2 * mean_difference(near, expected), tried(step)
 
 
 def stored(request: StepRequest, store: Store, device: torch.device, *, on_miss: str) -> PreparedStep:
