@@ -140,7 +140,7 @@ def planned_bytes(program: Program, plan: Plan, memory: MemoryPlan, device: torc
 
 def _made(program: Program) -> set[int]:
     """The buffers that operators allocate."""
-    return {v.buffer for t in program.tasks for v in t.writes if v not in t.mutates}
+    return {v.buffer for t in program.tasks for v in set(t.writes).difference(t.mutates)}
 
 
 def _intermediates(program: Program) -> set[int]:

@@ -29,6 +29,7 @@ _RECORDED = {
     "allow_buffer_reuse": False,
     "inplace_buffers": False,
     "triton.mix_order_reduction": False,  # its kernels leave part of their work in memory that nothing says they write
+    "triton.unique_kernel_names": False,  # machine code lies in files of that name, and is not found where it is long
 }
 
 
@@ -200,8 +201,8 @@ def _static(autotuner: Any, launches: list[_Launch]) -> tuple[StaticKernel, tupl
 def _names(autotuner: Any) -> tuple[str, list[str]]:
     """The kernel's name, and those of its parameters."""
     try:
-        return f"{PREFIX}{autotuner.fn.__name__}", list(autotuner.fn.arg_names)
-    except AttributeError as e:
+        return f"{PREFIX}{autotuner.inductor_meta['kernel_name']}", list(autotuner.fn.arg_names)
+    except (AttributeError, KeyError) as e:
         raise EngineError(f"this torch describes Inductor's kernels otherwise ({e}); they are not used") from e
 
 

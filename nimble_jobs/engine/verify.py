@@ -58,6 +58,9 @@ def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
     if expected.numel() <= _SMALL:
         found, expected = found.cpu(), expected.cpu()
     a, b = found.detach().double().flatten(), expected.detach().double().flatten()
+    difference, scale = torch.stack([(a - b).norm(), b.norm()]).tolist()
+    if math.isfinite(difference) and scale > 0:
+        return float(difference / scale)
     finite = torch.isfinite(b)
     same_specials = torch.equal(torch.nan_to_num(a[~finite]), torch.nan_to_num(b[~finite]))
     if not same_specials or not bool(torch.isfinite(a[finite]).all()):

@@ -40,13 +40,16 @@ def matters(unit: float) -> bool:
 
 def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
     """Move floating-point values in place by up to `unit` of themselves, or one place where their type is no finer."""
-    generator = torch.Generator().manual_seed(seed)
+    generators: dict[torch.device, torch.Generator] = {}
     with torch.no_grad():
         for tensor in tensors:
             if not tensor.is_floating_point():
                 continue
+            place = tensor.device
+            if place not in generators:
+                generators[place] = torch.Generator(place).manual_seed(seed)
             share = max(unit, torch.finfo(tensor.dtype).eps)
-            factors = 1 + share * (2 * torch.rand(tensor.shape, generator=generator) - 1).to(tensor.device)
+            factors = 1 + share * (2 * torch.rand(tensor.shape, generator=generators[place], device=place) - 1)
             tensor.copy_(tensor.to(factors.dtype) * factors)
 
 

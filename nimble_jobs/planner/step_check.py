@@ -146,9 +146,11 @@ def _compare_states(
     noise: Mapping[str, float],
 ) -> float:
     moved = {n: expected[n] - before[n] for n in parameters}
-    slots = _slots(live)
+    slots = set(_slots(live))
     slack = tolerance * GRADIENT_SLACK
-    usual = _largest(moved.values())
+    usual = max((rms(t) for t in moved.values()), default=0.0)
+    of_slots = _largest_by_kind(expected, slots)
+    of_buffers = _largest_by_kind(expected, (n for n in live if n not in moved and not n.startswith("@")))
     worst = 0.0
     for name, tensor in live.items():
         if name in moved:
@@ -159,32 +161,39 @@ def _compare_states(
                 compare_gradient(name, found, moved[name], slack, max(NOISE * usual, rounding), noise.get(name, 0.0)),
             )
         elif name in slots:
-            kind = name.rpartition(".")[2]
-            floor = NOISE * _largest(expected[n] for n in slots if n.rpartition(".")[2] == kind)
+            floor = NOISE * of_slots[_kind(name)]
             plain = name.removeprefix("@")
             worst = max(worst, compare_gradient(plain, tensor, expected[name], slack, floor, noise.get(name, 0.0)))
         else:
-            floor = _floor_of_buffer(name, expected, [n for n in live if n not in moved and not n.startswith("@")])
+            floor = 0.0 if name.startswith("@") else _floor_of_buffer(name, expected, of_buffers)
             worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
     return worst
 
 
-def _floor_of_buffer(name: str, expected: Tensors, buffers: Sequence[str]) -> float:
+def _floor_of_buffer(name: str, expected: Tensors, largest: Mapping[str, float]) -> float:
     """The root mean square below which a buffer's values may be rounding errors of zero.
 
     Means are measured by the spread of what they are the means of: behind a norm and a linear layer they are exactly 0.
     """
-    if name not in buffers or not expected[name].is_floating_point():
+    if not expected[name].is_floating_point():
         return 0.0
-    prefix, dot, kind = name.rpartition(".")
-    spread = expected.get(f"{prefix}{dot}running_var")
-    if kind == "running_mean" and spread is not None:
+    spread = expected.get(f"{name.removesuffix('running_mean')}running_var")
+    if _kind(name) == "running_mean" and spread is not None:
         return _MOVES * rms(spread.clamp(min=0.0).sqrt())
-    return NOISE * _largest(expected[n] for n in buffers if n.rpartition(".")[2] == kind)
+    return NOISE * largest[_kind(name)]
 
 
-def _largest(tensors: Iterable[torch.Tensor]) -> float:
-    return max((rms(t) for t in tensors), default=0.0)
+def _largest_by_kind(tensors: Tensors, names: Iterable[str]) -> dict[str, float]:
+    """The largest root mean square among the tensors of each kind."""
+    found: dict[str, float] = {}
+    for name in names:
+        found[_kind(name)] = max(found.get(_kind(name), 0.0), rms(tensors[name]))
+    return found
+
+
+def _kind(name: str) -> str:
+    """What a tensor is in its layer."""
+    return name.rpartition(".")[2]
 
 
 def _fresh(examples: Tensors, seed: int) -> Batch:
