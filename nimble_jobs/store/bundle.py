@@ -111,7 +111,7 @@ class Bundle:
         self.name = path.name
         try:
             self._archive = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as e:
+        except (OSError, zipfile.BadZipFile, NotImplementedError) as e:
             why = e.strerror if isinstance(e, OSError) else str(e)
             raise UsageError(f"{path}: {why}; expected a file that `cache export` wrote") from e
         try:

@@ -492,6 +492,16 @@ def test_what_is_no_such_file_is_refused(there: Store, tmp_path: Path) -> None:
             imported(path, there)
 
 
+def test_an_archive_of_a_later_zip_version_is_refused(here: Store, there: Store, tmp_path: Path) -> None:
+    """One that says of its first member that more is needed to read it than this Python knows."""
+    path = exported(here, tmp_path / "one.zip")
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 6] = 84
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match=r"zip file version 8\.4; expected a file that `cache export` wrote"):
+        imported(path, there)
+
+
 def test_a_member_that_unpacks_to_more_than_it_says_is_not_unpacked(here: Store, tmp_path: Path) -> None:
     """Reading stops at the promised size, however much a compressed member would give."""
     path = exported(here, tmp_path / "one.zip")
