@@ -14,6 +14,7 @@ from nimble_jobs.cli.listing import Row
 if TYPE_CHECKING:
     from nimble_jobs.schedule import Schedule
     from nimble_jobs.store import Store
+    from nimble_jobs.store.records import ArtifactRef
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +33,8 @@ def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
         row = rows_of(store, [entry])[0]
         schedule, damage = _read(store, entry.key)
         artifacts = store.schedules.artifacts([entry.key]).get(entry.key, ())
-        files = [dataclasses.asdict(ref) | {"stored": store.artifacts.has(ref.name)} for ref in artifacts]
+        files = [_looked_at(store, ref) for ref in artifacts]
+    damage = damage or next((file["damage"] for file in files if file["damage"]), None)
     if damage is not None and row["state"] != "quarantined":
         row |= {
             "state": "damaged",
@@ -65,6 +67,19 @@ def _read(store: Store, key: str) -> tuple[Schedule | None, str | None]:
         return None, brief(key, str(e))
 
 
+def _looked_at(store: Store, ref: ArtifactRef) -> dict[str, Any]:
+    """What there is of an artifact; `damage` says why its bytes cannot be used, though they be there."""
+    from nimble_jobs.errors import Damaged, NotFound
+
+    damage = None
+    try:
+        with store.artifacts.in_use():
+            store.artifacts.get(ref.name)
+    except (Damaged, NotFound) as e:
+        damage = str(e)
+    return dataclasses.asdict(ref) | {"stored": store.artifacts.has(ref.name), "damage": damage}
+
+
 def _sections(
     row: Row, parts: dict[str, str], facts: dict[str, Any], files: list[dict[str, Any]]
 ) -> list[render.Section]:
@@ -89,7 +104,8 @@ def _sections(
 
 
 def _file(file: dict[str, Any]) -> str:
-    return f"{file['kind']}, {render.size(file['bytes'])}" + ("" if file["stored"] else ", missing")
+    unfit = (", damaged" if file["stored"] else ", missing") if file["damage"] else ""
+    return f"{file['kind']}, {render.size(file['bytes'])}{unfit}"
 
 
 def _clock(iso: str) -> str:

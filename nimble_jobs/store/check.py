@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _JSON = ("after", "allow_python", "spec", "schedule", "timings", "outputs")
 
 
-def problems_of(store: Store, database: Database) -> Iterator[str]:
+def problems_of(store: Store, database: Database) -> list[str]:
     """One line for each thing that is wrong."""
+    return list(dict.fromkeys(_problems(store, database)))  # two looks may find the same
+
+
+def _problems(store: Store, database: Database) -> Iterator[str]:
     for look in (_database, _jobs, _schedules):
         try:
             yield from look(store, database)

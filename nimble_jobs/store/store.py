@@ -47,7 +47,7 @@ class Store:
 
     def check(self) -> list[str]:
         """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
-        return list(problems_of(self, self._database))
+        return problems_of(self, self._database)
 
     def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
         """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE, and

@@ -218,6 +218,36 @@ def test_show_tells_origin_and_artifacts(cli: Cli) -> None:
     assert f"artifacts.{artifact['name'][:16]}: constant, 8 B, missing" in cli("cache", "show", OLD).out
 
 
+def test_show_says_which_artifact_is_damaged(cli: Cli) -> None:
+    """One whose bytes are others, or that is gone, makes the schedule damaged; to show it changes nothing."""
+    store = cli.store()
+    name = store.artifacts.put(b"constant")
+    store.schedules.save(a_schedule(OLD, constant=b"constant"), parts=PARTS, now=time.time())
+    store.close()
+    sound = cli("cache", "show", OLD, "--json").json
+    assert (sound["state"], sound["artifacts"][0]["damage"]) == ("ready", None)
+    path = cli.home / "artifacts" / name[:2] / name
+    path.write_bytes(b"constanT")
+    out = cli("cache", "show", OLD).out
+    assert "schedule.state: damaged\n" in out
+    assert "its bytes do not have the SHA-256 that names them; the next job that needs it quarantines it" in out
+    assert f"artifacts.{name[:16]}: constant, 8 B, damaged\n" in out
+    path.unlink()
+    gone = cli("cache", "show", OLD, "--json").json
+    assert (gone["state"], gone["reason"].startswith(f"artifact {name}: is not stored; ")) == ("damaged", True)
+    assert [row["state"] for row in cli("cache", "ls", "--json").json] == ["ready"] * 3
+
+
+def test_a_check_says_a_thing_once(cli: Cli) -> None:
+    """A folder of artifacts that others can write to, found by whoever reads one and by whoever looks at folders."""
+    store = cli.store()
+    name = store.artifacts.put(b"constant")
+    folder = cli.home / "artifacts" / name[:2]
+    folder.chmod(0o777)
+    assert store.check() == [f"{folder}: others can write to it (mode 0777)"]
+    store.close()
+
+
 def test_stats_counts(cli: Cli) -> None:
     """States, hits by kind, misses by reason, and the build time that hits saved; removing schedules forgets no use."""
     store = cli.store()
