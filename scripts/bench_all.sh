@@ -4,9 +4,9 @@
 #   scripts/bench_all.sh inference|training [FOLDER] [OPTION...]     options go to `nimble-jobs bench`; FOLDER: out/KIND
 #
 # Writes FOLDER/results.json and FOLDER/results.png. A second run goes on where the first ended. STOP=8m ends in time.
-# DTYPES=fp16,fp32 and MODELS=NAME,... choose what is measured. With WARM=3m all models first compile side by side for at
-# most so long, which leaves their code in the compilers' caches; measured is what follows, one model after another. It
-# wants --shared-caches.
+# DTYPES=fp16,fp32 and MODELS=NAME,... choose what is measured. With WARM=3m all models and the systems that compile,
+# COMPILERS, are first prepared side by side for at most so long, which leaves their code in the compilers' caches;
+# measured is what follows, one model after another. It wants --shared-caches.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kind=${1:?inference or training}
@@ -27,12 +27,16 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 [ "$gpus" -gt 0 ] || { echo "bench_all: no GPU found" >&2; exit 1; }
 bench=(.venv/bin/nimble-jobs bench "$kind")
 if [ -n "${WARM:-}" ]; then
+    compilers=${COMPILERS:-compile-default,ours}
     for i in "${!models[@]}"; do
         for dtype in ${dtypes//,/ }; do
-            # threads of so many processes would only wait for each other
-            CUDA_VISIBLE_DEVICES=$((i % gpus)) OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-                "${bench[@]}" --models "${models[i]}" "$@" --dtype "$dtype" --sample 1ms --stop-after "$WARM" \
-                --log "$folder/warm-$dtype-${models[i]}.talk" >/dev/null 2>"$folder/warm-$dtype-${models[i]}.err" &
+            for system in ${compilers//,/ }; do
+                name=$folder/warm-$dtype-${models[i]}-$system
+                # threads of so many processes would only wait for each other
+                CUDA_VISIBLE_DEVICES=$((i % gpus)) OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+                    "${bench[@]}" --models "${models[i]}" "$@" --dtype "$dtype" --systems "$system" --sample 1ms \
+                    --stop-after "$WARM" --log "$name.talk" >/dev/null 2>"$name.err" &
+            done
         done
     done
     wait

@@ -63,10 +63,8 @@ class _Server:
             self._measure(unit)
             fault = faulted(self._device)
             self._busy = False
-            spent = (
-                fault or self._settings.idle or unit.mode == "training"
-            )  # what profiling leaves behind may slow down what comes next
-            self._say({"done": True, "spent": spent})
+            # what profiling leaves behind may slow down what comes next
+            self._say({"done": True, "spent": fault or self._settings.idle})
 
     def _listen(self) -> None:
         """Whoever started this process has gone when its input ends amid a unit: end, with the compilers' processes."""

@@ -31,7 +31,7 @@ def measure(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterat
     missing = list(unit.systems)
     compiles = unit.family.startswith(_COMPILES)
     try:
-        with _caches(cold=settings.cold_caches and compiles):
+        with _caches(unit.family, cold=settings.cold_caches) if compiles else contextlib.nullcontext():
             for row in _rows(cell, unit, settings):
                 if row.in_flight is None:
                     missing.remove(row.system)
@@ -104,12 +104,20 @@ def _caches_word(settings: Settings) -> str:
 
 
 @contextlib.contextmanager
-def _caches(*, cold: bool) -> Iterator[None]:
-    """With `cold`, compilers find nothing of what earlier systems or runs left on disk."""
-    if not cold:
-        yield
-        return
-    from torch._inductor.utils import fresh_cache
+def _caches(family: str, *, cold: bool) -> Iterator[None]:
+    """With `cold`, compilers find nothing of what earlier systems or runs left on disk; else the code, but not what was
+    chosen by its time, which another process may have measured on a busy device.
+    """
+    if cold:
+        from torch._inductor.utils import fresh_cache
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder):
+            yield
+        return
+    from torch._inductor import config
+
+    changes: dict[str, object] = {"autotune_local_cache": False}
+    if "max-autotune" in family:
+        changes["fx_graph_cache"] = False  # it holds what was chosen
+    with config.patch(changes):
         yield

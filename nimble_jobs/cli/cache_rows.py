@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from nimble_jobs.cli import output, render
-from nimble_jobs.cli.filters import Kind
+from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Row
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ KeyList = Annotated[
     list[str], typer.Argument(metavar="KEY...", help="Keys of schedules, or their beginnings.", show_default=False)
 ]
 STATE_STYLE = {"ready": "green", "ready, resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
-KEYS = {
+KEYS: Keys = {
     "key": Kind.TEXT,
     "model": Kind.TEXT,
     "device": Kind.TEXT,
     "input": Kind.TEXT,
     "dtype": Kind.TEXT,
-    "mode": Kind.TEXT,
+    "mode": ("inference", "training"),
     "streams": Kind.NUMBER,
     "syncs": Kind.NUMBER,
     "replay_us": Kind.MICROSECONDS,
@@ -41,7 +41,7 @@ KEYS = {
     "build_s": Kind.SECONDS,
     "created_at": Kind.TIME,
     "last_used_at": Kind.TIME,
-    "state": Kind.TEXT,
+    "state": ("ready", "stale", "quarantined"),
     "reason": Kind.TEXT,
     "resident": Kind.TEXTS,
 }
@@ -148,8 +148,8 @@ COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
     Column(header="INPUT", cell=lambda row: shape(row["input"])),
-    Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100),
-    Column(header="MODE", cell=lambda row: row["mode"], from_width=150),
+    Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100, telling=True),
+    Column(header="MODE", cell=lambda row: row["mode"], from_width=150, telling=True),
     Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),
     Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
     Column(
@@ -161,12 +161,8 @@ COLUMNS = (
     Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
     Column(header="USED", cell=lambda row: age(row["last_used_at"]), justify="right", from_width=110),
-    Column(
-        header="STATE",
-        cell=state_of,
-        style=lambda row: STATE_STYLE.get(state_of(row)) or STATE_STYLE.get(row["state"], ""),
-    ),
-    Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150),
+    Column(header="STATE", cell=state_of, style=state_style),
+    Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150, telling=True),
 )
 
 

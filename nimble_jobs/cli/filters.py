@@ -41,7 +41,7 @@ class Kind(Enum):
     TIME = auto()  # ISO 8601 in UTC
 
 
-Keys = Mapping[str, Kind]
+Keys = Mapping[str, Kind | tuple[str, ...]]  # a tuple: a text that is one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,10 @@ def known(key: str, keys: Keys, where: str) -> str:
 
 
 def _ordered(
-    key: str, kind: Kind, compare: Callable[[float, float], bool], operand: str, now: float
+    key: str, kind: Kind | tuple[str, ...], compare: Callable[[float, float], bool], operand: str, now: float
 ) -> Callable[[Any], bool]:
     match kind:
-        case Kind.TEXT | Kind.TEXTS:
+        case Kind.TEXT | Kind.TEXTS | tuple():
             raise UsageError(f"--filter: {key} holds text, which has no order; expected {key}=VALUE or {key}!=VALUE")
         case Kind.TIME:
             age_s = _duration(operand)
@@ -100,8 +100,12 @@ def _ordered(
             return lambda cell: compare(cell, number)
 
 
-def _equal(key: str, kind: Kind, operand: str) -> Callable[[Any], bool]:
+def _equal(key: str, kind: Kind | tuple[str, ...], operand: str) -> Callable[[Any], bool]:
     match kind:
+        case tuple():
+            if not fnmatch.filter(kind, operand):
+                raise UsageError(f"--filter: {key}: found {operand!r}; expected one of {', '.join(kind)}")
+            return lambda cell: fnmatch.fnmatchcase(str(cell), operand)
         case Kind.TEXT:
             return lambda cell: fnmatch.fnmatchcase(str(cell), operand)
         case Kind.TEXTS:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, progress, render
-from nimble_jobs.cli.filters import Kind
+from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState
@@ -24,11 +24,11 @@ JobIds = Annotated[
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
 
-KEYS = {
+KEYS: Keys = {
     "id": Kind.TEXT,
     "name": Kind.TEXT,
     "kind": Kind.TEXT,
-    "state": Kind.TEXT,
+    "state": tuple(JobState),
     "attempt": Kind.NUMBER,
     "created_at": Kind.TIME,
     "started_at": Kind.TIME,

@@ -49,6 +49,7 @@ class Column:
     justify: Literal["left", "right"] = "left"
     flexible: bool = False  # gives way, with an ellipsis, where the terminal is narrow
     from_width: int = 0  # left out on narrower terminals
+    telling: bool = False  # but not where rows differ in it and there is room
 
 
 def print_rows(
@@ -75,7 +76,7 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
     from rich.text import Text
 
     console = output.console()
-    shown = [column for column in columns if console.width >= column.from_width]
+    shown = _shown(rows, columns, console.width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     table.caption, table.caption_justify = caption or None, "left"
     for column, width in zip(shown, _widths(rows, shown, console.width), strict=True):
@@ -86,10 +87,34 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
     console.print(table)
 
 
+def _shown(rows: list[Row], columns: Sequence[Column], available: int) -> list[Column]:
+    """Those for a terminal of this width, and of the others those that tell rows apart, the first ones first, where
+    they still do in the room that there is.
+    """
+    shown = [column for column in columns if available >= column.from_width]
+    for column in columns:
+        if column.telling and column not in shown:
+            more = [each for each in columns if each in shown or each is column]
+            widths = _widths(rows, more, available)
+            width = widths[more.index(column)]
+            cells = {column.cell(row) for row in rows}
+            if len({_cut(cell, width) for cell in cells}) == len(cells) > 1 and _total(widths) <= available:
+                shown = more
+    return shown
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
 def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[int]:
     """As wide as what each column holds. Where that is too much, flexible ones give way, the widest first."""
     widths = [max(len(column.header), *(len(column.cell(row)) for row in rows)) for column in columns]
-    over = sum(widths) + _GAP * (len(widths) - 1) - available
+    over = _total(widths) - available
     while over > 0:
         wide = [i for i, column in enumerate(columns) if column.flexible and widths[i] > _NARROWEST]
         if not wide:

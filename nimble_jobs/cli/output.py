@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import sys
+import textwrap
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -35,10 +37,21 @@ def emit_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Something for people, on stderr, after what stdout holds so far."""
+    """Something for people, on stderr, after what stdout holds so far. Terminals get it wrapped between words."""
+    shown = visible(text)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        shown = "\n".join(_wrapped(line, width) for line in shown.split("\n"))
     sys.stdout.flush()
-    sys.stderr.write(visible(text) + "\n")
+    sys.stderr.write(shown + "\n")
     sys.stderr.flush()
+
+
+def _wrapped(line: str, width: int) -> str:
+    """As lines that fit, each indented as the first; a word that is longer than a line stays whole."""
+    indent = line[: len(line) - len(line.lstrip())]
+    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) if len(line) > width else line
 
 
 def on_terminal() -> bool:

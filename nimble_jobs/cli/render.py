@@ -18,6 +18,8 @@ STATE_STYLE: dict[str, str] = {
     JobState.QUARANTINED: "bold red",
 }
 
+_LISTED = 8  # of a list; JSON has all
+
 Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
 
 
@@ -281,7 +283,8 @@ def value_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(value_text("", item) for item in value)
+        shown = [value_text("", item) for item in value[:_LISTED]]
+        return ", ".join(shown) + (f" and {len(value) - _LISTED:,} more" if len(value) > _LISTED else "")
     if isinstance(value, (int, float)):
         if name.endswith("_us"):
             return micros(value)

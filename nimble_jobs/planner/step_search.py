@@ -93,7 +93,7 @@ class StepSearch:
         if options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif options.fuse != "off":
-            fused = [Source(kernels="inductor", layout=layout) for layout in layouts]
+            fused = [Source(kernels="inductor", layout=layouts[-1])]  # which lays convolutions out as it likes anyway
         if options.fuse == "max" and fused:
             fused.append(Source(kernels="max-autotune", layout=layouts[-1]))
         return [*fused, *(Source(kernels="eager", layout=layout) for layout in layouts[1:])]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nimble_jobs.cli import output
-from nimble_jobs.cli.filters import Kind
-from nimble_jobs.cli.listing import Column, Selection, _widths
+from nimble_jobs.cli import output, render
+from nimble_jobs.cli.filters import Keys, Kind
+from nimble_jobs.cli.listing import Column, Selection, _shown, _widths
 from nimble_jobs.errors import UsageError
 
 NOW = 1_800_000_000.0
-KEYS = {
+KEYS: Keys = {
     "id": Kind.TEXT,
     "bytes": Kind.BYTES,
     "replay_us": Kind.MICROSECONDS,
@@ -23,7 +23,7 @@ KEYS = {
     "speedup": Kind.FACTOR,
     "created_at": Kind.TIME,
     "last_used_at": Kind.TIME,
-    "state": Kind.TEXT,
+    "state": ("ready", "stale"),
     "resident": Kind.TEXTS,
 }
 
@@ -84,6 +84,8 @@ ROWS = [
         ("resident!=3-abc", ["small", "never"]),
         ("id=*l*", ["small", "large"]),
         ("state!=ready", []),
+        ("state=stale", []),
+        ("state=re*", ["small", "large", "never"]),
     ],
 )
 def test_filters(condition: str, names: list[str]) -> None:
@@ -106,6 +108,8 @@ def test_filters(condition: str, names: list[str]) -> None:
         ("created<2026-13-45", "created_at: found '2026-13-45'; expected an age"),
         ("created=yesterday*", "created_at: found 'yesterday\\*'; expected an age"),
         ("state>5", "state holds text, which has no order; expected state=VALUE or state!=VALUE"),
+        ("state=old", "state: found 'old'; expected one of ready, stale"),
+        ("state!=", "state: found ''; expected one of ready, stale"),
         ("resident>1", "resident holds text, which has no order"),
         ("hits>abc", "hits: found 'abc'; expected a number such as 3"),
         ("hits>2x", "hits: found '2x'; expected a number such as 3"),
@@ -158,6 +162,45 @@ def test_widths(lengths: list[tuple[int, bool]], available: int) -> None:
     assert sum(found) + gaps == available or cannot
 
 
+@pytest.mark.parametrize(
+    ("devices", "available", "shown"),
+    [
+        (["NVIDIA H200", "NVIDIA H200"], 60, "MODEL STATE"),  # nothing to tell apart
+        (["NVIDIA H200", "NVIDIA H100"], 60, "MODEL STATE DEVICE"),
+        (["NVIDIA H200", "NVIDIA H100"], 100, "MODEL STATE DEVICE"),
+        (["NVIDIA H200", "NVIDIA H100"], 26, "MODEL STATE"),  # both would be cut to `NVIDIA `
+        (["NVIDIA H200", "AMD EPYC"], 26, "MODEL STATE DEVICE"),
+        (["NVIDIA H200", "AMD EPYC"], 24, "MODEL STATE"),  # no room
+    ],
+)
+def test_columns_in_which_rows_differ(devices: list[str], available: int, shown: str) -> None:
+    """On a terminal too narrow for it, a column that tells rows apart is shown where there is room for telling."""
+    rows = [{"model": "torchvision:resnet18", "device": device} for device in devices]
+    columns = [
+        Column(header="MODEL", cell=lambda r: r["model"], flexible=True),
+        Column(header="STATE", cell=lambda _: "ready"),
+        Column(header="DEVICE", cell=lambda r: r["device"], flexible=True, from_width=150, telling=True),
+        Column(header="SIZE", cell=lambda r: r["device"], from_width=150),
+    ]
+    assert " ".join(column.header for column in _shown(rows, columns, available)) == shown
+
+
+def test_notes_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal; a path that is longer than a line stays whole, an indented reason stays indented."""
+    text = "stale: made with another torch\n    /a/path/that/is/longer/than-a-line is damaged"
+    output.note(text)
+    assert capsys.readouterr().err == f"{text}\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    output.note(text)
+    assert capsys.readouterr().err.splitlines() == [
+        "stale: made with",
+        "another torch",
+        "    /a/path/that/is/longer/than-a-line",
+        "    is damaged",
+    ]
+
+
 @given(text=st.text(alphabet=st.sampled_from("a \t\n\0\x1b\x7f\x9b\ud800é")))
 def test_nothing_printed_steers_a_terminal(text: str) -> None:
     """Escapes for controls and lone surrogates, in text and in JSON, which still reads as the same value."""
@@ -166,3 +209,11 @@ def test_nothing_printed_steers_a_terminal(text: str) -> None:
     shown.encode()
     assert json.loads(output.visible(json.dumps([text], ensure_ascii=False))) == [text]
     assert output.visible(shown) == shown
+
+
+def test_long_lists_are_cut() -> None:
+    """A job of many shards has many files; panels name the first ones and count the others."""
+    files = [f"part-{i}" for i in range(1009)]
+    assert render.flat({"files": files[:8]}) == [("files", ", ".join(files[:8]))]
+    ((_, text),) = render.flat({"files": files})
+    assert text == ", ".join(files[:8]) + " and 1,001 more"
