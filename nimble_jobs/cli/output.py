@@ -49,9 +49,13 @@ def note(text: str) -> None:
 
 def _wrapped(line: str, width: int) -> str:
     """As lines that fit, each indented as the first; a word that is longer than a line stays whole."""
-    indent = line[: len(line) - len(line.lstrip())]
-    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines) if len(line) > width else line
+    if len(line) <= width:
+        return line
+    words = line.lstrip()
+    indent = line[: len(line) - len(words)]
+    return textwrap.fill(
+        words, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def on_terminal() -> bool:
