@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -172,7 +173,8 @@ def explained(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row["state"] != "ready":
             keys.setdefault((row["state"], brief(row["key"], row["reason"])), []).append(row["key"][:12])
-    return [
-        f"{state}: {reason} ({', '.join(those[:3])}{f' and {len(those) - 3:,} more' if len(those) > 3 else ''})"
-        for (state, reason), those in keys.items()
-    ]
+    return [with_reason(f"{state} ({_few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()]
+
+
+def _few(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3:,} more" if len(keys) > 3 else "")

@@ -88,19 +88,22 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
 
 
 def _shown(rows: list[Row], columns: Sequence[Column], available: int) -> list[Column]:
-    """Those for a terminal of this width, and of the others those that tell rows apart, the first ones first, where
-    they still do in the room that there is.
+    """Those for a terminal of this width, and of the others those that tell rows apart, the first ones first, as long
+    as there is room and no column is cut so short that different rows look the same in it.
     """
     shown = [column for column in columns if available >= column.from_width]
     for column in columns:
-        if column.telling and column not in shown:
+        if column.telling and column not in shown and len({column.cell(row) for row in rows}) > 1:
             more = [each for each in columns if each in shown or each is column]
             widths = _widths(rows, more, available)
-            width = widths[more.index(column)]
-            cells = {column.cell(row) for row in rows}
-            if len({_cut(cell, width) for cell in cells}) == len(cells) > 1 and _total(widths) <= available:
+            if _total(widths) <= available and all(_tells(rows, *each) for each in zip(more, widths, strict=True)):
                 shown = more
     return shown
+
+
+def _tells(rows: list[Row], column: Column, width: int) -> bool:
+    cells = {column.cell(row) for row in rows}
+    return len({_cut(cell, width) for cell in cells}) == len(cells)
 
 
 def _cut(cell: str, width: int) -> str:

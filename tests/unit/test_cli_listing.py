@@ -171,11 +171,14 @@ def test_widths(lengths: list[tuple[int, bool]], available: int) -> None:
         (["NVIDIA H200", "NVIDIA H100"], 26, "MODEL STATE"),  # both would be cut to `NVIDIA `
         (["NVIDIA H200", "AMD EPYC"], 26, "MODEL STATE DEVICE"),
         (["NVIDIA H200", "AMD EPYC"], 24, "MODEL STATE"),  # no room
+        (["NVIDIA H200", "AMD EPYC", "NVIDIA H200"], 30, "MODEL STATE"),  # two models would look the same
+        (["NVIDIA H200", "AMD EPYC", "NVIDIA H200"], 36, "MODEL STATE DEVICE"),
     ],
 )
 def test_columns_in_which_rows_differ(devices: list[str], available: int, shown: str) -> None:
     """On a terminal too narrow for it, a column that tells rows apart is shown where there is room for telling."""
-    rows = [{"model": "torchvision:resnet18", "device": device} for device in devices]
+    models = ("torchvision:resnet18", "torchvision:resnet18", "torchvision:vgg16")
+    rows = [{"model": model, "device": device} for model, device in zip(models, devices, strict=False)]
     columns = [
         Column(header="MODEL", cell=lambda r: r["model"], flexible=True),
         Column(header="STATE", cell=lambda _: "ready"),
