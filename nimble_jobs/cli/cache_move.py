@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import KeyList, count, found, shape, with_reason
+from nimble_jobs.cli.cache_rows import KeyList, count, found, removed_for_room, shape, with_reason
 
 
 def register(app: typer.Typer) -> None:
@@ -53,12 +53,10 @@ def import_(
 
     with options.store(ctx) as store:
         from nimble_jobs.planner.transfer import take_over  # loads torch: only it knows this machine's devices
-        from nimble_jobs.store.cap import VARIABLE
 
         taken = take_over(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
     if taken.removed:
-        names = ", ".join(entry.key[:12] for entry in taken.removed)
-        output.note(f"{VARIABLE}: removed {count(len(taken.removed))}, least recently used: {names}")
+        output.note(removed_for_room([entry.key for entry in taken.removed]))
     if json:
         output.emit_json([asdict(each) for each in taken.schedules])
         return

@@ -120,6 +120,13 @@ def count(number: int, noun: str = "schedule") -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def removed_for_room(keys: Sequence[str]) -> str:
+    """What a size cap took away."""
+    from nimble_jobs.store.cap import VARIABLE
+
+    return f"{VARIABLE}: removed {count(len(keys))}, least recently used: {', '.join(key[:12] for key in keys)}"
+
+
 def shape(text: str) -> str:
     """`x:float32[4, 3, 32, 32]` as short as it is clear beside a dtype: 4×3×32×32."""
     name, _, rest = text.partition(":")

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import brief, rows_of, shape, with_reason
+from nimble_jobs.cli.cache_rows import brief, removed_for_room, rows_of, shape, with_reason
 from nimble_jobs.cli.telling import telling
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.ahead import Ahead
     from nimble_jobs.planner.why import Difference, Why
+    from nimble_jobs.store import Store
 
 
 def register(app: typer.Typer) -> None:
@@ -77,6 +78,7 @@ def build(
     from nimble_jobs.client import allowed_python
     from nimble_jobs.models import permission
     from nimble_jobs.spec import load
+    from nimble_jobs.store.cap import limit_bytes
 
     sizes = _sizes(batch_size or ())
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
@@ -94,17 +96,26 @@ def build(
 
         from nimble_jobs.workloads.ahead import build as ahead  # loads torch
 
+        before = _keys(store)
         for each in ahead(
             loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes, told=told
         ):
             made.append(each)
             if not json:
                 output.emit(_line(each))
+        stored = [*before, *(each.key for each in made if not each.fallback)]
+        gone = set(stored).difference(_keys(store))
+    if gone and limit_bytes() is not None:
+        output.note(removed_for_room([key for key in dict.fromkeys(stored) if key in gone]))
     if json:
         output.emit_json([asdict(each) for each in made])
     failed = [each for each in made if each.fallback]
     if failed:
         raise JobFailed("\n".join(f"{each.input}: jobs will run in eager: {each.fallback}" for each in failed))
+
+
+def _keys(store: Store) -> list[str]:
+    return [entry.key for entry in store.schedules.list()]
 
 
 def _sizes(texts: Sequence[str]) -> tuple[int, ...]:

@@ -120,7 +120,8 @@ def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
     )
     after, key = found.loaded.schedule, found.loaded.key
     if found.progress is Progress.MOVED and before is not None and after is not None:
-        gain = f"{before.replay_us / 1e3:.4g} ms a replay before, {after.replay_us / 1e3:.4g} ms now"
+        was, now = (f"{schedule.replay_us / 1e3:.4g} ms" for schedule in (before, after))
+        gain = f"{was} a replay before, {now} now, measured while it ran"
         context.event("schedule", f"moved to {key[:12]} before shard {shard}: {gain}", {"key": key, "shard": shard})
     elif found.loaded.fallback is not None:
         context.event("fallback", f"runs in eager from shard {shard}: {found.loaded.fallback}", {"key": key})

@@ -74,6 +74,18 @@ def test_build_ahead_then_run(cli: Cli, spec: Path) -> None:
     assert cli("run", spec, "--json").json["schedule"]["hit"] == "stored"
 
 
+def test_build_says_what_a_size_cap_took_away(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it from before or of the same command, in the order in which it went."""
+    (old,) = cli("cache", "build", spec, "--batch-size", "1", "--json").json
+    assert cli("cache", "build", spec, "--batch-size", "1", "-q").lines == []
+    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1B")
+    answer = cli("cache", "build", spec, "--batch-size", "2,3", "-q", "--json")
+    first, second = (each["key"] for each in answer.json)
+    went = f"NIMBLE_JOBS_CACHE_SIZE: removed 2 schedules, least recently used: {old['key'][:12]}, {first[:12]}"
+    assert (answer.code, answer.lines) == (0, [went])
+    assert cli("cache", "ls", "-q").out.split() == [second]
+
+
 def test_explain_and_build_agree_with_the_worker_that_will_run(cli: Cli, spec: Path) -> None:
     """A worker's limit is part of the key: explained with it, a schedule is the one that was built with it."""
     (made,) = cli("cache", "build", spec, "--gpu-memory", "1GiB", "--json").json
