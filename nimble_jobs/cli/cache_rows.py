@@ -23,7 +23,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of a schedule, or i
 KeyList = Annotated[
     list[str], typer.Argument(metavar="KEY...", help="Keys of schedules, or their beginnings.", show_default=False)
 ]
-STATE_STYLE = {"ready": "green", "ready, resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
+STATE_STYLE = {"ready": "green", "resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
 KEYS: Keys = {
     "key": Kind.TEXT,
     "model": Kind.TEXT,
@@ -84,8 +84,11 @@ def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:
 
 
 def state_of(row: Row) -> str:
-    """The state, and whether a running worker holds the schedule resident."""
-    return f"{row['state']}, resident" if row["resident"] else str(row["state"])
+    """The state; for what a running worker holds resident that it does, and the state only where it is not ready."""
+    state = str(row["state"])
+    if not row["resident"]:
+        return state
+    return "resident" if state == "ready" else f"{state}, resident"
 
 
 def state_style(row: Row) -> str:

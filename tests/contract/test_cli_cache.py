@@ -96,10 +96,11 @@ def test_ls_shows_what_a_live_worker_holds(cli: Cli) -> None:
         assert [row["resident"] for row in rows] == [[], [lease.id]]
         assert [row["id"] for row in cli("worker", "ls", "--json").json] == [lease.id]
         assert cli("cache", "ls", "-q", "--filter", "resident=yes", "--filter", "state=ready").out.split() == [OTHER]
-        assert [line.split("\t")[-2] for line in cli("cache", "ls").out.splitlines()[1:]] == [
-            "ready",
-            "ready, resident",
-        ]
+        assert [line.split("\t")[-2] for line in cli("cache", "ls").out.splitlines()[1:]] == ["ready", "resident"]
+        store.schedules.quarantine(OTHER, "in doubt", time.time())
+        assert cli("cache", "ls", "--filter", "resident=yes").out.splitlines()[1].split("\t")[-2] == (
+            "quarantined, resident"
+        )
     store.close()
 
 
