@@ -759,6 +759,19 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
+        name="wrong measures, of which nothing follows",
+        text=edit(("epochs: 5", "epochs: 2"), base=FINETUNE)
+        + "  early_stopping: {metric: f1, min_delta: -1}\n  checkpoint: {best: f1}\n  validation: {every_epochs: 0}\n",
+        messages=(
+            "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
+            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one",
+            "{file}:18: train.early_stopping.min_delta: found -1; expected at least 0",
+            "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
+            "{file}:20: train.validation.source: missing; expected a file, a folder or a glob",
+            "{file}:20: train.validation.every_epochs: found 0; expected at least 1",
+        ),
+    ),
+    BadSpec(
         name="a glob twice",
         text=FINETUNE + "  freeze:\n  - conv*\n  - conv*\n",
         messages=("{file}:20: train.freeze[1]: conv* is given twice; expected each glob once",),

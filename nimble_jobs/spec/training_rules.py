@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import WEIGHTS_SUFFIXES
+from nimble_jobs.spec.training import TrainSpec
 
 RULES: list[Rule] = []
 rule = register(RULES)
@@ -83,7 +84,7 @@ def _optimizer(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("train.optimizer.no_decay_on_norms", "true without weight_decay", "weight_decay above 0")
 
 
-@rule("train.lr_schedule")
+@rule("train.lr_schedule.name", "train.lr_schedule.warmup_steps")
 def _lr_schedule(spec: JobSpec) -> Iterator[Finding]:
     if spec.train and spec.train.lr_schedule.name == "one_cycle" and spec.train.lr_schedule.warmup_steps:
         problem = "given, but one_cycle has a rise of its own"
@@ -108,20 +109,23 @@ def _validation(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("train.validation.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")
 
 
-@rule("train.checkpoint", "train.early_stopping", "train.validation", "train.loss")
-def _metrics(spec: JobSpec) -> Iterator[Finding]:
-    if spec.train is None:
-        return
-    named: list[tuple[str, str]] = []
-    if spec.train.checkpoint and spec.train.checkpoint.best:
-        named.append(("train.checkpoint.best", spec.train.checkpoint.best))
-    if spec.train.early_stopping:
-        named.append(("train.early_stopping.metric", spec.train.early_stopping.metric))
-    for field, metric in named:
-        if metric.startswith("val_") and spec.train.validation is None:
-            yield Finding(field, f"{metric} is measured by a validation", "train.validation, or another measure")
-        if metric.endswith("accuracy") and spec.train.loss in ("mse", "bce"):
-            yield Finding(field, f"{spec.train.loss} has no accuracy", metric.replace("accuracy", "loss"))
+@rule("train.checkpoint.best", "train.validation", "train.loss")
+def _best(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train and spec.train.checkpoint and spec.train.checkpoint.best:
+        yield from _measured(spec.train, "train.checkpoint.best", spec.train.checkpoint.best)
+
+
+@rule("train.early_stopping.metric", "train.validation", "train.loss")
+def _stopping(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train and spec.train.early_stopping:
+        yield from _measured(spec.train, "train.early_stopping.metric", spec.train.early_stopping.metric)
+
+
+def _measured(train: TrainSpec, field: str, metric: str) -> Iterator[Finding]:
+    if metric.startswith("val_") and train.validation is None:
+        yield Finding(field, f"{metric} is measured by a validation", "train.validation, or another measure")
+    if metric.endswith("accuracy") and train.loss in ("mse", "bce"):
+        yield Finding(field, f"{train.loss} has no accuracy", metric.replace("accuracy", "loss"))
 
 
 @rule("train.checkpoint.every_epochs", "train.epochs")
@@ -133,7 +137,7 @@ def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("train.checkpoint.every_epochs", "more than train.epochs", f"at most {spec.train.epochs}")
 
 
-@rule("train.early_stopping", "train.epochs", "train.validation.every_epochs")
+@rule("train.early_stopping.patience", "train.early_stopping.metric", "train.epochs", "train.validation.every_epochs")
 def _patience(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None or spec.train.early_stopping is None:
         return

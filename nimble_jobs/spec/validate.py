@@ -34,9 +34,9 @@ _EXPECTED = {
     "string_too_short": "a text that is not empty",
     "too_short": "at least one item",
     "greater_than": "more than {gt:g}",
-    "greater_than_equal": "at least {ge}",
+    "greater_than_equal": "at least {ge:.15g}",
     "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le}",
+    "less_than_equal": "at most {le:.15g}",
 }
 
 
