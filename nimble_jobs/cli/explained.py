@@ -20,7 +20,17 @@ def explained(found: dict[str, Any]) -> list[render.Section]:
             ("Memory", _memory(found["memory"])),
             *render.candidates(found["candidates"]),
         ]
+    if "accumulate" in found:
+        parts += _accumulating(found["accumulate"])
     return [*parts, ("Key", render.flat(found["key_parts"]))]
+
+
+def _accumulating(found: dict[str, Any]) -> list[render.Section]:
+    """Of a step's batches that do not update the weights: what differs."""
+    head = _head(found)
+    if "graph" in found:
+        head += [*_graph(found["graph"]), *_bounds(found), *_memory(found["memory"])]
+    return [("Batches without an update", head)]
 
 
 def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -44,7 +54,7 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
     """Loading first; the build's own stages, which do not add up to it: eager is measured, too."""
-    return [(name.removesuffix("_s"), render.duration(seconds)) for name, seconds in stages.items()]
+    return [(n.removesuffix("_s"), render.duration(s)) for n, s in stages.items() if s is not None]
 
 
 def _graph(graph: dict[str, Any]) -> list[tuple[str, str]]:

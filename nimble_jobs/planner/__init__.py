@@ -1,7 +1,7 @@
 """From what a job asks for to something that replays: key, lookup, build, residency."""
 
 from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.explain import explain_schedule
+from nimble_jobs.planner.explain import explain_schedule, explained
 from nimble_jobs.planner.loaded import Loaded, Resident, Residents
 from nimble_jobs.planner.prepare import Prepared, Progress, improve, prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
@@ -15,6 +15,7 @@ __all__ = [
     "Resident",
     "Residents",
     "explain_schedule",
+    "explained",
     "improve",
     "key_parts",
     "prepare",

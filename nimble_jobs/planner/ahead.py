@@ -76,8 +76,12 @@ def look_up(request: Request, *, device: torch.device, store: Store) -> Answer:
     """What is stored, read whole as a job would read it; what is missing or damaged is quarantined. Builds nothing, and
     counts as no use.
     """
+    return look_up_parts(key_parts(request, device), store=store)
+
+
+def look_up_parts(parts: dict[str, str], *, store: Store) -> Answer:
+    """`look_up` by the parts of a key."""
     start = time.perf_counter()
-    parts = key_parts(request, device)
     key = schedule_key(parts)
     found = read_stored(key, store)
     if found.material is None:

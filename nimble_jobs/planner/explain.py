@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.bind import arena_plan
-from nimble_jobs.planner.ahead import Told, look_up, look_up_or_build
+from nimble_jobs.planner.ahead import Answer, Told, look_up, look_up_or_build
 from nimble_jobs.planner.request import Request
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
@@ -26,6 +26,11 @@ def explain_schedule(
         found = look_up_or_build(request, device=device, store=store, told=told)
     else:
         found = look_up(request, device=device, store=store)
+    return explained(found), found.schedule
+
+
+def explained(found: Answer) -> dict[str, Any]:
+    """What there is to say of an answer."""
     answer: dict[str, Any] = {
         "key": found.key,
         "key_parts": found.parts,
@@ -38,7 +43,7 @@ def explain_schedule(
         seconds = {f"{name}_s": value for name, value in schedule.stages}
         answer |= _of_schedule(schedule)
         answer["stages"] = {"load_s": found.load_s, **seconds, "build_s": schedule.build_s}
-    return answer, schedule
+    return answer
 
 
 def _of_schedule(schedule: Schedule) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.ahead import Ahead, Told, build_ahead
@@ -26,12 +25,10 @@ from nimble_jobs.workloads.training import ahead as training
 def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
 ) -> tuple[Request, torch.device]:
-    """What the spec's job will ask of the planner. Raises UsageError for a fine-tuning.
+    """What a scoring job will ask of the planner.
 
     `memory_bytes`: the limit of the worker that will run it, if it has one.
     """
-    if spec.kind != "score":
-        raise UsageError(f"kind: found {spec.kind}; expected score, or `cache why` and `cache build`, which take both")
     with open_reader(spec.input) as reader:
         request = request_of(spec, reader, allowed_python, memory_bytes)
     return request, devices.resolve(spec.run.device)

@@ -13,6 +13,7 @@ from nimble_jobs.planner.ahead import Told
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.ahead import asked
+from nimble_jobs.workloads.training import ahead as training
 
 
 def explain(
@@ -27,12 +28,18 @@ def explain(
 ) -> dict[str, Any]:
     """Key, hit, graph, memory and candidates of the spec's schedule, which is built and stored on a miss if `build`.
 
-    `memory_bytes`: the limit of the worker that will run the job, if it has one. Saves the drawings of it. `told` hears
-    what is done. Raises UsageError for a fine-tuning, NotFound where there is
-    nothing to draw, and whatever `planner.explain_schedule` raises.
+    Of a fine-tuning it is that of the step that updates the weights; with accumulation `accumulate` holds the same of
+    the other batches. `memory_bytes`: the limit of the worker that will run the job, if it has one. Saves the drawings.
+    `told` hears what is done. Raises NotFound where there is nothing to draw, ModelError, DataError, OutOfMemory.
     """
-    request, device = asked(spec, allowed_python, memory_bytes)
-    answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build, told=told)
+    if spec.kind == "finetune":
+        found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)
+        answer, schedule = planner.explained(found[True]), found[True].schedule
+        if False in found:
+            answer["accumulate"] = planner.explained(found[False])
+    else:
+        request, device = asked(spec, allowed_python, memory_bytes)
+        answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build, told=told)
     if drawings and schedule is None:
         why = answer["fallback"] or answer["miss_reason"] or "it was never built"
         raise NotFound(f"{drawings[0].path}: no schedule to draw: {why}")

@@ -68,7 +68,27 @@ def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.Capt
     assert cli("cache", "rm", made["key"], "--yes").code == 0
     missed = cli("cache", "why", spec, "--json").json
     assert (missed["hit"], missed["key"]) == (False, made["key"])
-    assert cli("explain", spec).code == 2
+
+
+def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked up without running the user's code, then built, drawn and found; so are batches without an update."""
+    with monkeypatch.context() as strict:
+        strict.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
+        missed = cli("explain", spec, "--no-build", "--json").json
+        assert (missed["hit"], missed["accumulate"]["hit"]) == ("miss", "miss")
+        assert "graph" not in missed
+        refused = cli("explain", spec)
+        assert (refused.code, "may not be run" in refused.err) == (100, True)
+    made = cli("explain", spec, "--json", "--timeline", "step.svg").json
+    assert (made["hit"], made["fallback"], made["key"]) == ("miss", None, missed["key"])
+    assert (spec.parent / "step.svg").read_text().startswith("<svg")
+    assert made["accumulate"]["key"] == missed["accumulate"]["key"] != made["key"]
+    assert made["graph"]["tasks"] > made["accumulate"]["graph"]["tasks"] > 5
+    found = cli("explain", spec, "--no-build", "--json").json
+    assert (found["hit"], found["accumulate"]["hit"], found["graph"]) == ("stored", "stored", made["graph"])
+    shown = cli("explain", spec).out
+    assert "candidates.eager kernels, 1 and 1 streams" in shown
+    assert f"batches without an update.tasks: {made['accumulate']['graph']['tasks']}" in shown
 
 
 def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,9 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.ahead import WAITING, Ahead, Told, reporter
+from nimble_jobs.planner.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
 from nimble_jobs.planner.step_key import code_parts, program_parts, step_parts
-from nimble_jobs.planner.step_prepare import prepare_stored_step
+from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.planner.why import Why, why_of
 from nimble_jobs.spec import JobSpec
@@ -24,14 +25,44 @@ from nimble_jobs.workloads.training.losses import targets
 
 def why(spec: JobSpec, *, store: Store) -> Why:
     """Hit or miss of the step's programs, and what differs; of several misses the first. Nothing is built."""
+    found = [why_of(parts, store=store) for parts in _keys(spec).values()]
+    return next((answer for answer in found if not answer.hit), found[0])
+
+
+def explain(
+    spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...] = (), told: Told = lambda _: None
+) -> dict[bool, Answer]:
+    """The schedules of the step's programs, by whether they update the weights; those that do come first.
+
+    On a miss of one, all are built and stored if `build`. Raises ModelError, DataError, OutOfMemory.
+    """
+    found = {update: look_up_parts(parts, store=store) for update, parts in _keys(spec).items()}
+    if not build or all(answer.schedule is not None for answer in found.values()):
+        return found
+    prepared, _ = _prepared(spec, store, allowed_python, told)
+    prepared.step.close()
+    return {
+        update: replace(
+            answer,
+            hit=prepared.hit,
+            miss_reason=prepared.miss_reason,
+            schedule=prepared.step.schedules.get(update),
+            fallback=prepared.step.fallback,
+            load_s=None,
+        )
+        for update, answer in found.items()
+    }
+
+
+def _keys(spec: JobSpec) -> dict[bool, dict[str, str]]:
+    """The parts of the keys of the step's programs, by whether they update the weights."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
         x, y = setup.example(reader, spec.input.batch_size, torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
     programs = (True, False) if train.accumulate > 1 else (True,)
-    found = [why_of(program_parts(parts, update=update), store=store) for update in programs]
-    return next((answer for answer in found if not answer.hit), found[0])
+    return {update: program_parts(parts, update=update) for update in programs}
 
 
 def build(
@@ -52,6 +83,24 @@ def build(
 
 
 def _built(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told) -> Ahead:
+    prepared, shape = _prepared(spec, store, allowed_python, told)
+    step, schedule = prepared.step, prepared.step.schedule
+    step.close()
+    return Ahead(
+        key=prepared.key,
+        input=shape,
+        hit=prepared.hit is not Hit.MISS,
+        miss_reason=prepared.miss_reason,
+        build_s=sum(each.build_s for each in step.schedules.values()) if schedule else None,
+        replay_us=schedule.replay_us if schedule else None,
+        eager_us=schedule.eager_us if schedule else None,
+        device=schedule.device if schedule else None,
+        fallback=step.fallback,
+    )
+
+
+def _prepared(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told) -> tuple[PreparedStep, str]:
+    """The step, from the store or built now, and its input with the shape."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     report = reporter(told)
@@ -71,16 +120,4 @@ def _built(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: 
             )
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
-    step, schedule = prepared.step, prepared.step.schedule
-    step.close()
-    return Ahead(
-        key=prepared.key,
-        input=ready.parts["input"],
-        hit=prepared.hit is not Hit.MISS,
-        miss_reason=prepared.miss_reason,
-        build_s=sum(each.build_s for each in step.schedules.values()) if schedule else None,
-        replay_us=schedule.replay_us if schedule else None,
-        eager_us=schedule.eager_us if schedule else None,
-        device=schedule.device if schedule else None,
-        fallback=step.fallback,
-    )
+    return prepared, ready.parts["input"]
