@@ -52,8 +52,8 @@ def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where
     return Labels(values=values, bad=bad, names=None)
 
 
-def numbers(raw: np.ndarray, total: int, *, where: str) -> Labels:
-    """Labels as stored, one number a record or several, as float32.
+def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) -> Labels:
+    """Labels as stored, one number a record or several, as float32; `shares` must be from 0 to 1.
 
     Raises DataError for a column that holds no numbers.
     """
@@ -63,9 +63,14 @@ def numbers(raw: np.ndarray, total: int, *, where: str) -> Labels:
         raise DataError(f"{where}: holds {raw.dtype}; expected numbers")
     with np.errstate(over="ignore"):
         values = raw.astype(np.float32)
-    wrong = ~np.isfinite(values.reshape(total, -1)).all(axis=1)
+    rows = values.reshape(total, -1)
+    wrong = ~np.isfinite(rows).all(axis=1)
     bad = dict.fromkeys(np.flatnonzero(wrong).tolist(), "label is missing or not finite; expected a number")
-    values[wrong] = 0.0
+    if shares:
+        outside = np.asarray((rows < 0) | (rows > 1))
+        for i in np.flatnonzero(outside.any(axis=1) & ~wrong).tolist():
+            bad[i] = f"label is {rows[i][outside[i]][0]:g}; expected a number from 0 to 1"
+    values[list(bad)] = 0.0
     return Labels(values=values[:, 0] if values.shape == (total, 1) else values, bad=bad, names=None)
 
 

@@ -15,7 +15,7 @@ from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
 
-Targets = Literal["classes", "numbers", "stored"]
+Targets = Literal["classes", "numbers", "shares", "stored"]
 
 _SUFFIXES = {"npy": (".npy",), "npz": (".npz",), "parquet": (".parquet", ".pq"), "csv": (".csv",)}
 
@@ -43,8 +43,9 @@ class Reader:
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
-            if targets == "numbers" or (targets == "stored" and source.labels.dtype.kind == "f"):
-                self._labels = label_values.numbers(source.labels, source.total, where=at)
+            if targets in ("numbers", "shares") or (targets == "stored" and source.labels.dtype.kind == "f"):
+                shares = targets == "shares"
+                self._labels = label_values.numbers(source.labels, source.total, where=at, shares=shares)
             else:
                 self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
         self._source = source
@@ -176,7 +177,8 @@ class Reader:
 def open_reader(spec: InputSpec, *, label_names: Sequence[str] | None = None, targets: Targets = "classes") -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
-    `targets` says what labels are: classes, numbers (float32), or what the file holds: numbers if it holds fractions.
+    `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
+    numbers if it holds fractions.
     Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
     """
     return Reader(_open(spec), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)

@@ -16,7 +16,7 @@ from torch import nn
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import open_reader
-from nimble_jobs.errors import DataError, JobFailed, ModelError
+from nimble_jobs.errors import DataError, JobFailed, ModelError, NimbleError
 from nimble_jobs.models.build import build
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import curves
@@ -211,6 +211,38 @@ def test_yes_or_no(folder: Path) -> None:
     assert metrics(spec.output.path, "epoch")[-1]["loss"] < 0.35
 
 
+@pytest.mark.parametrize("label", [-0.5, 1.5])
+def test_neither_yes_nor_no(folder: Path, label: float) -> None:
+    """bce has no least value for a label that is no share: its record is a bad one."""
+    spec = regression(
+        folder, output=f"shares-{label}/net", train__loss="bce", input__fields={"x": "x", "label": "over"}
+    )
+    with np.load(folder / "line.npz") as arrays:
+        over = arrays["over"].copy()
+        over[3] = label
+        np.savez(folder / "line.npz", x=arrays["x"], over=over)
+    with pytest.raises(
+        DataError, match=rf"1 of 40 .* the last one is 3: label is {label}; expected a number from 0 to 1"
+    ):
+        Attempt(spec).run()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"lr_schedule": {"name": "linear", "warmup_steps": 500}}, r"train\.lr_schedule\.warmup_steps: found 500, but"),
+        ({"augment": {"flip": "both"}}, r"train\.augment: records are float32 \[3\]; expected images"),
+    ],
+)
+def test_refused_before_a_schedule_is_built(folder: Path, train: dict[str, Any], message: str) -> None:
+    """What does not fit the data costs no build."""
+    spec = regression(folder, output="refused/net", train__loss="mse")
+    attempt = Attempt(specs.restore({**specs.dump(spec), "train": {**specs.dump(spec)["train"], **train}}))
+    with pytest.raises(NimbleError, match=message):
+        attempt.run()
+    assert not attempt.reports
+
+
 def test_accuracy_of_numbers_is_refused(folder: Path) -> None:
     """A loss of the user's own over numbers has no accuracy to choose by."""
     spec = regression(
@@ -346,8 +378,10 @@ def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.Mon
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
+    attempt = Attempt(spec_of(folder, output="x/net", train__tensorboard=True))
     with pytest.raises(JobFailed, match=r"train\.tensorboard: not installed; expected: pip install"):
-        Attempt(spec_of(folder, output="x/net", train__tensorboard=True, schedule__on_miss="eager")).run()
+        attempt.run()
+    assert not attempt.reports  # nothing was built
 
 
 def test_tensorboard(folder: Path) -> None:

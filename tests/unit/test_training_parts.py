@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from torch import nn
 
 from nimble_jobs.errors import JobFailed, ModelError
 from nimble_jobs.spec import CheckpointSpec, EarlyStoppingSpec, LrScheduleSpec
-from nimble_jobs.workloads.training import random_state
+from nimble_jobs.workloads.training import curves, random_state
 from nimble_jobs.workloads.training.flat import Flat
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.progress import Progress, better
@@ -157,3 +159,17 @@ def test_frozen_norms_keep_their_statistics() -> None:
     assert [n for n, p in net.named_parameters() if p.requires_grad] == ["2.weight", "2.bias", "3.weight"]
     with pytest.raises(ModelError, match="every parameter of the model is frozen"):
         freeze(net, ["*"])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 99, 1999, 2001, 30_011])
+def test_curves(steps: int, tmp_path: Path) -> None:
+    """They hold the extremes of however many steps, means of as many as they say, and no warning."""
+    loss = np.random.default_rng(steps).exponential(size=steps)
+    numbers, values = curves.envelope(loss)
+    assert len(numbers) == len(values) <= 2000
+    assert (numbers[0], values.min(), values.max()) == (1, loss.min(), loss.max())
+    assert all(a <= b <= steps for a, b in itertools.pairwise(numbers))
+    width = max(1, steps // 50)
+    assert curves.running_mean(loss, width) == pytest.approx(np.convolve(loss, np.full(width, 1 / width), "valid"))
+    curves.draw(tmp_path / "curves.png", loss, [{"step": steps, "accuracy": 0.5}], title="any")
+    assert (tmp_path / "curves.png").stat().st_size > 5000

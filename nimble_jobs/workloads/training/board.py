@@ -10,12 +10,16 @@ from typing import Any
 from nimble_jobs.errors import JobFailed
 
 
+def check() -> None:
+    """Raises JobFailed where TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise JobFailed("train.tensorboard: not installed; expected: pip install 'nimble-jobs[tensorboard]'")
+
+
 class Board:
-    """Writes scalars to an event file in a folder. Raises JobFailed where TensorBoard is not installed."""
+    """Writes scalars to an event file in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise JobFailed("train.tensorboard: not installed; expected: pip install 'nimble-jobs[tensorboard]'")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(log_dir=str(folder))

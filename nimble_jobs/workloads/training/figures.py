@@ -199,6 +199,10 @@ class Steps:
         self._epoch.add(row)
         return row
 
+    def column(self, name: str) -> np.ndarray:
+        """One figure of all finished steps, a copy."""
+        return np.array(self._columns[name])
+
     def tensors(self, count: int) -> dict[str, torch.Tensor]:
         """The columns of the first steps, for a checkpoint."""
         return {name: torch.from_numpy(np.array(column[:count])) for name, column in self._columns.items()}

@@ -26,14 +26,16 @@ from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.score import already_published
-from nimble_jobs.workloads.training import checkpoint, curves, random_state, resume, setup
+from nimble_jobs.workloads.training import board, checkpoint, curves, random_state, resume, setup
+from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import METRICS, Journal
 from nimble_jobs.workloads.training.keeper import Keeper, restore
-from nimble_jobs.workloads.training.loop import Loop
+from nimble_jobs.workloads.training.learning_rate import LearningRate
+from nimble_jobs.workloads.training.loop import Loop, steps_of
 from nimble_jobs.workloads.training.losses import targets
 from nimble_jobs.workloads.training.progress import Progress
 from nimble_jobs.workloads.training.sampler import Sampler
@@ -96,6 +98,10 @@ def _trained(
         raise DataError(
             f"train.last_batch: drop leaves nothing of {reader.total} records in batches of {spec.input.batch_size}"
         )
+    LearningRate(train.lr_schedule, train.optimizer.lr, steps_of(train, sampler))  # what these refuse needs no schedule
+    Augment(train.augment, reader.signature, seed=spec.model.seed)
+    if train.tensorboard:
+        board.check()
     context.report(phase="load", total=sampler.records * train.epochs)
     found = resume.find(context, checkpoints, sheet)
     ready = setup.prepare(spec, reader, device, context.allowed_python)
@@ -163,7 +169,7 @@ def _trained(
         "build_s": build_s,
         "run_s": run_s,
         "steps_per_s": (len(steps) - earlier) / run_s,
-        "records_per_s": sum(row["records"] for row in list(steps.rows())[earlier:]) / run_s,
+        "records_per_s": int(steps.column("records")[earlier:].sum()) / run_s,
     }
     if keeper is not None:
         timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
@@ -248,7 +254,7 @@ def _publish(
     if curves.available():
         last = progress.epochs[-1]
         title = f"{context.spec.name}: {last['step']} steps, {last['epoch']} epochs"
-        curves.draw(staging.file(CURVES), steps.rows(), progress.epochs, title=title)
+        curves.draw(staging.file(CURVES), steps.column("loss"), progress.epochs, title=title)
     else:
         context.event("no-curves", f"{CURVES} is left out: matplotlib is missing; it comes with nimble-jobs[plots]", {})
     if progress.bad_records:

@@ -22,7 +22,8 @@ from nimble_jobs.workloads.columns import logits_of
 
 def targets(name: str) -> Targets:
     """What a loss wants labels to be."""
-    return "classes" if name == "cross_entropy" else "numbers" if name in ("mse", "bce") else "stored"
+    wanted: dict[str, Targets] = {"cross_entropy": "classes", "mse": "numbers", "bce": "shares"}
+    return wanted.get(name, "stored")
 
 
 def make_loss(train: TrainSpec, allowed_python: Sequence[Path], *, smoothing: bool = True) -> Loss:
