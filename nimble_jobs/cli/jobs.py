@@ -119,7 +119,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Outputs", render.flat(job.outputs)))
     if len(attempts) > 1:
         parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
-    parts.append(("Events", [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in events]))
+    parts.append(("Events", render.history(events)))
     render.sections(parts)
 
 

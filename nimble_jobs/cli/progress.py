@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nimble_jobs.cli import output, render
 from nimble_jobs.errors import NotFinishedInTime
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _RECOVER_S = 2.0  # how often jobs are looked for whose process died: without a worker nobody else would
 _MANY = 8  # with more jobs than this, those that ended make room
+_WIDE = 100  # columns of a terminal that has room for a long bar and for counts
 
 
 class View(Protocol):
@@ -64,7 +65,8 @@ class Bars:
     def __init__(self) -> None:
         from rich.progress import Progress
 
-        self._progress: Progress = Progress(*_columns(), console=output.error_console(), transient=True)
+        console = output.error_console()
+        self._progress: Progress = Progress(*_columns(console.width), console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
         self._overall: TaskID | None = None
         self._progress.start()
@@ -74,7 +76,7 @@ class Bars:
         if many:
             ended = sum(job.state.final for job in jobs)
             if self._overall is None:
-                self._overall = self._progress.add_task("all jobs", total=len(jobs), state="")
+                self._overall = self._progress.add_task("all jobs", total=len(jobs), rate="", state="")
             self._progress.update(self._overall, completed=ended)
         for job in jobs:
             wanted = job.state is JobState.RUNNING if many else True
@@ -83,9 +85,13 @@ class Bars:
                     self._progress.remove_task(old)
                 continue
             if job.id not in self._tasks:
-                self._tasks[job.id] = self._progress.add_task(job.name, total=None, state="")
+                self._tasks[job.id] = self._progress.add_task(job.name, total=None, rate="", state="")
             self._progress.update(
-                self._tasks[job.id], completed=job.records_done, total=job.records_total, state=_state(job)
+                self._tasks[job.id],
+                completed=job.records_done,
+                total=job.records_total,
+                rate=render.steps_rate(job.timings) if job.state is JobState.RUNNING else "",
+                state=_state(job),
             )
 
     def close(self) -> None:
@@ -190,21 +196,35 @@ def _state(job: Job) -> str:
     return render.training(job.timings) or render.schedule_state(job) or "running"
 
 
-def _columns() -> list[ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+def _columns(width: int) -> list[ProgressColumn]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Column
     from rich.text import Text
 
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(render.rate(task.speed or task.finished_speed).rjust(8))
+    wide = width >= _WIDE
 
-    name = Column(min_width=8, max_width=20, no_wrap=True, overflow="ellipsis")
+    class Rate(ProgressColumn):
+        """Steps a second of a training, otherwise records or jobs."""
+
+        def render(self, task: Task) -> Text:
+            return Text((task.fields["rate"] or render.rate(task.speed or task.finished_speed)).rjust(8))
+
+    def whole(**options: Any) -> Column:
+        return Column(no_wrap=True, overflow="ellipsis", **options)
+
     return [
-        TextColumn("{task.description}", table_column=name),
-        BarColumn(bar_width=18),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[state]}", style="cyan"),
+        TextColumn("{task.description}", table_column=whole(min_width=8, max_width=20 if wide else 12)),
+        BarColumn(bar_width=18 if wide else 6),
+        MofNCompleteColumn(table_column=whole()) if wide else TaskProgressColumn(table_column=whole()),
+        Rate(table_column=whole()),
+        TimeRemainingColumn(compact=True, table_column=whole()),
+        TextColumn("{task.fields[state]}", style="cyan", table_column=whole()),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ STATE_STYLE: dict[str, str] = {
     JobState.QUARANTINED: "bold red",
 }
 
-_LISTED = 8  # of a list; JSON has all
+_LISTED = 8  # of a list, or of events of one kind in a row; JSON has all
 
 Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
 
@@ -256,15 +257,31 @@ def _value_style(name: str, value: str) -> str:
 
 
 def training(timings: dict[str, Any]) -> str:
-    """How a training goes: loss 0.0812, accuracy 97.5%, 312/s steps. Empty where nothing of it was measured yet."""
+    """How a training goes: loss 0.0812, accuracy 97.5%. Empty where nothing of it was measured yet."""
     parts = []
     if "loss" in timings:
         parts.append(f"loss {timings['loss']:.3g}")
     if "accuracy" in timings:
         parts.append(f"accuracy {timings['accuracy']:.1%}")
-    if parts and timings.get("steps_per_s"):
-        parts.append(f"{rate(timings['steps_per_s'])} steps")
     return ", ".join(parts)
+
+
+def steps_rate(timings: dict[str, Any]) -> str:
+    """Of a training: 312 steps/s. Empty where it was not measured yet."""
+    found = timings.get("steps_per_s")
+    return f"{rate(found).removesuffix('/s')} steps/s" if found else ""
+
+
+def history(events: Sequence[Event]) -> list[tuple[str, str]]:
+    """Time and text of events; of many of one kind in a row the first and the last ones."""
+    lines: list[tuple[str, str]] = []
+    for kind, group in itertools.groupby(events, key=lambda event: event.kind):
+        alike = [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in group]
+        if len(alike) > _LISTED + 1:
+            left_out = len(alike) - _LISTED
+            alike[1 : -_LISTED + 1] = [("...", f"{kind}: {left_out} more; --json has all")]
+        lines += alike
+    return lines
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
