@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below, tolerance_for
-from nimble_jobs.planner.restore import Restored, restore
+from nimble_jobs.planner.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -58,10 +57,10 @@ def load(
     material = found.material
 
     def check(instance: Instance) -> None:
-        verify.check(
+        check_loaded(
             instance,
             call,
-            material.schedule.program.inputs,
+            material.schedule,
             device,
             tolerance=tolerance_for(call, next(iter(example.values()))),
             seed=secrets.randbits(32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -291,7 +292,7 @@ def _explain(loaded: Loaded, error: EngineError) -> None:
     loaded.unschedulable = not isinstance(error, OutOfMemory)
 
 
-def save_built(built: Built, parts: dict[str, str], store: Store) -> None:
+def save_built(built: Built, parts: Mapping[str, str], store: Store) -> None:
     """Store a new schedule; one that failed its check is stored as quarantined, so that nobody builds it again."""
     storable = Storable(
         schedule=built.schedule,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from nimble_jobs import graph
+from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.planner.stored import Material, compiles_again
 from nimble_jobs.schedule import Schedule
+
+_NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,32 @@ def restore(
         variants.use("given")
         raise
     return Restored(schedule=schedule, module=bound, instances=instances)
+
+
+def check_loaded(
+    instance: Instance,
+    eager: Callable[..., Any],
+    schedule: Schedule,
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+    below: int = 2,
+    integers: Mapping[str, torch.Tensor] = _NONE,
+) -> None:
+    """`verify.check` of an instance that was loaded; where it has depthwise convolutions of ours, first against eager
+    without the library's, whose first calls take long. Raises CheckFailed.
+    """
+
+    def against(call: Callable[..., Any]) -> None:
+        ports = schedule.program.inputs
+        verify.check(instance, call, ports, device, tolerance=tolerance, seed=seed, below=below, integers=integers)
+
+    if depthwise.is_in(schedule.program):
+        with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
+            against(depthwise.without_library(eager))
+            return
+    against(eager)
 
 
 def source_of(schedule: Schedule) -> Source:

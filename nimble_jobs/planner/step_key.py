@@ -18,7 +18,7 @@ from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.spec import ModelSpec, OptimizerSpec, ScheduleSpec, TrainSpec, parse_source
 
-_PROGRAM = "train.program"
+PROGRAM = "train.program"  # the part that says which of them it is
 _OF_OPTIMIZERS = {
     "sgd": ("momentum", "nesterov", "weight_decay"),
     "adam": ("betas", "eps", "weight_decay"),
@@ -94,7 +94,7 @@ def default_tolerance_of(precision: str, device: torch.device) -> float:
 
 def program_parts(parts: Mapping[str, str], *, update: bool) -> dict[str, str]:
     """The key parts of one of a step's programs: for batches with or without an update of the weights."""
-    return {**parts, _PROGRAM: "update" if update else "accumulate"}
+    return {**parts, PROGRAM: "update" if update else "accumulate"}
 
 
 def program_key(parts: Mapping[str, str], *, update: bool) -> str:

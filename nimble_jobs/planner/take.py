@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
@@ -18,9 +15,8 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
-from nimble_jobs.planner.restore import restore
+from nimble_jobs.planner.restore import check_loaded, restore
 from nimble_jobs.planner.stored import Material, read_stored
-from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
 Report = Callable[..., None]
@@ -61,31 +57,17 @@ def _load_stored(loaded: Loaded, material: Material) -> None:
     """Capture a stored schedule and check it against eager."""
     request, schedule = loaded.request, material.schedule
     example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
-    restored = restore(
-        loaded.module,
-        material,
-        example,
-        loaded.device,
-        lambda instance: _check(instance, loaded, schedule),
-        own=True,
-    )
-    loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
 
-
-def _check(instance: Instance, loaded: Loaded, schedule: Schedule) -> None:
-    def against(eager: Callable[..., Any]) -> None:
-        verify.check(
+    def check(instance: Instance) -> None:
+        check_loaded(
             instance,
-            eager,
-            schedule.program.inputs,
+            loaded.module,
+            schedule,
             loaded.device,
-            tolerance=tolerance_of(loaded.request),
+            tolerance=tolerance_of(request),
             seed=secrets.randbits(32),
             below=integers_below(loaded.module),
         )
 
-    if depthwise.is_in(schedule.program):
-        with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
-            against(depthwise.without_library(loaded.module))
-            return
-    against(loaded.module)
+    restored = restore(loaded.module, material, example, loaded.device, check, own=True)
+    loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances

@@ -31,11 +31,6 @@ class NotYet:
 NOT_YET = (
     NotYet(field="cron", accepted=lambda s: s.cron is None, expected="no cron"),
     NotYet(
-        field="schedule.on_miss",
-        accepted=lambda s: s.kind == "score" or s.schedule.on_miss != "fail",
-        expected="build or eager where kind is finetune",
-    ),
-    NotYet(
         field="schedule.progressive",
         accepted=lambda s: s.kind == "score" or not s.schedule.progressive,
         expected="false where kind is finetune",

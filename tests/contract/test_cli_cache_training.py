@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nimble_jobs.workloads.training import ahead, job
 from tests.cli import Cli, beside
 from tests.trainings import lay_out
 
@@ -89,6 +90,21 @@ def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.
     shown = cli("explain", spec).out
     assert "candidates.eager kernels, 1 and 1 streams" in shown
     assert f"batches without an update.tasks: {made['accumulate']['graph']['tasks']}" in shown
+
+
+def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are replayed: the job that comes needs to build nothing."""
+    for module in (ahead, job):
+        monkeypatch.setattr(module, "REPLAYED_ON", ("cpu",))
+    given = (spec, "train.validation.source=held-out.npz", "--json")
+    step, validation = cli("cache", "build", *given).json
+    assert (step["input"], validation["input"]) == ("x:float32[8, 1, 8, 8], y:int64[8]", "x:float32[8, 1, 8, 8]")
+    assert (validation["hit"], validation["fallback"]) == (False, None)
+    assert [row["hit"] for row in cli("cache", "build", *given).json] == [True, True]
+    shown = cli("cache", "show", validation["key"], "--json").json
+    assert (shown["mode"], shown["key_parts"]["train.program"]) == ("training", "validation")
+    done = cli("run", *given, "schedule.on_miss=fail").json
+    assert (done["state"], done["schedule"]["validation"]) == ("succeeded", "schedule")
 
 
 def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from nimble_jobs.errors import JobFailed
+from nimble_jobs.job import Hit
+from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.store import ScheduleState, Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads.training import job
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.setup import evaluating
+from tests.trainings import Attempt, lay_out, metrics, spec_of
+
+STEP = {"model.source": "test", "mode": "training", "input": "x, y", "train.loss": "mse", "train.optimizer": "sgd"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home"))) as found:
+        yield found
+
+
+def captured(forward: Forward, x: torch.Tensor, store: Store, *, on_miss: str = "build") -> PreparedForward | str:
+    return forward.capture(
+        x,
+        lambda module: prepare_forward(
+            module,
+            x,
+            forward_parts(STEP, x, "given"),
+            options=BuildOptions(layout="given", tolerance=0.05),
+            store=store,
+            on_miss=on_miss,
+        ),
+    )
 
 
 def net() -> nn.Sequential:
@@ -17,14 +49,21 @@ def net() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_replays_follow_the_weights(dtype: str) -> None:
-    """What a training changes between validations, weights and statistics, is what the next one sees."""
+@pytest.mark.parametrize("stored", [False, True])
+def test_replays_follow_the_weights(dtype: str, stored: bool, store: Store) -> None:
+    """What a training changes between validations, weights and statistics, is what the next one sees, also where the
+    schedule comes from the store.
+    """
     module = net().train()
     before = {name: t.clone() for name, t in module.state_dict().items()}
     forward = Forward(module, dtype)
     x = torch.randn(6, 1, 6, 6)
+    if stored:
+        captured(Forward(net(), dtype), x, store)
     state = torch.get_rng_state()
-    assert forward.capture(x, BuildOptions(), tolerance=0.05) is None
+    found = captured(forward, x, store, on_miss="fail" if stored else "build")
+    assert isinstance(found, PreparedForward)
+    assert (found.failure, found.hit) == (None, Hit.STORED if stored else Hit.MISS)
     assert torch.get_rng_state().equal(state)
     assert all(part.training for part in module.modules())
     assert all(t.equal(before[name]) for name, t in module.state_dict().items())
@@ -32,11 +71,11 @@ def test_replays_follow_the_weights(dtype: str) -> None:
     for _ in range(2):
         with evaluating(module):
             expected = Forward(module, dtype)(x)
-            found = forward(x)
-            assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+            outputs = forward(x)
+            assert torch.allclose(outputs, expected, rtol=1e-5, atol=1e-6)
             short = forward(x[:2])
             assert torch.allclose(short, expected[:2], rtol=0.1, atol=1e-2)
-        seen.append(found.clone())
+        seen.append(outputs.clone())
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(0.1)
@@ -60,14 +99,64 @@ class Reads(Two):
 
 
 @pytest.mark.parametrize(("kind", "why"), [(Two, "more than one tensor"), (Reads, "host|item|_local_scalar_dense")])
-def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str) -> None:
+def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, store: Store) -> None:
     """The reason is there, and the answer is the model's own."""
     module = kind().train()
     forward = Forward(module, "fp32")
     x = torch.randn(4, 3)
-    reason = forward.capture(x, BuildOptions(), tolerance=0.05)
-    assert reason is not None
+    reason = captured(forward, x, store)
+    assert isinstance(reason, str)
     assert any(word in reason for word in why.split("|")), reason
     with evaluating(module):
         found, expected = forward(x), module(x)
     assert isinstance(found, type(expected))
+
+
+def test_one_that_proves_unfit_is_quarantined_and_built_again(store: Store) -> None:
+    """As a job's: the reason is there, and so is the next schedule. Where nothing may be built there is none."""
+    x = torch.randn(6, 1, 6, 6)
+    with pytest.raises(JobFailed, match=r"on_miss is fail, and .*: validation: no schedule is stored under this key"):
+        captured(Forward(net(), "fp32"), x, store, on_miss="fail")
+    in_eager = captured(Forward(net(), "fp32"), x, store, on_miss="eager")
+    assert isinstance(in_eager, PreparedForward)
+    assert str(in_eager.failure).startswith("schedule.on_miss is eager")
+    first = captured(Forward(net(), "fp32"), x, store)
+    assert isinstance(first, PreparedForward)
+    store.schedules.quarantine(first.key, "a test", 0.0)
+    again = captured(Forward(net(), "fp32"), x, store)
+    assert isinstance(again, PreparedForward)
+    assert (again.hit, again.failure) == (Hit.MISS, None)
+    assert "a test" in str(again.miss_reason)
+    assert [entry.state for entry in store.schedules.list()] == [ScheduleState.READY]
+
+
+def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They measure what eager measures. Without leave to build there is eager, and the job says why."""
+    lay_out(tmp_path)
+    measured = []
+    monkeypatch.setattr(job, "REPLAYED_ON", ("cpu",))
+    for number, on_miss in enumerate(("eager", "build", "fail")):
+        spec = spec_of(tmp_path, output=f"out-{number}/net", schedule__on_miss=on_miss, model__args={"dropout": 0.0})
+        attempt = Attempt(spec, home=tmp_path / "home")
+        schedule = attempt.run().schedule
+        measured.append([line["val_loss"] for line in metrics(Path(spec.output.path), "epoch")])
+        said = [text for text in attempt.said("schedule") if text.startswith("validation: ")]
+        if on_miss == "eager":
+            assert schedule["validation"] == "eager"
+            assert "validation runs in eager: schedule.on_miss is eager" in attempt.said("fallback")
+        else:
+            assert schedule["validation"] == "schedule", attempt.said("fallback")
+            assert said[0].startswith("validation: miss " if on_miss == "build" else "validation: stored ")
+    assert measured[2] == measured[1] == pytest.approx(measured[0], rel=1e-4)
+
+
+def test_the_key_is_of_the_forward_pass_alone() -> None:
+    x = torch.randn(6, 1, 6, 6)
+    parts = forward_parts(STEP, x, "channels-last")
+    assert parts == {
+        "model.source": "test",
+        "mode": "training",
+        "input": "x:float32[6, 1, 6, 6]",
+        "weights.memory_format": "channels-last",
+        "train.program": "validation",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
+from nimble_jobs.planner.forward_prepare import PreparedForward
 from nimble_jobs.planner.step_key import code_parts, program_parts, step_parts
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
@@ -20,6 +22,7 @@ from nimble_jobs.planner.why import Why, why_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training import setup
+from nimble_jobs.workloads.training.forward import REPLAYED_ON, Forward, have_replayed
 from nimble_jobs.workloads.training.losses import targets
 
 
@@ -39,7 +42,7 @@ def explain(
     found = {update: look_up_parts(parts, store=store) for update, parts in _keys(spec).items()}
     if not build or all(answer.schedule is not None for answer in found.values()):
         return found
-    prepared, _ = _prepared(spec, store, allowed_python, told)
+    prepared, _, _ = _prepared(spec, store, allowed_python, told)
     prepared.step.close()
     return {
         update: replace(
@@ -73,19 +76,24 @@ def build(
     allowed_python: tuple[Path, ...] = (),
     told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
-    """Build the schedules of a step of each batch size (none: the spec's own), one after the other.
+    """Build the schedules of a step of each batch size (none: the spec's own), and of its validations where they are
+    replayed, one after the other.
 
     Counts as a use, hit or miss, as a job's would. Raises ModelError, DataError, OutOfMemory.
     """
     for size in batch_sizes or (spec.input.batch_size,):
         sized = spec.input.model_copy(update={"batch_size": size})
-        yield _built(spec.model_copy(update={"input": sized}), store, allowed_python, told)
+        prepared, validation, shape = _prepared(
+            spec.model_copy(update={"input": sized}), store, allowed_python, told, validations=True
+        )
+        prepared.step.close()
+        yield _of_step(prepared, shape)
+        if validation is not None:
+            yield _of_validation(validation)
 
 
-def _built(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told) -> Ahead:
-    prepared, shape = _prepared(spec, store, allowed_python, told)
+def _of_step(prepared: PreparedStep, shape: str) -> Ahead:
     step, schedule = prepared.step, prepared.step.schedule
-    step.close()
     return Ahead(
         key=prepared.key,
         input=shape,
@@ -99,11 +107,30 @@ def _built(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: 
     )
 
 
-def _prepared(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told) -> tuple[PreparedStep, str]:
-    """The step, from the store or built now, and its input with the shape."""
+def _of_validation(found: PreparedForward) -> Ahead:
+    schedule = found.schedule
+    return Ahead(
+        key=found.key,
+        input=found.input,
+        hit=found.hit is not Hit.MISS,
+        miss_reason=found.miss_reason,
+        build_s=schedule.build_s if schedule else None,
+        replay_us=schedule.replay_us if schedule else None,
+        eager_us=schedule.eager_us if schedule else None,
+        device=schedule.device if schedule else None,
+        fallback=None if found.failure is None else f"validations: {found.failure}",
+    )
+
+
+def _prepared(
+    spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told, *, validations: bool = False
+) -> tuple[PreparedStep, PreparedForward | None, str]:
+    """The step, from the store or built now, with `validations` also what they replay, and the step's input with its
+    shape.
+    """
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
-    report = reporter(told)
+    report, validation = reporter(told), None
     report(phase="load")
     try:
         with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
@@ -118,6 +145,19 @@ def _prepared(spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], tol
                 report=report,
                 waiting=lambda _: told(WAITING),
             )
+            if validations and train.validation is not None and device.type in REPLAYED_ON:
+                with closing(Forward(ready.module, spec.model.dtype)) as forward:
+                    found = have_replayed(
+                        forward,
+                        ready,
+                        prepared.step,
+                        on_miss="build",
+                        store=store,
+                        check_code=lambda: ready.check_code(spec),
+                        told=lambda candidate: told(f"validations: trying {candidate}"),
+                        waiting=lambda _: told(WAITING),
+                    )
+                validation = found if isinstance(found, PreparedForward) else None
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
-    return prepared, ready.parts["input"]
+    return prepared, validation, ready.parts["input"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +12,14 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
+from nimble_jobs.planner.misses import Waiting
 from nimble_jobs.planner.traces import no_traces
-from nimble_jobs.workloads.training.setup import autocast, evaluating
+from nimble_jobs.planner.training import TrainingStep, default_tolerance
+from nimble_jobs.store import Store
+from nimble_jobs.workloads.training.setup import Setup, autocast, evaluating
+
+REPLAYED_ON = ("cuda",)  # types of devices; launches cost nothing on a CPU
 
 
 class Forward:
@@ -29,28 +35,23 @@ class Forward:
     def replays(self) -> bool:
         return self._instance is not None
 
-    def capture(self, x: torch.Tensor, options: BuildOptions, *, tolerance: float) -> str | None:
-        """Have batches like `x` replayed; weights stay where they lie. None, or why they run in eager.
+    def capture(self, x: torch.Tensor, prepare: Callable[[nn.Module], PreparedForward]) -> PreparedForward | str:
+        """Have batches like `x` replayed by what `prepare` gives for the outputs by name; weights stay where they lie.
 
-        `tolerance` is the accepted relative norm of the difference from eager.
+        Or why nothing can be prepared. Raises what `prepare` raises, but for EngineError and what is out of memory.
         """
         whole = _Outputs(self._module, self._dtype)
-        bounds = BuildOptions(
-            streams=options.streams, fuse=options.fuse, layout="given", tolerance=tolerance, budget_s=options.budget_s
-        )
         try:
             with no_traces(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
                 if not isinstance(self._module(x), torch.Tensor):
                     return "the model returns more than one tensor"
-                built = build_best(whole, {"x": x}, "validation", bounds, x.device, keep_integers=True)
+                prepared = prepare(whole)
         except (EngineError, torch.OutOfMemoryError) as e:
             return str(e)
-        if built.failure is not None:
-            built.close()
-            return built.failure
-        (self._instance, *_) = built.instances
-        self._x = next(iter(self._instance.inputs.values()))
-        return None
+        self._instance = prepared.instance
+        if self._instance is not None:
+            self._x = next(iter(self._instance.inputs.values()))
+        return prepared
 
     def __call__(self, x: torch.Tensor) -> Any:
         """What the module returns, valid until the next call; the module is in evaluation mode."""
@@ -66,6 +67,40 @@ class Forward:
         if self._instance is not None:
             self._instance.close()
         self._instance = self._x = None
+
+
+def have_replayed(
+    forward: Forward,
+    ready: Setup,
+    step: TrainingStep,
+    *,
+    on_miss: str,
+    store: Store,
+    check_code: Callable[[], None],
+    told: Callable[[str], None],
+    waiting: Waiting,
+) -> PreparedForward | str:
+    """Capture the forward pass of a step's module, from the store or built now: see `Forward.capture`.
+
+    Raises what `planner.forward_prepare.prepare_forward` raises beside that.
+    """
+    request = ready.request
+    layout = "given" if step.schedule is None else step.schedule.layout
+    tolerance = request.tolerance or default_tolerance(request, request.x.device)
+    return forward.capture(
+        request.x,
+        lambda module: prepare_forward(
+            module,
+            request.x,
+            forward_parts(ready.parts, request.x, layout),
+            options=replace(request.options, layout="given", tolerance=tolerance),
+            store=store,
+            on_miss=on_miss,
+            check_code=check_code,
+            told=told,
+            waiting=waiting,
+        ),
+    )
 
 
 class _Outputs(nn.Module):

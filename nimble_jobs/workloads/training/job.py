@@ -18,10 +18,11 @@ from nimble_jobs.errors import Damaged, DataError, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
+from nimble_jobs.planner.forward_prepare import PreparedForward
 from nimble_jobs.planner.step_key import program_key
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
-from nimble_jobs.planner.training import EagerStep, TrainingStep, default_tolerance
+from nimble_jobs.planner.training import EagerStep, TrainingStep
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -31,7 +32,7 @@ from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
-from nimble_jobs.workloads.training.forward import Forward
+from nimble_jobs.workloads.training.forward import REPLAYED_ON, Forward, have_replayed
 from nimble_jobs.workloads.training.journal import METRICS, Journal
 from nimble_jobs.workloads.training.keeper import Keeper, restore
 from nimble_jobs.workloads.training.learning_rate import LearningRate
@@ -120,8 +121,13 @@ def _trained(
     with ExitStack() as opened:
         opened.callback(step.close)
         summary = _summary(prepared, device)
-        forward = _forward(context, ready, device) if held_out is not None else Forward(ready.module, spec.model.dtype)
+        forward = Forward(ready.module, spec.model.dtype)
         opened.callback(forward.close)
+        try:
+            if held_out is not None and device.type in REPLAYED_ON:
+                _replay_validations(forward, context, ready, step)
+        except Stopped:
+            return Outcome(stop=context.stop())
         if held_out is not None:
             summary["validation"] = "schedule" if forward.replays else "eager"
         build_s = time.perf_counter() - start - load_s
@@ -198,18 +204,28 @@ def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, dev
     )
 
 
-def _forward(context: JobContext, ready: setup.Setup, device: torch.device) -> Forward:
-    """For validations; on a GPU captured, if that is possible. An event says where it is not."""
-    forward = Forward(ready.module, context.spec.model.dtype)
-    why = "there is no GPU" if device.type != "cuda" else None
-    if context.spec.schedule.on_miss == "eager":
-        why = "schedule.on_miss is eager"
-    if why is None:
-        tolerance = ready.request.tolerance or default_tolerance(ready.request, device)
-        why = forward.capture(ready.request.x, ready.request.options, tolerance=tolerance)
-    if why is not None and device.type == "cuda":
+def _replay_validations(forward: Forward, context: JobContext, ready: setup.Setup, step: TrainingStep) -> None:
+    """If that is possible. An event says how the schedule was come by, or why there is none."""
+    spec, report = context.spec, unless_stopped(context)
+    found: PreparedForward | str = "schedule.on_miss is eager"
+    if spec.schedule.on_miss != "eager":
+        found = have_replayed(
+            forward,
+            ready,
+            step,
+            on_miss=spec.schedule.on_miss,
+            store=context.store,
+            check_code=lambda: ready.check_code(spec),
+            told=lambda _: report(phase="build"),
+            waiting=waiting(context),
+        )
+    why = found if isinstance(found, str) else found.failure
+    if isinstance(found, PreparedForward) and why is None:
+        reason = f" ({found.miss_reason})" if found.miss_reason else ""
+        data = {"key": found.key, "hit": found.hit.value}
+        context.event("schedule", f"validation: {found.hit.value} {found.key[:12]}{reason}", data)
+    else:
         context.event("fallback", f"validation runs in eager: {why}", {})
-    return forward
 
 
 def _begin(
