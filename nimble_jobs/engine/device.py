@@ -34,7 +34,8 @@ def describe(device: torch.device) -> str:
     """The device in words, as printed beside every speed."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"{_cpu_name()}, {count} thread{'s' if count > 1 else ''}"
 
 
 def facts(device: torch.device) -> dict[str, str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import DeviceFault, EngineError
 from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
 from nimble_jobs.planner.misses import Waiting
 from nimble_jobs.planner.traces import no_traces
@@ -38,7 +38,7 @@ class Forward:
     def capture(self, x: torch.Tensor, prepare: Callable[[nn.Module], PreparedForward]) -> PreparedForward | str:
         """Have batches like `x` replayed by what `prepare` gives for the outputs by name; weights stay where they lie.
 
-        Or why nothing can be prepared. Raises what `prepare` raises, but for EngineError and what is out of memory.
+        Or why nothing can be prepared. Raises DeviceFault, and what `prepare` raises that is no error of the engine.
         """
         whole = _Outputs(self._module, self._dtype)
         try:
@@ -46,6 +46,8 @@ class Forward:
                 if not isinstance(self._module(x), torch.Tensor):
                     return "the model returns more than one tensor"
                 prepared = prepare(whole)
+        except DeviceFault:
+            raise
         except (EngineError, torch.OutOfMemoryError) as e:
             return str(e)
         self._instance = prepared.instance
