@@ -89,6 +89,7 @@ def test_a_damaged_checkpoint(
     second.run()
     (said,) = second.said("checkpoint-damaged")
     assert str(newest / file) in said
+    assert said.endswith(f"; the one after step {int(before.name[5:])} is used")
     (resumed,) = second.said("resumed")
     assert f"goes on after step {int(before.name[5:])} of 14" in resumed
     assert digests(spec.output.path) == undisturbed
@@ -102,7 +103,9 @@ def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> N
         flip(path / "state.safetensors")
     second = Attempt(spec, number=2)
     second.run()
-    assert len(second.said("checkpoint-damaged")) == len(found)
+    said = second.said("checkpoint-damaged")
+    assert len(said) == len(found)
+    assert all(text.endswith("; starts anew, as there is no other") for text in said)
     assert second.said("resumed") == []
     assert digests(spec.output.path) == undisturbed
 
@@ -223,7 +226,10 @@ def test_the_best_epoch_survives(folder: Path, after: int) -> None:
     assert losses.index(min(losses)) == 0, "the test wants a training whose first epoch is the best"
     spec = eager(folder, output=f"best-{after}/net", **changes)
     stopped(spec, after=after)
-    Attempt(spec, number=2).run()
+    attempt = Attempt(spec, number=2)
+    attempt.run()
+    said = f"model.safetensors is of epoch 1, with loss {losses[0]:.4g}; last.safetensors is of the last epoch"
+    assert attempt.said("best") == [said]
     assert digests(spec.output.path) == digests(whole.output.path)
     best, last = (load_file(spec.output.path / f"{name}.safetensors") for name in ("model", "last"))
     assert any(not best[name].equal(last[name]) for name in best)
@@ -316,6 +322,32 @@ def test_weights_that_are_not_finite(folder: Path) -> None:
     with pytest.raises(JobFailed, match=r"the loss became (nan|-?inf) at step 2|are not finite after step 1;"):
         Attempt(spec).run()
     assert kept(spec) == []
+    assert not spec.output.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, r"no checkpoint was kept"),
+        ({"train__checkpoint": None}, r"no checkpoint was kept"),
+        ({"train__checkpoint": {"best": "loss"}}, r"no checkpoint of them is kept"),
+    ],
+)
+def test_weights_that_break_in_the_last_step(folder: Path, changes: dict[str, Any], said: str) -> None:
+    """No loss comes after them, and yet they are not published."""
+    spec = eager(
+        folder,
+        output="last-step/net",
+        input__batch_size=RECORDS,
+        train__epochs=1,
+        train__loss=f"python:{folder}/model.py:steep",
+        train__optimizer={"lr": 1e10},
+        train__lr_schedule={"name": "constant"},
+        train__validation=None,
+        **changes,
+    )
+    with pytest.raises(JobFailed, match=rf"^the weights \S+ are not finite after step 1[;,].* {said}"):
+        Attempt(spec).run()
     assert not spec.output.path.exists()
 
 

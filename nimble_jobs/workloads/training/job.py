@@ -170,6 +170,7 @@ def _trained(
         kept = "no checkpoint" if keeper is None else f"a checkpoint after step {progress.step}"
         context.event("stopped", f"after step {progress.step} of {loop.total}, with {kept}", {"step": progress.step})
         return Outcome(stop=stop, schedule=summary)
+    _check_weights(ready, progress, keeper)
     timings = {
         "load_s": load_s,
         "build_s": build_s,
@@ -249,6 +250,19 @@ def _begin(
     return None, Progress(), Steps()
 
 
+def _check_weights(ready: setup.Setup, progress: Progress, keeper: Keeper | None) -> None:
+    """The last step's update shows in no loss. Raises JobFailed where a weight is not finite after it."""
+    named = ((name, p) for name, p in ready.module.named_parameters() if p.requires_grad)
+    broken = next((name for name, p in named if not p.isfinite().all()), None)
+    if broken is not None:
+        path = keeper.path if keeper is not None else None
+        kept = "no checkpoint was kept" if path is None else f"the newest checkpoint is kept: {path}"
+        raise JobFailed(
+            f"the weights {broken} are not finite after step {progress.step}, the last one "
+            f"(a lower train.optimizer.lr?); {kept}"
+        )
+
+
 def _publish(
     context: JobContext,
     staging: Staging,
@@ -265,6 +279,8 @@ def _publish(
         save_weights(ready.module, staging.file(LAST))
         best = checkpoint.read(checkpoints.path(progress.best["step"]))
         link_or_copy(best.path / MODEL, staging.file(MODEL))
+        text = f"{MODEL} is of epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is of the last epoch"
+        context.event("best", text.format_map(progress.best), progress.best)
     for name in written:
         staging.file(name)
     if curves.available():

@@ -35,16 +35,19 @@ def find(context: JobContext, checkpoints: Checkpoints, sheet: dict[str, Any]) -
         return None
     checkpoints.tidy()
     found = checkpoints.newest()
-    for reason in found.damaged:
-        context.event("checkpoint-damaged", f"{reason}; the one before it is used, if there is one", {})
-    if train.resume != "auto":
-        named = _named(train, checkpoints, sheet)
-        if found.checkpoint is None or found.checkpoint.step < named.step:
-            return named
-    if found.checkpoint is None:
+    used, instead = found.checkpoint, "it is not used"
+    try:
+        if train.resume != "auto":
+            named = _named(train, checkpoints, sheet)
+            used = named if used is None or used.step < named.step else used
+        instead = "starts anew, as there is no other" if used is None else f"the one after step {used.step} is used"
+    finally:
+        for reason in found.damaged:
+            context.event("checkpoint-damaged", f"{reason}; {instead}", {})
+    if used is None:
         for path in checkpoints.others():
             _tell_other(context, path, sheet)
-    return found.checkpoint
+    return used
 
 
 def environment(step: TrainingStep, device: torch.device) -> dict[str, str]:
