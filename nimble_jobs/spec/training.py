@@ -62,7 +62,7 @@ class OptimizerSpec(Frozen):
     eps: Positive = Field(default=1e-8, description="Added to the denominator, for adam and adamw.")
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Weight decay.")
     no_decay_on_norms: bool = Field(
-        default=False, description="Leave parameters of one dimension, those of norms and biases, without decay."
+        default=False, description="Leave norms, biases and other parameters of one dimension without decay."
     )
 
 

@@ -17,12 +17,12 @@ from safetensors.torch import load
 from torch import nn
 
 from nimble_jobs.errors import JobFailed, ModelError
-from nimble_jobs.spec import CheckpointSpec, EarlyStoppingSpec, LrScheduleSpec
+from nimble_jobs.spec import CheckpointSpec, EarlyStoppingSpec, LrScheduleSpec, OptimizerSpec
 from nimble_jobs.workloads.training import curves, random_state
 from nimble_jobs.workloads.training.flat import Flat
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.progress import Progress, better
-from nimble_jobs.workloads.training.setup import freeze, in_training
+from nimble_jobs.workloads.training.setup import freeze, in_training, recipe
 
 CPU = torch.device("cpu")
 
@@ -173,3 +173,17 @@ def test_curves(steps: int, tmp_path: Path) -> None:
     assert curves.running_mean(loss, width) == pytest.approx(np.convolve(loss, np.full(width, 1 / width), "valid"))
     curves.draw(tmp_path / "curves.png", loss, [{"step": steps, "accuracy": 0.5}], title="any")
     assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_what_does_not_decay() -> None:
+    """Norms of any shape, biases, and single rows; all else decays. Without the switch everything does."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([4, 8, 8]), nn.BatchNorm2d(4), nn.Linear(8, 2))
+    module[0].bias = nn.Parameter(torch.zeros(4, 1, 1))
+    module.register_parameter("scale", nn.Parameter(torch.ones(4)))
+    module.register_parameter("places", nn.Parameter(torch.ones(1, 4)))
+    spec = OptimizerSpec(name="adamw", weight_decay=0.1, no_decay_on_norms=True)
+    found = recipe(module, spec)
+    decays = {name for name, _ in module.named_parameters() if found.weight_decay_of(name)}
+    assert decays == {"0.weight", "3.weight", "places"}
+    everything = recipe(module, spec.model_copy(update={"no_decay_on_norms": False}))
+    assert all(everything.weight_decay_of(name) == 0.1 for name, _ in module.named_parameters())

@@ -25,7 +25,8 @@ from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.training.feed import check_labels
 from nimble_jobs.workloads.training.losses import make_loss, try_loss
 
-_NORMS = (nn.modules.batchnorm._NormBase,)  # with statistics that training moves
+_MOVING = (nn.modules.batchnorm._NormBase,)  # norms with statistics that training moves
+_NORMS = (*_MOVING, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,17 @@ def in_training(module: nn.Module) -> None:
     module.train()
     for part in module.modules():
         own = list(part.parameters(recurse=False))
-        if isinstance(part, _NORMS) and own and not any(p.requires_grad for p in own):
+        if isinstance(part, _MOVING) and own and not any(p.requires_grad for p in own):
             part.eval()
 
 
 def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
-    """The spec's optimizer. `no_decay_on_norms` leaves parameters with fewer than two dimensions without decay."""
+    """The spec's optimizer. `no_decay_on_norms` leaves norms, biases and what has one dimension without decay."""
     groups: tuple[tuple[tuple[str, ...], float], ...] = ()
     if spec.no_decay_on_norms:
-        groups = ((tuple(n for n, p in module.named_parameters() if p.dim() < 2), 0.0),)
+        norms = {id(p) for part in module.modules() if isinstance(part, _NORMS) for p in part.parameters()}
+        named = module.named_parameters()
+        groups = ((tuple(n for n, p in named if p.dim() < 2 or id(p) in norms or _is_bias(n)), 0.0),)
     return OptimizerRecipe(
         name=spec.name,
         momentum=spec.momentum,
@@ -128,6 +131,10 @@ def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
         weight_decay=spec.weight_decay,
         groups=groups,
     )
+
+
+def _is_bias(name: str) -> bool:
+    return name.rpartition(".")[2] == "bias"
 
 
 def example(reader: Reader, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
