@@ -32,11 +32,11 @@ class PreparedForward:
 
     key: str
     input: str  # with its shape
-    instance: Instance | None
-    schedule: Schedule | None
     hit: Hit
-    miss_reason: str | None
-    failure: str | None
+    instance: Instance | None = None
+    schedule: Schedule | None = None
+    miss_reason: str | None = None
+    failure: str | None = None
 
 
 def forward_parts(step: Mapping[str, str], x: torch.Tensor, layout: str) -> dict[str, str]:
@@ -97,14 +97,15 @@ def prepare_forward(
 
     hit, miss_reason = Hit.STORED, None
     if not take():
-        fallback = eager_instead(on_miss, f"validation: {reason}")
+        missed = reason
+        fallback = eager_instead(on_miss, f"for validations, {missed}")
         if fallback is None:
-            hit, miss_reason = in_turn(key, reason, store=store, waiting=waiting, take=take, build=build)
+            hit, miss_reason = in_turn(key, missed, store=store, waiting=waiting, take=take, build=build)
         else:
-            hit, miss_reason = Hit.MISS, reason
+            hit, miss_reason = Hit.MISS, missed
             found.append((None, None, fallback))
         if hit is Hit.MISS:
-            store.schedules.missed(reason, time.time())
+            store.schedules.missed(missed, time.time())
     instance, schedule, failure = found[-1]
     return PreparedForward(
         key=key,
@@ -125,7 +126,7 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
             material.schedule,
             x.device,
             tolerance=material.schedule.tolerance,
-            seed=int(material.schedule.key[:7], 16),  # what passed once passes again
+            seed=int(material.schedule.key[:7], 16),  # the same in every attempt
             below=integers_below(module),
             integers={} if x.is_floating_point() else {"x": x},
         )

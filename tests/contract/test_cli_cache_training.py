@@ -107,6 +107,29 @@ def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pyte
     assert (done["state"], done["schedule"]["validation"]) == ("succeeded", "schedule")
 
 
+def test_validations_that_cannot_be_replayed_are_named(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build ahead says what the job would say, and does not end as if all were ready."""
+    model = spec.parent / "model.py"
+    model.write_text(
+        model.read_text()
+        + """
+
+class Reads(nn.Sequential):
+    def forward(self, x):
+        x = super().forward(x)
+        return x if self.training else x * x.sum().sign().item()
+
+
+def reads():
+    return Reads(nn.Flatten(), nn.Linear(64, 4))
+"""
+    )
+    monkeypatch.setattr(ahead, "REPLAYED_ON", ("cpu",))
+    answer = cli("cache", "build", spec, "model.source=python:model.py:reads", "train.validation.source=held-out.npz")
+    assert (answer.code, "jobs will run in eager: validations: " in answer.err) == (100, True)
+    assert "model.py:" in answer.err
+
+
 def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edited loss, frozen parameters; not the learning rate. No code of the user's runs for it."""
     cli("cache", "build", spec)

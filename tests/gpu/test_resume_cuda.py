@@ -144,13 +144,14 @@ def test_a_loss_that_is_not_finite_on_the_gpu(folder: Path, device: torch.device
 
 
 def test_validations_are_replayed(folder: Path, device: torch.device) -> None:
-    """They measure what eager measures, epoch by epoch, over weights that move."""
+    """They measure what eager measures, epoch by epoch, over weights that move, built or found stored."""
     found = {}
-    for on_miss in ("eager", "build"):
+    for on_miss in ("eager", "build", "fail"):
         changes = {"schedule__on_miss": on_miss, "schedule__fuse": "off", "model__args": {"dropout": 0.0}}
         spec = spec_of(folder, output=f"validated-{on_miss}/net", train__epochs=3, **changes)
-        attempt = Attempt(spec, device=str(device))
+        attempt = Attempt(spec, device=str(device), home=folder / "homes" / "validated")
         schedule = attempt.run().schedule
         assert schedule["validation"] == ("eager" if on_miss == "eager" else "schedule"), attempt.said("fallback")
         found[on_miss] = [line["val_loss"] for line in metrics(spec.output.path, "epoch")]
     assert found["build"] == pytest.approx(found["eager"], rel=0.01)
+    assert found["fail"] == pytest.approx(found["eager"], rel=0.01)

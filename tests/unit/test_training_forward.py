@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.errors import JobFailed
+from nimble_jobs.errors import CheckFailed, DeviceFault, JobFailed
 from nimble_jobs.job import Hit
+from nimble_jobs.planner import forward_prepare
 from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import job
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.setup import evaluating
@@ -112,10 +115,10 @@ def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, 
     assert isinstance(found, type(expected))
 
 
-def test_one_that_proves_unfit_is_quarantined_and_built_again(store: Store) -> None:
+def test_one_that_was_quarantined_is_built_again(store: Store) -> None:
     """As a job's: the reason is there, and so is the next schedule. Where nothing may be built there is none."""
     x = torch.randn(6, 1, 6, 6)
-    with pytest.raises(JobFailed, match=r"on_miss is fail, and .*: validation: no schedule is stored under this key"):
+    with pytest.raises(JobFailed, match=r"on_miss is fail, and .*: for validations, no schedule is stored"):
         captured(Forward(net(), "fp32"), x, store, on_miss="fail")
     in_eager = captured(Forward(net(), "fp32"), x, store, on_miss="eager")
     assert isinstance(in_eager, PreparedForward)
@@ -130,24 +133,60 @@ def test_one_that_proves_unfit_is_quarantined_and_built_again(store: Store) -> N
     assert [entry.state for entry in store.schedules.list()] == [ScheduleState.READY]
 
 
+def test_one_that_fails_its_check_when_it_is_loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set aside and built again; a fault of the device is nobody's to go on after."""
+    x = torch.randn(6, 1, 6, 6)
+    captured(Forward(net(), "fp32"), x, store)
+    problems: list[Exception] = [CheckFailed("differs"), DeviceFault("gone")]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise problems.pop(0)
+
+    monkeypatch.setattr(forward_prepare, "check_loaded", fails)
+    again = captured(Forward(net(), "fp32"), x, store)
+    assert isinstance(again, PreparedForward)
+    assert (again.hit, again.failure) == (Hit.MISS, None)
+    assert again.miss_reason == "the stored schedule was not used: differs"
+    counted = {"no schedule is stored under this key": 1, "the stored schedule was not used": 1}
+    assert store.schedules.uses().misses == counted
+    with pytest.raises(DeviceFault, match="gone"):
+        captured(Forward(net(), "fp32"), x, store)
+    assert [entry.state for entry in store.schedules.list()] == [ScheduleState.READY]
+
+
 def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They measure what eager measures. Without leave to build there is eager, and the job says why."""
     lay_out(tmp_path)
     measured = []
     monkeypatch.setattr(job, "REPLAYED_ON", ("cpu",))
-    for number, on_miss in enumerate(("eager", "build", "fail")):
+    for number, on_miss in enumerate(("eager", "build", "fail", "eager")):
         spec = spec_of(tmp_path, output=f"out-{number}/net", schedule__on_miss=on_miss, model__args={"dropout": 0.0})
         attempt = Attempt(spec, home=tmp_path / "home")
         schedule = attempt.run().schedule
         measured.append([line["val_loss"] for line in metrics(Path(spec.output.path), "epoch")])
         said = [text for text in attempt.said("schedule") if text.startswith("validation: ")]
-        if on_miss == "eager":
+        if number == 0:
             assert schedule["validation"] == "eager"
-            assert "validation runs in eager: schedule.on_miss is eager" in attempt.said("fallback")
+            (why,) = (text for text in attempt.said("fallback") if text.startswith("validation "))
+            assert why.startswith(
+                "validation runs in eager: schedule.on_miss is eager, and there is no stored schedule"
+            )
         else:
             assert schedule["validation"] == "schedule", attempt.said("fallback")
             assert said[0].startswith("validation: miss " if on_miss == "build" else "validation: stored ")
-    assert measured[2] == measured[1] == pytest.approx(measured[0], rel=1e-4)
+    assert measured[3] == measured[2] == measured[1] == pytest.approx(measured[0], rel=1e-4)
+
+
+def test_a_resume_says_that_other_kernels_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may measure other bits, which a best epoch or an early stop may hang on."""
+    lay_out(tmp_path)
+    spec = spec_of(tmp_path)
+    Attempt(spec, stop=lambda asked: Stop.DRAIN if asked == 4 else Stop.GO).run()
+    monkeypatch.setattr(job, "REPLAYED_ON", ("cpu",))
+    second = Attempt(spec, number=2)
+    assert second.run().schedule["validation"] == "schedule"
+    (text,) = second.said("resumed")
+    assert 'not bit for bit as if undisturbed: validation.digest is "eager" there and' in text
 
 
 def test_the_key_is_of_the_forward_pass_alone() -> None:

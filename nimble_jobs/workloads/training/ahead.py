@@ -147,7 +147,7 @@ def _prepared(
             )
             if validations and train.validation is not None and device.type in REPLAYED_ON:
                 with closing(Forward(ready.module, spec.model.dtype)) as forward:
-                    found = have_replayed(
+                    validation = have_replayed(
                         forward,
                         ready,
                         prepared.step,
@@ -157,7 +157,6 @@ def _prepared(
                         told=lambda candidate: told(f"validations: trying {candidate}"),
                         waiting=lambda _: told(WAITING),
                     )
-                validation = found if isinstance(found, PreparedForward) else None
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
     return prepared, validation, ready.parts["input"]

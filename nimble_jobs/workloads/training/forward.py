@@ -12,8 +12,10 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DeviceFault, EngineError
+from nimble_jobs.job import Hit
 from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
 from nimble_jobs.planner.misses import Waiting
+from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.planner.training import TrainingStep, default_tolerance
 from nimble_jobs.store import Store
@@ -81,20 +83,21 @@ def have_replayed(
     check_code: Callable[[], None],
     told: Callable[[str], None],
     waiting: Waiting,
-) -> PreparedForward | str:
-    """Capture the forward pass of a step's module, from the store or built now: see `Forward.capture`.
+) -> PreparedForward:
+    """Capture the forward pass of a step's module, from the store or built now; `failure` says why it stays eager.
 
-    Raises what `planner.forward_prepare.prepare_forward` raises beside that.
+    Raises DeviceFault, and what `planner.forward_prepare.prepare_forward` raises that is no error of the engine.
     """
     request = ready.request
     layout = "given" if step.schedule is None else step.schedule.layout
     tolerance = request.tolerance or default_tolerance(request, request.x.device)
-    return forward.capture(
+    parts = forward_parts(ready.parts, request.x, layout)
+    found = forward.capture(
         request.x,
         lambda module: prepare_forward(
             module,
             request.x,
-            forward_parts(ready.parts, request.x, layout),
+            parts,
             options=replace(request.options, layout="given", tolerance=tolerance),
             store=store,
             on_miss=on_miss,
@@ -103,6 +106,9 @@ def have_replayed(
             waiting=waiting,
         ),
     )
+    if isinstance(found, PreparedForward):
+        return found
+    return PreparedForward(key=schedule_key(parts), input=parts["input"], hit=Hit.MISS, failure=found)
 
 
 class _Outputs(nn.Module):

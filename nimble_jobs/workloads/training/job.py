@@ -18,11 +18,11 @@ from nimble_jobs.errors import Damaged, DataError, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
-from nimble_jobs.planner.forward_prepare import PreparedForward
 from nimble_jobs.planner.step_key import program_key
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.planner.training import EagerStep, TrainingStep
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -123,16 +123,17 @@ def _trained(
         summary = _summary(prepared, device)
         forward = Forward(ready.module, spec.model.dtype)
         opened.callback(forward.close)
+        validation = None
         try:
             if held_out is not None and device.type in REPLAYED_ON:
-                _replay_validations(forward, context, ready, step)
+                validation = _replay_validations(forward, context, ready, step)
         except Stopped:
             return Outcome(stop=context.stop())
         if held_out is not None:
             summary["validation"] = "schedule" if forward.replays else "eager"
         build_s = time.perf_counter() - start - load_s
         _tell(context, prepared, load_s, build_s)
-        sheet["environment"] = resume.environment(step, device)
+        sheet["environment"] = resume.environment(step, validation, device)
         found, progress, steps = _begin(context, ready, step, found, checkpoints, sheet, device)
         keeper = None
         if train.checkpoint is not None:
@@ -205,28 +206,28 @@ def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, dev
     )
 
 
-def _replay_validations(forward: Forward, context: JobContext, ready: setup.Setup, step: TrainingStep) -> None:
-    """If that is possible. An event says how the schedule was come by, or why there is none."""
+def _replay_validations(
+    forward: Forward, context: JobContext, ready: setup.Setup, step: TrainingStep
+) -> Schedule | None:
+    """The schedule, if that is possible. An event says how it was come by, or why there is none."""
     spec, report = context.spec, unless_stopped(context)
-    found: PreparedForward | str = "schedule.on_miss is eager"
-    if spec.schedule.on_miss != "eager":
-        found = have_replayed(
-            forward,
-            ready,
-            step,
-            on_miss=spec.schedule.on_miss,
-            store=context.store,
-            check_code=lambda: ready.check_code(spec),
-            told=lambda _: report(phase="build"),
-            waiting=waiting(context),
-        )
-    why = found if isinstance(found, str) else found.failure
-    if isinstance(found, PreparedForward) and why is None:
-        reason = f" ({found.miss_reason})" if found.miss_reason else ""
-        data = {"key": found.key, "hit": found.hit.value}
-        context.event("schedule", f"validation: {found.hit.value} {found.key[:12]}{reason}", data)
-    else:
-        context.event("fallback", f"validation runs in eager: {why}", {})
+    found = have_replayed(
+        forward,
+        ready,
+        step,
+        on_miss=spec.schedule.on_miss,
+        store=context.store,
+        check_code=lambda: ready.check_code(spec),
+        told=lambda _: report(phase="build"),
+        waiting=waiting(context),
+    )
+    if found.failure is not None:
+        context.event("fallback", f"validation runs in eager: {found.failure}", {"key": found.key})
+        return None
+    reason = f" ({found.miss_reason})" if found.miss_reason else ""
+    data = {"key": found.key, "hit": found.hit.value}
+    context.event("schedule", f"validation: {found.hit.value} {found.key[:12]}{reason}", data)
+    return found.schedule
 
 
 def _begin(

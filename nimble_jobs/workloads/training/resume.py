@@ -14,6 +14,7 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Source
 from nimble_jobs.planner.step_key import kernels_digest
 from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.basis import differences
 from nimble_jobs.workloads.context import JobContext
@@ -50,9 +51,10 @@ def find(context: JobContext, checkpoints: Checkpoints, sheet: dict[str, Any]) -
     return used
 
 
-def environment(step: TrainingStep, device: torch.device) -> dict[str, str]:
-    """What equal bits depend on beside the training itself."""
-    parts = devices.facts(device)
+def environment(step: TrainingStep, validation: Schedule | None, device: torch.device) -> dict[str, str]:
+    """What equal bits depend on beside the training itself; `validation` is what validations replay, if they do."""
+    kernels = "eager" if validation is None else kernels_digest([validation])
+    parts = {**devices.facts(device), "validation.digest": kernels}
     if step.schedule is None:
         return {**parts, "schedule": "eager"}
     found = step.schedule
