@@ -9,11 +9,11 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.spec import RunSpec
 
 
-def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord]) -> None:
+def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord], *, what: str = "records") -> None:
     """Raise DataError, naming the last one seen, once more than `run.error_threshold` of all records are bad."""
     if run.error_threshold < 0 or bad <= run.error_threshold * total:
         return
     raise DataError(
-        f"{bad} of {total} records are bad, more than run.error_threshold {run.error_threshold:g} tolerates; "
+        f"{bad} of {total} {what} are bad, more than run.error_threshold {run.error_threshold:g} tolerates; "
         f"the last one is {seen[-1].id}: {seen[-1].reason}"
     )

@@ -184,7 +184,7 @@ def regression(folder: Path, **changes: Any) -> specs.JobSpec:
         model__source=f"python:{folder}/model.py:line",
         input__source=str(folder / "line.npz"),
         train__augment={},
-        train__validation=None,
+        **({} if any(name.startswith("train__validation") for name in changes) else {"train__validation": None}),
         train__epochs=30,
         train__lr_schedule={"name": "constant"},
         schedule__on_miss="eager",
@@ -312,6 +312,34 @@ def test_bad_records(folder: Path, stop_after: int) -> None:
     lines = [json.loads(line) for line in (spec.output.path / "errors.jsonl").read_text().splitlines()]
     assert [(line["index"], line["id"]) for line in lines] == [(4, "4"), (17, "17")]
     assert "NaN or infinite" in lines[0]["reason"]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1])
+def test_bad_records_of_a_validation(folder: Path, threshold: float) -> None:
+    """They count against the threshold by themselves; a job that tolerates them says so, once."""
+    source = folder / "held-line.npz"
+    spec = regression(
+        folder,
+        output=f"held-{threshold}/net",
+        train__loss="mse",
+        train__validation__source=str(source),
+        run={"error_threshold": threshold},
+    )
+    with np.load(folder / "line.npz") as data:
+        x, y = data["x"].copy(), data["y"]
+    x[[3, 20]] = np.nan
+    np.savez(source, x=x, y=y)
+    attempt = Attempt(spec)
+    if not threshold:
+        with pytest.raises(
+            DataError, match=r"1 of 40 held-out records are bad, more than .*; the last one is 3: .*NaN"
+        ):
+            attempt.run()
+        return
+    attempt.run()
+    (told,) = attempt.said("bad-records")
+    assert told.startswith("validations leave out 2 of 40 records; the first is 3: ")
+    assert len(metrics(spec.output.path, "epoch")) == 30
 
 
 def test_what_is_published(folder: Path) -> None:

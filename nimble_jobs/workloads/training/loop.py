@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from nimble_jobs.data import Reader
+from nimble_jobs.data import BadRecord, Reader
 from nimble_jobs.errors import JobFailed, NimbleError
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.spec import TrainSpec
@@ -63,6 +63,7 @@ class Loop:
         self.augment = Augment(spec.train.augment, reader.signature, seed=spec.model.seed)
         self.gauge = Gauge(step, self.device, scaled=spec.model.dtype == "fp16")
         self.loss = make_loss(spec.train, context.allowed_python, smoothing=False)  # of validations
+        self.left_out = 0  # bad records of the last validation
         self.due = False  # for a checkpoint, as soon as the one before is written
 
     def run(self) -> Stop:
@@ -232,7 +233,7 @@ class Loop:
         found = validate(
             self.setup.module,
             self.forward,
-            batches,
+            self._counted(batches),
             self.loss,
             dtype=self.context.spec.model.dtype,
             classes=self.setup.classes,
@@ -242,6 +243,20 @@ class Loop:
         if isinstance(found, Stop):
             return found
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def _counted(self, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
+        """The held-out batches. Raises DataError for too many bad records; an event tells of fewer, once."""
+        assert self.held_out is not None
+        total, bad = self.held_out.total, list[BadRecord]()
+        for batch in batches:
+            if batch.host.bad:
+                bad += batch.host.bad
+                enforce_threshold(self.context.spec.run, len(bad), total, bad, what="held-out records")
+            yield batch
+        if bad and not self.left_out:
+            told = f"validations leave out {len(bad)} of {total} records; the first is {bad[0].id}: {bad[0].reason}"
+            self.context.event("bad-records", told, {"bad": len(bad)})
+        self.left_out = len(bad)
 
 
 def steps_of(train: TrainSpec, sampler: Sampler) -> int:
