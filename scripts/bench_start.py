@@ -201,7 +201,7 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
             "import_s": ready - begin,
             "phases": dict(clock.seconds),
             "modules": [m for m in ("torch._dynamo", "torch._inductor.compile_fx", "triton") if m in sys.modules],
-            "environment": environment(device),
+            "environment": {k: v for k, v in environment(device).items() if k not in ("cudnn_benchmark", "method")},
         }
         residents.clear()
     return found

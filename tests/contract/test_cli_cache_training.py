@@ -105,6 +105,11 @@ def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pyte
     assert (shown["mode"], shown["key_parts"]["train.program"]) == ("training", "validation")
     done = cli("run", *given, "schedule.on_miss=fail").json
     assert (done["state"], done["schedule"]["validation"]) == ("succeeded", "schedule")
+    assert cli("cache", "why", *given).json["hit"] is True
+    assert cli("cache", "rm", validation["key"], "--yes").code == 0
+    missed = cli("cache", "why", *given).json
+    assert (missed["hit"], missed["key"]) == (False, validation["key"])
+    assert missed["reason"] == "validation: no schedule is stored under this key"
 
 
 def test_validations_that_cannot_be_replayed_are_named(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

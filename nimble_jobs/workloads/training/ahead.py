@@ -14,7 +14,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
-from nimble_jobs.planner.forward_prepare import PreparedForward
+from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts
 from nimble_jobs.planner.step_key import code_parts, program_parts, step_parts
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
@@ -27,9 +27,17 @@ from nimble_jobs.workloads.training.losses import targets
 
 
 def why(spec: JobSpec, *, store: Store) -> Why:
-    """Hit or miss of the step's programs, and what differs; of several misses the first. Nothing is built."""
-    found = [why_of(parts, store=store) for parts in _keys(spec).values()]
-    return next((answer for answer in found if not answer.hit), found[0])
+    """Hit or miss of the step's programs, and then of what its validations replay, and what differs; of several misses
+    the first. Nothing is built.
+    """
+    keys, x = _asked(spec)
+    found = [why_of(parts, store=store) for parts in keys.values()]
+    missed = next((answer for answer in found if not answer.hit), None)
+    if missed is not None or not _replays_validations(spec):
+        return missed or found[0]
+    step = look_up_parts(keys[True], store=store).schedule
+    validation = why_of(forward_parts(keys[True], x, step.layout if step is not None else "given"), store=store)
+    return found[0] if validation.hit else replace(validation, reason=f"validation: {validation.reason}")
 
 
 def explain(
@@ -39,11 +47,10 @@ def explain(
 
     On a miss of one, all are built and stored if `build`. Raises ModelError, DataError, OutOfMemory.
     """
-    found = {update: look_up_parts(parts, store=store) for update, parts in _keys(spec).items()}
+    found = {update: look_up_parts(parts, store=store) for update, parts in _asked(spec)[0].items()}
     if not build or all(answer.schedule is not None for answer in found.values()):
         return found
     prepared, _, _ = _prepared(spec, store, allowed_python, told)
-    prepared.step.close()
     return {
         update: replace(
             answer,
@@ -57,15 +64,20 @@ def explain(
     }
 
 
-def _keys(spec: JobSpec) -> dict[bool, dict[str, str]]:
-    """The parts of the keys of the step's programs, by whether they update the weights."""
+def _asked(spec: JobSpec) -> tuple[dict[bool, dict[str, str]], torch.Tensor]:
+    """The parts of the keys of the step's programs, by whether they update the weights, and an example of its input."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
         x, y = setup.example(reader, spec.input.batch_size, torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
     programs = (True, False) if train.accumulate > 1 else (True,)
-    return {update: program_parts(parts, update=update) for update in programs}
+    return {update: program_parts(parts, update=update) for update in programs}, x
+
+
+def _replays_validations(spec: JobSpec) -> bool:
+    assert spec.train is not None
+    return spec.train.validation is not None and devices.resolve(spec.run.device).type in REPLAYED_ON
 
 
 def build(
@@ -86,7 +98,6 @@ def build(
         prepared, validation, shape = _prepared(
             spec.model_copy(update={"input": sized}), store, allowed_python, told, validations=True
         )
-        prepared.step.close()
         yield _of_step(prepared, shape)
         if validation is not None:
             yield _of_validation(validation)
@@ -125,8 +136,8 @@ def _of_validation(found: PreparedForward) -> Ahead:
 def _prepared(
     spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told, *, validations: bool = False
 ) -> tuple[PreparedStep, PreparedForward | None, str]:
-    """The step, from the store or built now, with `validations` also what they replay, and the step's input with its
-    shape.
+    """The step, from the store or built now and closed again, with `validations` also what they replay, and the step's
+    input with its shape.
     """
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
@@ -145,8 +156,8 @@ def _prepared(
                 report=report,
                 waiting=lambda _: told(WAITING),
             )
-            if validations and train.validation is not None and device.type in REPLAYED_ON:
-                with closing(Forward(ready.module, spec.model.dtype)) as forward:
+            with closing(prepared.step), closing(Forward(ready.module, spec.model.dtype)) as forward:
+                if validations and _replays_validations(spec):
                     validation = have_replayed(
                         forward,
                         ready,
