@@ -78,7 +78,10 @@ def save_weights(module: nn.Module, path: Path) -> None:
         tensors[name] = copy.clone() if _shares(copy, tensors.values()) else copy
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # as for any new file; safetensors keeps its own to their owner
         save_file(tensors, part, metadata={"format": "pt"})
+        part.chmod(mode)
         _sync(part)
         part.replace(path)
         _sync(path.parent)

@@ -43,6 +43,8 @@ def test_saved_weights_come_back(tmp_path: Path, make: type[nn.Module]) -> None:
     load_weights(second, tmp_path / "m.safetensors")
     assert same(first, second)
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+    (tmp_path / "any").touch()
+    assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
 def test_loading_keeps_ties_and_layout(tmp_path: Path) -> None:
