@@ -16,7 +16,7 @@ from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
-from nimble_jobs.planner import take
+from nimble_jobs.planner.restore import check_loaded
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
 SIDE = 6
@@ -176,15 +176,14 @@ def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.Mo
 
     module = torch.nn.Identity()
     program = replace(_recording(_task()).program, tasks=(replace(_task(), op="triton.depthwise3.float16"),))
-    loaded = SimpleNamespace(module=module, device=torch.device("cpu"), request=None)
     schedule: Any = SimpleNamespace(program=program)
     monkeypatch.setattr(verify, "check", check)
-    monkeypatch.setattr(take, "tolerance_of", lambda _: 1e-2)
-    take._check(cast(Any, None), cast(Any, loaded), schedule)
+    given: Any = {"device": torch.device("cpu"), "tolerance": 1e-2, "seed": 1}
+    check_loaded(cast(Any, None), module, schedule, **given)
     assert len(asked) == 2
     assert asked[1] is module
     schedule.program = _recording(_task()).program
-    take._check(cast(Any, None), cast(Any, loaded), schedule)
+    check_loaded(cast(Any, None), module, schedule, **given)
     assert asked[2] is module
 
 
