@@ -66,7 +66,7 @@ def main(
     _tell(link, Ready(device=station.device))
     while job := inbox.next_job():
         sound = execute(job, station, wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO)
-        _tell(link, Done(job_id=job.id, attempt=job.attempt))
+        _tell(link, Done(job_id=job.id, attempt=job.attempt, last=not sound))
         if not sound:
             log.error("this process ends, so that no other job runs on what that job met")
             _exit(UNFIT)

@@ -31,3 +31,4 @@ class Done:
 
     job_id: str
     attempt: int
+    last: bool = False  # the process ends now, and takes no other job

@@ -28,6 +28,7 @@ class Child:
         self.link, theirs = context.Pipe()
         self.device: str | None = None  # known once it is ready
         self.draining = False
+        self.leaving = False  # ends by itself, after what it ran
         self._process = context.Process(
             target=target, args=(theirs, home, worker, device, gpu_memory_bytes, os.getpid()), name="nimble-jobs child"
         )
@@ -49,6 +50,11 @@ class Child:
     @property
     def alive(self) -> bool:
         return self._process.is_alive()
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether it is ready for another job, now or once it is done with one."""
+        return self.device is not None and not self.leaving
 
     def run(self, job: Job) -> None:
         """Hand it a job. One that just died is noticed by its sentinel."""

@@ -137,7 +137,7 @@ class Supervisor:
             if now >= self._watch_at:
                 self._watch_at = now + WATCH_S
                 self._watch(self._running)
-        elif self._child and self._child.device and now >= self._claim_at and not self._claim(self._child):
+        elif self._child and self._child.takes_jobs and now >= self._claim_at and not self._claim(self._child):
             self._claim_at = now + POLL_S
             return self._idle_for_too_long(now)
         return False
@@ -148,7 +148,7 @@ class Supervisor:
             return min(self._maintain_at, self._start_at)
         if self._running:
             return min(self._maintain_at, self._watch_at)
-        return min(self._maintain_at, self._claim_at) if self._child.device else self._maintain_at
+        return min(self._maintain_at, self._claim_at) if self._child.takes_jobs else self._maintain_at
 
     def _wait(self, until: float) -> None:
         awaited: list[Connection | int] = [self._signals.fileno()]
@@ -184,7 +184,8 @@ class Supervisor:
                     log.info("ready on %s", device)
                 case Refused(message=text, exit_code=code):
                     raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)
-                case Done(job_id=job_id, attempt=attempt):
+                case Done(job_id=job_id, attempt=attempt, last=last):
+                    self._child.leaving = last
                     if self._running and (self._running.job.id, self._running.job.attempt) == (job_id, attempt):
                         self._running = None
                         self._idle_since = time.monotonic()
