@@ -71,5 +71,5 @@ files=()
 for model in "${models[@]}"; do [ ! -e "$folder/$model.json" ] || files+=("$folder/$model.json"); done
 rm -f "$folder/results.json" "$folder/results.png"
 [ ${#files[@]} -gt 0 ] || { echo "bench_all: nothing was measured" >&2; exit 1; }
-"${bench[@]:0:2}" show "${files[@]}" --json "$folder/results.json" --plot "$folder/results.png" || failed=1
+.venv/bin/nimble-jobs bench show "${files[@]}" --json "$folder/results.json" --plot "$folder/results.png" || failed=1
 exit "$failed"

@@ -96,7 +96,8 @@ def build(
 
         from nimble_jobs.workloads.ahead import build as ahead  # loads torch
 
-        before = _keys(store)
+        capped = limit_bytes() is not None
+        before = _keys(store) if capped else []
         for each in ahead(
             loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes, told=told
         ):
@@ -104,8 +105,8 @@ def build(
             if not json:
                 output.emit(_line(each))
         stored = [*before, *(each.key for each in made if not each.fallback)]
-        gone = set(stored).difference(_keys(store))
-    if gone and limit_bytes() is not None:
+        gone = set(stored).difference(_keys(store)) if capped else set()
+    if gone:
         output.note(removed_for_room([key for key in dict.fromkeys(stored) if key in gone]))
     if json:
         output.emit_json([asdict(each) for each in made])

@@ -51,6 +51,31 @@ class Ahead:
     device: str | None  # in words: what replay and eager were measured on
     fallback: str | None  # why jobs will run in eager
 
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule | None,
+        *,
+        key: str,
+        input: str,  # noqa: A002  # the field's name
+        hit: Hit,
+        miss_reason: str | None,
+        fallback: str | None,
+        build_s: float | None = None,
+    ) -> Ahead:
+        """With the figures of a schedule, where there is one; `build_s` is in place of its own."""
+        return cls(
+            key=key,
+            input=input,
+            hit=hit is not Hit.MISS,
+            miss_reason=miss_reason,
+            build_s=build_s if build_s is not None or schedule is None else schedule.build_s,
+            replay_us=schedule.replay_us if schedule else None,
+            eager_us=schedule.eager_us if schedule else None,
+            device=schedule.device if schedule else None,
+            fallback=fallback,
+        )
+
 
 class KeepsNothing:
     """Residents of a process that keeps nothing."""
@@ -134,15 +159,11 @@ def build_ahead(request: Request, *, device: torch.device, store: Store, told: T
         store.schedules.touch(found.key, Hit.STORED, time.time())
     else:
         found = _built(found, request, device, store, told)
-    schedule = found.schedule
-    return Ahead(
+    return Ahead.of(
+        found.schedule,
         key=found.key,
         input=found.parts["input"],
-        hit=found.hit is not Hit.MISS,
+        hit=found.hit,
         miss_reason=found.miss_reason,
-        build_s=schedule.build_s if schedule else None,
-        replay_us=schedule.replay_us if schedule else None,
-        eager_us=schedule.eager_us if schedule else None,
-        device=schedule.device if schedule else None,
         fallback=found.fallback,
     )

@@ -18,12 +18,10 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.restore import check_loaded, restore
-from nimble_jobs.planner.step_key import PROGRAM
+from nimble_jobs.planner.step_key import seed_of
 from nimble_jobs.planner.stored import Material, read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
-
-_OF_STEPS = ("train.optimizer", "train.clip_norm", "train.accumulate", "train.freeze", "train.loss", "schedule.layout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +35,6 @@ class PreparedForward:
     schedule: Schedule | None = None
     miss_reason: str | None = None
     failure: str | None = None
-
-
-def forward_parts(step: Mapping[str, str], x: torch.Tensor, layout: str) -> dict[str, str]:
-    """The key parts of a step's forward pass for batches like `x`, from the step's own; its weights lie in `layout`.
-
-    What only loss and update depend on is left out.
-    """
-    own = {name: value for name, value in step.items() if not name.startswith(_OF_STEPS)}
-    shape = f"x:{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-    return {**own, "input": shape, "weights.memory_format": layout, PROGRAM: "validation"}
 
 
 def prepare_forward(
@@ -126,7 +114,7 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
             material.schedule,
             x.device,
             tolerance=material.schedule.tolerance,
-            seed=int(material.schedule.key[:7], 16),  # the same in every attempt
+            seed=seed_of(material.schedule.key),  # the same in every attempt
             below=integers_below(module),
             integers={} if x.is_floating_point() else {"x": x},
         )

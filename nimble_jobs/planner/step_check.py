@@ -177,9 +177,10 @@ def _floor_of_buffer(name: str, expected: Tensors, largest: Mapping[str, float])
     """
     if not expected[name].is_floating_point():
         return 0.0
-    spread = expected.get(f"{name.removesuffix('running_mean')}running_var")
-    if _kind(name) == "running_mean" and spread is not None:
-        return _MOVES * rms(spread.clamp(min=0.0).sqrt())
+    if _kind(name) == "running_mean":
+        spread = expected.get(f"{name.removesuffix('mean')}var")
+        if spread is not None:
+            return _MOVES * rms(spread.clamp(min=0.0).sqrt())
     return NOISE * largest[_kind(name)]
 
 

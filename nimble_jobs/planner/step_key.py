@@ -18,7 +18,15 @@ from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.spec import ModelSpec, OptimizerSpec, ScheduleSpec, TrainSpec, parse_source
 
-PROGRAM = "train.program"  # the part that says which of them it is
+_PROGRAM = "train.program"
+_OF_UPDATES = (
+    "train.optimizer",
+    "train.clip_norm",
+    "train.accumulate",
+    "train.freeze",
+    "train.loss",
+    "schedule.layout",
+)
 _OF_OPTIMIZERS = {
     "sgd": ("momentum", "nesterov", "weight_decay"),
     "adam": ("betas", "eps", "weight_decay"),
@@ -94,7 +102,7 @@ def default_tolerance_of(precision: str, device: torch.device) -> float:
 
 def program_parts(parts: Mapping[str, str], *, update: bool) -> dict[str, str]:
     """The key parts of one of a step's programs: for batches with or without an update of the weights."""
-    return {**parts, PROGRAM: "update" if update else "accumulate"}
+    return {**parts, _PROGRAM: "update" if update else "accumulate"}
 
 
 def program_key(parts: Mapping[str, str], *, update: bool) -> str:
@@ -102,9 +110,24 @@ def program_key(parts: Mapping[str, str], *, update: bool) -> str:
     return schedule_key(program_parts(parts, update=update))
 
 
+def forward_parts(step: Mapping[str, str], x: torch.Tensor, layout: str) -> dict[str, str]:
+    """The key parts of a step's forward pass for batches like `x`, from the step's own; its weights lie in `layout`.
+
+    What only loss and update depend on is left out.
+    """
+    own = {name: value for name, value in step.items() if not name.startswith(_OF_UPDATES)}
+    shape = f"x:{_name(x.dtype)}{list(x.shape)}"
+    return {**own, "input": shape, "weights.memory_format": layout, _PROGRAM: "validation"}
+
+
 def check_seed(parts: Mapping[str, str]) -> int:
     """The seed of a step's last check, from its key: what passed once passes when it is loaded, or built again."""
-    return int(program_key(parts, update=True)[:7], 16)
+    return seed_of(program_key(parts, update=True))
+
+
+def seed_of(key: str) -> int:
+    """The seed of checks of what is stored under a key: the same in every attempt."""
+    return int(key[:7], 16)
 
 
 def kernels_digest(schedules: Iterable[Schedule]) -> str:

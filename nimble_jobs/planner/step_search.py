@@ -22,7 +22,7 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.planner.candidate import failed, left_out
 from nimble_jobs.planner.half import Half, budget_used_up, streams_may_pay, with_streams
 from nimble_jobs.planner.plans import durations_us
-from nimble_jobs.planner.source import Layout, Source
+from nimble_jobs.planner.source import Kernels, Layout, Source
 from nimble_jobs.planner.step_live import LiveStep
 from nimble_jobs.schedule import Candidate
 
@@ -93,9 +93,9 @@ class StepSearch:
         if options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif options.fuse != "off":
-            fused = [Source(kernels="inductor", layout=layouts[-1])]  # which lays convolutions out as it likes anyway
-        if options.fuse == "max" and fused:
-            fused.append(Source(kernels="max-autotune", layout=layouts[-1]))
+            compilers: list[Kernels] = ["inductor", "max-autotune"] if options.fuse == "max" else ["inductor"]
+            # in one layout: Inductor lays convolutions out as it likes anyway
+            fused = [Source(kernels=kernels, layout=layouts[-1]) for kernels in compilers]
         return [*fused, *(Source(kernels="eager", layout=layout) for layout in layouts[1:])]
 
     def _try(self, source: Source, deadline: float, *, must: bool = False) -> FoundStep | None:

@@ -10,6 +10,7 @@ import torch
 from nimble_jobs.planner.main_file import file_of, main_files, unnamed, with_main_files
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 from nimble_jobs.planner.stored import read_stored
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
 from nimble_jobs.store.prune import aged
 
@@ -33,6 +34,7 @@ class Why:
     reason: str | None  # of a miss
     nearest: ScheduleEntry | None  # of a miss; None where nothing is stored
     differences: tuple[Difference, ...]  # from the nearest
+    schedule: Schedule | None = None  # of a hit
 
     @property
     def changed_files(self) -> list[str]:
@@ -54,7 +56,9 @@ def why_of(parts: dict[str, str], *, store: Store) -> Why:
     key = schedule_key(parts)
     found = read_stored(key, store)
     if found.material is not None:
-        return Why(key=key, parts=parts, hit=True, reason=None, nearest=None, differences=())
+        return Why(
+            key=key, parts=parts, hit=True, reason=None, nearest=None, differences=(), schedule=found.material.schedule
+        )
     near = nearest(parts, aged(store.schedules.list()))
     return Why(
         key=key,

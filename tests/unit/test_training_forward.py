@@ -13,8 +13,9 @@ from torch import nn
 from nimble_jobs.errors import CheckFailed, DeviceFault, JobFailed
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import forward_prepare
-from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
+from nimble_jobs.planner.forward_prepare import PreparedForward, prepare_forward
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.step_key import forward_parts
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop

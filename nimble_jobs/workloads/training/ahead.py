@@ -12,10 +12,9 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
-from nimble_jobs.job import Hit
 from nimble_jobs.planner.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
-from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts
-from nimble_jobs.planner.step_key import code_parts, program_parts, step_parts
+from nimble_jobs.planner.forward_prepare import PreparedForward
+from nimble_jobs.planner.step_key import code_parts, forward_parts, program_parts, step_parts
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.planner.why import Why, why_of
@@ -35,8 +34,8 @@ def why(spec: JobSpec, *, store: Store) -> Why:
     missed = next((answer for answer in found if not answer.hit), None)
     if missed is not None or not _replays_validations(spec):
         return missed or found[0]
-    step = look_up_parts(keys[True], store=store).schedule
-    validation = why_of(forward_parts(keys[True], x, step.layout if step is not None else "given"), store=store)
+    assert found[0].schedule is not None
+    validation = why_of(forward_parts(keys[True], x, found[0].schedule.layout), store=store)
     return found[0] if validation.hit else replace(validation, reason=f"validation: {validation.reason}")
 
 
@@ -104,31 +103,25 @@ def build(
 
 
 def _of_step(prepared: PreparedStep, shape: str) -> Ahead:
-    step, schedule = prepared.step, prepared.step.schedule
-    return Ahead(
+    step = prepared.step
+    return Ahead.of(
+        step.schedule,
         key=prepared.key,
         input=shape,
-        hit=prepared.hit is not Hit.MISS,
+        hit=prepared.hit,
         miss_reason=prepared.miss_reason,
-        build_s=sum(each.build_s for each in step.schedules.values()) if schedule else None,
-        replay_us=schedule.replay_us if schedule else None,
-        eager_us=schedule.eager_us if schedule else None,
-        device=schedule.device if schedule else None,
         fallback=step.fallback,
+        build_s=sum(each.build_s for each in step.schedules.values()) if step.schedule else None,
     )
 
 
 def _of_validation(found: PreparedForward) -> Ahead:
-    schedule = found.schedule
-    return Ahead(
+    return Ahead.of(
+        found.schedule,
         key=found.key,
         input=found.input,
-        hit=found.hit is not Hit.MISS,
+        hit=found.hit,
         miss_reason=found.miss_reason,
-        build_s=schedule.build_s if schedule else None,
-        replay_us=schedule.replay_us if schedule else None,
-        eager_us=schedule.eager_us if schedule else None,
-        device=schedule.device if schedule else None,
         fallback=None if found.failure is None else f"validations: {found.failure}",
     )
 

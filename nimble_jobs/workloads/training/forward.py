@@ -13,11 +13,12 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DeviceFault, EngineError
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.forward_prepare import PreparedForward, forward_parts, prepare_forward
+from nimble_jobs.planner.forward_prepare import PreparedForward, prepare_forward
 from nimble_jobs.planner.misses import Waiting
 from nimble_jobs.planner.request import schedule_key
+from nimble_jobs.planner.step_key import forward_parts
 from nimble_jobs.planner.traces import no_traces
-from nimble_jobs.planner.training import TrainingStep, default_tolerance
+from nimble_jobs.planner.training import TrainingStep, step_tolerance
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training.setup import Setup, autocast, evaluating
 
@@ -90,7 +91,7 @@ def have_replayed(
     """
     request = ready.request
     layout = "given" if step.schedule is None else step.schedule.layout
-    tolerance = request.tolerance or default_tolerance(request, request.x.device)
+    tolerance = step_tolerance(request, request.x.device)
     parts = forward_parts(ready.parts, request.x, layout)
     found = forward.capture(
         request.x,
