@@ -59,6 +59,11 @@ class Reader:
         return self._labels is not None
 
     @property
+    def quick(self) -> bool:
+        """Whether records are picked from arrays, and need not be decoded one by one."""
+        return self._source.piece is None
+
+    @property
     def label_names(self) -> tuple[str, ...] | None:
         return self._labels.names if self._labels is not None else None
 

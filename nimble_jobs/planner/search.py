@@ -1,4 +1,4 @@
-"""Build candidates, check each against eager, measure it on the device, keep the fastest.
+"""Build candidates, check each against eager, measure it on the device, keep the fastest, with an eye on memory.
 
 Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
 then for those whose bounds leave them a chance. The first candidate, eager kernels on one stream, is always there, so
@@ -7,6 +7,7 @@ that the choice never loses to it.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -35,9 +36,10 @@ from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record
 from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
-PAYS = 0.98  # more streams must measure below this share of fewer
+PAYS = 0.98  # more streams must measure below this share of one
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
-_MEMORY_PRICE = 0.1  # and bring this share more for each time that they need the memory of fewer once again
+_MEMORY_POWER = 0.2  # of the bytes in `_cost`: twice the memory must save 13 % of the time
+_FREE_BYTES = 32 << 20  # as little memory costs nothing
 
 
 class Search:
@@ -185,13 +187,9 @@ class Search:
         if not plans:
             return
         module = self._variants.use(source.layout, source.folded)
-        fewer = one
         for plan, known in plans:
-            if self._spent(_name(source, plan), plan.streams):
-                continue
-            found = self._measure(source, module, recording, plan, known, durations, fewer=fewer)
-            if found is not None and found.failure is None and _pays(found.candidate, fewer.candidate):
-                fewer = found
+            if not self._spent(_name(source, plan), plan.streams):
+                self._measure(source, module, recording, plan, known, durations, single=one)
 
     def _measure(
         self,
@@ -203,9 +201,11 @@ class Search:
         durations: tuple[float, ...],
         *,
         must: bool = False,
-        fewer: Found | None = None,
+        single: Found | None = None,
     ) -> Found | None:
-        """Capture, check and time one plan; it becomes the best where it is faster than all before."""
+        """Capture, check and time one plan. It becomes the best where it costs less than all before, and, with several
+        streams, enough less than the `single` one of its source.
+        """
         name = _name(source, plan)
         self._told(name)
         with self.clock.time("plan"):
@@ -264,9 +264,8 @@ class Search:
         if over is not None:
             return None
         self.passed.append(found)
-        if fewer is not None and not _pays(candidate, fewer.candidate):
-            self._explain(candidate, f"not enough faster than {fewer.candidate.name} for the memory that it needs")
-        elif self.best is None or replay_us < self.best.replay_us:
+        pays = single is None or _cost(candidate) <= _cost(single.candidate) * PAYS
+        if pays and (self.best is None or _cost(candidate) < _cost(self.best.candidate)):
             self.best = found
         return found
 
@@ -313,19 +312,13 @@ class Search:
     def _left_out(self, name: str, reason: str) -> None:
         self.candidates.append(left_out(name, reason))
 
-    def _explain(self, candidate: Candidate, reason: str) -> None:
-        self.candidates[self.candidates.index(candidate)] = replace(candidate, reason=reason)
-
 
 def _name(source: Source, plan: Plan) -> str:
     return f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
 
 
-def _pays(more: Candidate, fewer: Candidate) -> bool:
-    """Whether more streams are faster beyond noise, and by enough for the memory that they need."""
-    assert more.replay_us is not None
-    assert fewer.replay_us is not None
-    assert more.peak_bytes is not None
-    assert fewer.peak_bytes is not None
-    extra = max(0.0, more.peak_bytes / max(1, fewer.peak_bytes) - 1)
-    return more.replay_us * (1 + _MEMORY_PRICE * extra) <= fewer.replay_us * PAYS
+def _cost(candidate: Candidate) -> float:
+    """What the choice keeps low: time, with memory as a factor that grows slowly."""
+    assert candidate.replay_us is not None
+    assert candidate.peak_bytes is not None
+    return candidate.replay_us * math.pow(max(candidate.peak_bytes, _FREE_BYTES), _MEMORY_POWER)

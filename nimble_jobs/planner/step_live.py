@@ -46,6 +46,8 @@ class LiveStep:
 
     def use(self, layout: Layout) -> None:
         """Lay weights, state and inputs out, with the values that they had at first."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what is laid out in a large free block would keep all of it
         self._variants.use(layout)
         self.eager.arithmetic.follow_layout()
         x = self._example["x"]

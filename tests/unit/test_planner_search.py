@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,6 +45,31 @@ class Images(nn.Module):
         if self.kind == "views":
             return x.view(len(x), -1)
         return x * self.bn.eps if self.kind == "reads" else x
+
+
+class Twice(Images):
+    """Something for two streams."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).relu() + x[:, :, 2:, 2:].tanh().sum(dim=1, keepdim=True)
+
+
+def two_streams(program: Program, *_: Any) -> Any:
+    return [graph.make_plan(program, max_streams=2)], None
+
+
+def measured_as(monkeypatch: pytest.MonkeyPatch, mib: Sequence[int], replay_us: Sequence[float]) -> None:
+    """Have the candidates of a search, one after the other, need so much memory and take so long."""
+    module = sys.modules["nimble_jobs.planner.search"]
+    real, sizes, times = module.capture_several, iter(mib), iter([10.0, *replay_us])  # eager is timed first
+
+    def sized(*args: Any) -> Any:
+        instances = real(*args)
+        instances[0].bytes = next(sizes) << 20
+        return instances
+
+    monkeypatch.setattr(module, "capture_several", sized)
+    monkeypatch.setattr(measure, "time_us", lambda *_, **__: next(times))
 
 
 def searched(module: nn.Module, monkeypatch: pytest.MonkeyPatch, *further: Source, **options: Any) -> Built:
@@ -178,13 +204,6 @@ def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.Monke
     """The first candidate is always measured; the others' rows say that the budget was used up."""
     module = sys.modules["nimble_jobs.planner.search"]
 
-    def two_streams(program: Program, *_: Any) -> Any:
-        return [graph.make_plan(program, max_streams=2)], None
-
-    class Twice(Images):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv(x).relu() + x[:, :, 2:, 2:].tanh().sum(dim=1, keepdim=True)
-
     monkeypatch.setattr(module, "plans_with_streams", two_streams)
     spent = searched(Twice(), monkeypatch, LAST, budget_s=0.0)
     two = row(spent, "eager kernels, 2 streams")
@@ -216,3 +235,30 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "Samples", Watched)
     searched(Images(), monkeypatch)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("replay_us", "mib", "chosen", "reason"),
+    [
+        (90.0, 40, True, ""),
+        (99.0, 40, False, "within the noise of eager kernels, 1 stream"),
+        (101.0, 40, False, "slower than eager kernels, 1 stream"),
+        (90.0, 80, False, "not enough faster than eager kernels, 1 stream for the memory that it needs"),
+        (80.0, 80, True, ""),
+    ],
+)
+def test_memory_counts_in_the_choice(
+    monkeypatch: pytest.MonkeyPatch, replay_us: float, mib: int, chosen: bool, reason: str
+) -> None:
+    """Two streams against 100 us in 40 MiB: twice the memory must save more than a tenth of the time."""
+    measured_as(monkeypatch, [40, mib], [100.0, replay_us])
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "plans_with_streams", two_streams)
+    two = row(searched(Twice(), monkeypatch), "eager kernels, 2 streams")
+    assert two.chosen == chosen
+    assert two.reason == reason or chosen
+
+
+def test_little_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 32 MiB time alone counts."""
+    measured_as(monkeypatch, [1, 30], [100.0, 99.0])
+    assert row(searched(Images(), monkeypatch, LAST), "eager kernels, channels-last, 1 stream").chosen

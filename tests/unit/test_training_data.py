@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from nimble_jobs.data import Signature, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.augment import Augment, below, draws
-from nimble_jobs.workloads.training.feed import Feed, HostBatch, ahead, read
+from nimble_jobs.workloads.training.feed import Feed, HostBatch, Lot, ahead, lot_size, read
 from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.sampler import Sampler
 from tests.augmented import changed
@@ -153,31 +154,76 @@ def plain() -> Pixels:
     bad=st.sets(st.integers(0, 29)),
     at_least=st.integers(1, 2),
     skip=st.integers(0, 8),
+    together=st.integers(1, 4),
 )
 def test_reading_on_is_reading(
-    tmp_path_factory: pytest.TempPathFactory, total: int, size: int, bad: set[int], at_least: int, skip: int
+    tmp_path_factory: pytest.TempPathFactory,
+    total: int,
+    size: int,
+    bad: set[int],
+    at_least: int,
+    skip: int,
+    together: int,
 ) -> None:
-    """Going on after any batch gives what reading through would have given; bad records are told once; one is last."""
+    """Going on after any batch gives what reading through would have given, in lots of any size; bad records are told
+    once; one is last.
+    """
     x = np.arange(total, dtype=np.float32).reshape(-1, 1) + 0.5
     x[[b for b in bad if b < total]] = np.nan
     spec = write(tmp_path_factory.mktemp("read") / "d.npz", x, np.arange(total))
     order = np.random.default_rng(0).permutation(total)
 
-    def batches(skip: int) -> list[HostBatch]:
+    def batches(skip: int, together: int = 1) -> list[tuple[HostBatch, list[float], list[int]]]:
         with open_reader(spec) as reader:
-            return list(read(reader, batch_size=size, order=order, skip=skip, at_least=at_least))
+            lots = list(read(reader, batch_size=size, order=order, skip=skip, at_least=at_least, together=together))
+        assert all(len(lot.batches) <= together for lot in lots)
+        return [(b, lot.x[b.rows, 0].tolist(), lot.y[b.rows].tolist()) for lot in lots for b in lot.batches]
+
+    def told(found: list[tuple[HostBatch, list[float], list[int]]]) -> list[tuple[Any, ...]]:
+        return [(b.taken, b.records, b.bad, b.last, x, y) for b, x, y in found]
 
     whole = batches(0)
-    assert [b.last for b in whole] == [False] * (len(whole) - 1) + [True] * bool(whole)
-    assert all(len(b.x) >= at_least for b in whole)
-    assert all((b.y + 0.5 == b.x[:, 0]).all() for b in whole)
+    assert [b.last for b, _, _ in whole] == [False] * (len(whole) - 1) + [True] * bool(whole)
+    assert all(len(x) >= at_least for _, x, _ in whole)
+    assert all([label + 0.5 for label in y] == x for _, x, y in whole)
     if whole:
-        assert (whole[-1].taken, whole[-1].records) == (-(-total // size), total)
-        assert sorted(r.index for b in whole for r in b.bad) == sorted(b for b in bad if b < total)
-    assume(skip == 0 or skip in {b.taken for b in whole})  # a checkpoint lies behind a batch that was read
-    rest = [b for b in whole if b.taken > skip]
-    again = batches(skip) if skip * size < total else []
-    assert [(b.taken, b.x.tolist(), b.last) for b in again] == [(b.taken, b.x.tolist(), b.last) for b in rest]
+        assert (whole[-1][0].taken, whole[-1][0].records) == (-(-total // size), total)
+        assert sorted(r.index for b, _, _ in whole for r in b.bad) == sorted(b for b in bad if b < total)
+    assert told(batches(0, together)) == told(whole)
+    assume(skip == 0 or skip in {b.taken for b, _, _ in whole})  # a checkpoint lies behind a batch that was read
+    again = batches(skip, together) if skip * size < total else []
+    assert told(again) == told([found for found in whole if found[0].taken > skip])
+
+
+@pytest.mark.parametrize("together", [2, 16])
+def test_batches_of_a_lot_are_those_read_alone(tmp_path: Path, together: int) -> None:
+    """Images that are moved and normalised, bad records among them, over two epochs with a validation in between."""
+    x = np.random.default_rng(0).integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)
+    y = np.where(np.arange(23) % 9 == 4, np.nan, np.arange(23))
+    transform = TransformSpec(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    spec = write(tmp_path / "d.npz", x, y, transform)
+
+    def taken(together: int) -> list[tuple[Any, ...]]:
+        with open_reader(spec, targets="numbers") as reader:
+            augment = Augment(AugmentSpec(crop_padding=2, flip="both"), reader.signature, seed=3)
+            segments = [
+                read(reader, batch_size=4, places=partial(augment.places, epoch=1), together=together),
+                read(reader, batch_size=4, together=together),
+                read(reader, batch_size=4, places=partial(augment.places, epoch=2), together=together),
+            ]
+            pixels = Pixels(reader.pixels, transform, padding=2)
+            with closing(Feed(segments, pixels, torch.device("cpu"), batch_bytes=1, together=together)) as feed:
+                found = [(n, batch) for n in range(3) for batch in feed.segment()]
+        return [(n, b.host.taken, b.host.bad, b.x.numpy().tobytes(), b.y.tolist()) for n, b in found]
+
+    assert taken(together) == taken(1)
+    assert [n for n, *_ in taken(together)] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_small_batches_make_lots() -> None:
+    gpu = torch.device("cuda")
+    assert [lot_size(n, gpu) for n in (0, 1, 393_216, 1 << 20, 3 << 20, 8 << 20, 19 << 20)] == [8, 8, 8, 8, 2, 1, 1]
+    assert lot_size(1, torch.device("cpu")) == 1
 
 
 def test_a_label_without_a_class(tmp_path: Path) -> None:
@@ -192,7 +238,7 @@ def test_one_segment_after_the_other(tmp_path: Path) -> None:
     x = np.arange(10, dtype=np.float32).reshape(-1, 1)
     begun = []
 
-    def segments() -> Iterator[Iterator[HostBatch]]:
+    def segments() -> Iterator[Iterator[Lot]]:
         with open_reader(write(tmp_path / "d.npz", x, np.zeros(10))) as reader:
             for name, skip in (("a", 0), ("b", 3), ("c", 1)):
                 begun.append(name)

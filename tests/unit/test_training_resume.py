@@ -14,6 +14,7 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
+from nimble_jobs.workloads.training import loop
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 ASKED = 22  # how often the training in tests.trainings asks: 14 steps, 2 epochs, 3 batches in each validation
@@ -70,6 +71,18 @@ def test_stopped_anywhere(folder: Path, undisturbed: dict[str, str], number: int
     assert "not bit for bit" not in said
     assert digests(spec.output.path) == undisturbed
     assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
+
+
+@pytest.mark.parametrize("number", [1, 3, 9, 12, 17])
+def test_stopped_among_batches_that_were_read_together(
+    folder: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As for a GPU: other batches make a lot after a resume, and what is published is the same."""
+    monkeypatch.setattr(loop, "lot_size", lambda *_: 3)
+    spec = spec_of(folder, output=f"together-{number}/net")
+    assert Attempt(spec, **interrupted(number)).run().stop is Stop.DRAIN  # type: ignore[arg-type]
+    assert Attempt(spec, number=2).run().stop is Stop.GO
+    assert digests(spec.output.path) == undisturbed
 
 
 KILLED = """

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +18,12 @@ from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 
 T = TypeVar("T")
 
-_AHEAD = 2  # batches that wait to be taken, at least
-_FAR_AHEAD = 8  # at most: what the threads of this process take from each other is milliseconds
+_AHEAD = 2  # lots that wait to be taken, at least
+_FAR_AHEAD = 8  # batches, at most: what the threads of this process take from each other is milliseconds
 _AHEAD_BYTES = 64 << 20  # on the device, in between
+_TOGETHER = 8  # batches of a lot, at most
+_LOT_BYTES = 8 << 20
+_ALIGNED = 512  # bytes, as torch's allocator does
 _POLL_S = 0.1  # how soon a thread sees that nobody wants its batches any more
 _END = object()
 
@@ -29,24 +32,39 @@ Places = Callable[[np.ndarray], np.ndarray]  # positions in the input -> see Aug
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """Records of one step, as they were read."""
+    """Records of one step: which rows of their lot they are, and where the reading then is."""
 
-    x: np.ndarray
-    y: np.ndarray
+    rows: slice
     taken: int  # batches of the reading order up to and with this one
     records: int  # records of the reading order up to and with this one, good or bad
     bad: tuple[BadRecord, ...]  # since the batch before
-    last: bool  # of the reading order
-    places: np.ndarray | None = None  # where the pixels are to come from; see Augment.places
+    last: bool = False  # of the reading order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lot:
+    """Consecutive batches that are read, sent and changed together, which costs little more than one of them does."""
+
+    batches: tuple[HostBatch, ...]
+    x: np.ndarray
+    y: np.ndarray
+    places: np.ndarray | None  # where the pixels are to come from; see Augment.places
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBatch:
-    """The same, on the device. Its tensors are valid until the next batch is asked for."""
+    """Records of one step, on the device. Its tensors are valid until the next batch is asked for."""
 
     host: HostBatch
     x: torch.Tensor
     y: torch.Tensor
+
+
+def lot_size(batch_bytes: int, device: torch.device) -> int:
+    """How many batches of so many bytes each are to make a lot; one where a step runs on the host itself."""
+    if device.type == "cpu":
+        return 1
+    return max(1, min(_TOGETHER, _LOT_BYTES // max(1, batch_bytes)))
 
 
 def read(
@@ -58,32 +76,46 @@ def read(
     at_least: int = 1,
     classes: int | None = None,
     places: Places | None = None,
-) -> Iterator[HostBatch]:
-    """Batches from the `skip`-th on. Those with fewer than `at_least` good records are left out.
+    together: int = 1,
+) -> Iterator[Lot]:
+    """Batches from the `skip`-th on, in lots of up to `together`. Those with fewer than `at_least` good records are
+    left out.
 
     Raises DataError for a label that the model has no class for.
     """
-    waiting: dict[str, Any] | None = None
+    waiting: Lot | None = None
     total = reader.total if order is None else len(order)
     taken, bad = skip, list[BadRecord]()
-    source = reader.batches(skip * batch_size, batch_size=batch_size, order=order, raw=reader.pixels is not None)
+    size = batch_size * together
+    source = reader.batches(skip * batch_size, batch_size=size, order=order, raw=reader.pixels is not None)
     with closing(source):  # type: ignore[type-var]  # a generator
-        for batch in source:
-            taken += 1
-            bad += batch.bad
-            if len(batch) < at_least or batch.labels is None:
+        for found in source:
+            batches, row = list[HostBatch](), 0
+            positions = np.arange(found.start, found.stop) if order is None else order[found.start : found.stop]
+            for first in range(0, len(positions), batch_size):
+                of_batch = positions[first : first + batch_size]
+                taken += 1
+                missing = [b for b in found.bad if b.index in of_batch] if found.bad else []
+                bad += missing
+                rows = slice(row, row + len(of_batch) - len(missing))
+                row = rows.stop
+                if row - rows.start >= at_least and found.labels is not None:
+                    records = found.start + first + len(of_batch)
+                    batches.append(HostBatch(rows=rows, taken=taken, records=records, bad=tuple(bad)))
+                    bad = []
+            if not batches:
                 continue
             if waiting is not None:
-                yield HostBatch(**waiting, last=False)
+                yield waiting
+            assert found.labels is not None
             if classes is not None:
-                check_labels(batch.labels, classes)
-            waiting = {"x": batch.x, "y": batch.labels, "taken": taken, "records": batch.stop, "bad": tuple(bad)}
-            if places is not None:
-                waiting["places"] = places(batch.indexes)
-            bad = []
-    if waiting is not None:  # what follows the last used batch is done with it
-        waiting |= {"taken": taken, "records": total, "bad": (*waiting["bad"], *bad)}
-        yield HostBatch(**waiting, last=True)
+                check_labels(found.labels, classes)
+            moved = None if places is None else places(found.indexes)
+            waiting = Lot(batches=tuple(batches), x=found.x, y=found.labels, places=moved)
+    if waiting is not None:
+        last = waiting.batches[-1]  # what follows the last used batch is done with it
+        last = replace(last, taken=taken, records=total, bad=(*last.bad, *bad), last=True)
+        yield replace(waiting, batches=(*waiting.batches[:-1], last))
 
 
 class Feed:
@@ -95,14 +127,15 @@ class Feed:
 
     def __init__(
         self,
-        segments: Iterable[Iterator[HostBatch]],
+        segments: Iterable[Iterator[Lot]],
         pixels: Pixels,
         device: torch.device,
         *,
-        batch_bytes: int = 0,  # of one batch on the device; what is small is prepared further ahead
+        batch_bytes: int = 0,  # on the device; what is small is prepared further ahead
+        together: int = 1,  # batches of a lot
     ) -> None:
         self._device = device
-        self._ahead = max(_AHEAD, min(_FAR_AHEAD, _AHEAD_BYTES // max(1, batch_bytes)))
+        self._ahead = max(_AHEAD, min(_FAR_AHEAD, _AHEAD_BYTES // max(1, batch_bytes)) // together)
         flat = _flattened(segments)
         self._slots: list[_Slot] = []
         if device.type == "cuda":
@@ -121,15 +154,14 @@ class Feed:
         for item in self._prepared:
             if item is None:
                 return
-            host, x, y, slot = item
-            if slot is None:
-                yield DeviceBatch(host=host, x=x, y=y)
-                continue
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(slot.ready)
-            yield DeviceBatch(host=host, x=x, y=y)
-            slot.used.record(current)
-            self._free.put(slot)
+            lot, x, y, slot = item
+            if slot is not None:
+                torch.cuda.current_stream(self._device).wait_event(slot.ready)
+            for host in lot.batches:
+                yield DeviceBatch(host=host, x=_part(x, host.rows), y=_part(y, host.rows))
+            if slot is not None:
+                slot.used.record(torch.cuda.current_stream(self._device))
+                self._free.put(slot)
 
     def close(self) -> None:
         """End the thread. Raises nothing that was met ahead."""
@@ -137,31 +169,31 @@ class Feed:
         if self._slots:
             torch.cuda.current_stream(self._device).synchronize()  # buffers may be in use
 
-    def _uploaded(self, batches: Iterator[HostBatch | None]) -> Iterator[_Prepared | None]:
-        with torch.cuda.device(self._device), closing(batches):  # type: ignore[type-var]  # a generator
-            for host in batches:
-                if host is None:
+    def _uploaded(self, lots: Iterator[Lot | None]) -> Iterator[_Prepared | None]:
+        with torch.cuda.device(self._device), closing(lots):  # type: ignore[type-var]  # a generator
+            for lot in lots:
+                if lot is None:
                     yield None
                     continue
                 slot = self._free.get()
-                yield host, *slot.fill(host), slot
+                yield lot, *slot.fill(lot), slot
 
 
 class _Slot:
-    """Buffers for one batch on both sides; those on the host are made when the first batch is known."""
+    """Buffers for one lot on both sides; those on the host are made when the first lot is known."""
 
     def __init__(self, stream: torch.cuda.Stream, device: torch.device, pixels: DevicePixels) -> None:
         self.ready, self.used = torch.cuda.Event(), torch.cuda.Event()
         self._stream, self._device, self._pixels = stream, device, pixels
         self._pinned: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-        self._held: tuple[torch.Tensor, ...] = ()  # on the device, until the next batch
+        self._held: tuple[torch.Tensor, ...] = ()  # on the device, until the next lot
 
-    def fill(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def fill(self, lot: Lot) -> tuple[torch.Tensor, torch.Tensor]:
         self.used.synchronize()
         with torch.cuda.stream(self._stream):
-            x = self._sent("x", host.x)
-            y = self._sent("y", host.y)
-            places = None if host.places is None else self._sent("places", host.places)
+            x = self._sent("x", lot.x)
+            y = self._sent("y", lot.y)
+            places = None if lot.places is None else self._sent("places", lot.places)
             values = self._pixels(x, places)
             self.ready.record()
         self._held = (values, y)
@@ -175,21 +207,21 @@ class _Slot:
         return pinned[: len(found)].copy_(found).to(self._device, non_blocking=True)
 
 
-_Prepared = tuple[HostBatch, torch.Tensor, torch.Tensor, _Slot | None]
+_Prepared = tuple[Lot, torch.Tensor, torch.Tensor, _Slot | None]
 
 
-def _flattened(segments: Iterable[Iterator[HostBatch]]) -> Iterator[HostBatch | None]:
-    """The batches of all segments; None after each."""
+def _flattened(segments: Iterable[Iterator[Lot]]) -> Iterator[Lot | None]:
+    """The lots of all segments; None after each."""
     for segment in segments:
         with closing(segment):  # type: ignore[type-var]  # a generator
             yield from segment
         yield None
 
 
-def _changed(batches: Iterator[HostBatch | None], pixels: Pixels) -> Iterator[_Prepared | None]:
-    with closing(batches):  # type: ignore[type-var]  # a generator
-        for host in batches:
-            yield None if host is None else (host, _tensor(pixels(host.x, host.places)), _tensor(host.y), None)
+def _changed(lots: Iterator[Lot | None], pixels: Pixels) -> Iterator[_Prepared | None]:
+    with closing(lots):  # type: ignore[type-var]  # a generator
+        for lot in lots:
+            yield None if lot is None else (lot, _tensor(pixels(lot.x, lot.places)), _tensor(lot.y), None)
 
 
 def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
@@ -239,3 +271,9 @@ def check_labels(labels: np.ndarray, classes: int) -> None:
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+
+
+def _part(whole: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Those rows, as aligned as if they were alone: some kernels compute in another order where they are not."""
+    part = whole[rows]
+    return part if rows.start == 0 or part.data_ptr() % _ALIGNED == 0 else part.clone()

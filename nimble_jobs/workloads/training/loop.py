@@ -15,7 +15,7 @@ from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import DeviceBatch, Feed, HostBatch, read
+from nimble_jobs.workloads.training.feed import DeviceBatch, Feed, Lot, lot_size, read
 from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import Journal
@@ -87,14 +87,17 @@ class Loop:
         """The rest of the present epoch and all that follow, each with its validation."""
         readers = (self.reader, *([self.held_out] if self.held_out is not None else []))
         arithmetic = next((reader.pixels for reader in readers if reader.pixels is not None), None)
+        batch_bytes = 4 * self.sampler.batch_size * math.prod(self.reader.signature.shape)
+        together = lot_size(batch_bytes, self.device) if all(reader.quick for reader in readers) else 1
         return Feed(
-            self._segments(self.progress.epoch, self.progress.batch),
+            self._segments(self.progress.epoch, self.progress.batch, together),
             Pixels(arithmetic, self.context.spec.input.transform, padding=self.augment.padding),
             self.device,
-            batch_bytes=4 * self.sampler.batch_size * math.prod(self.reader.signature.shape),
+            batch_bytes=batch_bytes,
+            together=together,
         )
 
-    def _segments(self, first: int, skip: int) -> Iterator[Iterator[HostBatch]]:
+    def _segments(self, first: int, skip: int, together: int) -> Iterator[Iterator[Lot]]:
         size, limit = self.sampler.batch_size, self.setup.label_limit
         for epoch in range(first, self.train.epochs + 1):
             yield read(
@@ -105,9 +108,10 @@ class Loop:
                 at_least=_AT_LEAST,
                 classes=limit,
                 places=partial(self.augment.places, epoch=epoch) if self.augment else None,
+                together=together,
             )
             if self.held_out is not None and self._validates(epoch):
-                yield read(self.held_out, batch_size=size, classes=limit)
+                yield read(self.held_out, batch_size=size, classes=limit, together=together)
 
     def _validates(self, epoch: int) -> bool:
         return self.train.validation is not None and epoch % self.train.validation.every_epochs == 0
@@ -140,7 +144,7 @@ class Loop:
             self.progress.bad += len(batch.host.bad)
             self.progress.bad_records |= {str(bad.index): [bad.id, bad.reason] for bad in batch.host.bad}
             enforce_threshold(self.context.spec.run, self.progress.bad, self.reader.total, batch.host.bad)
-        row = Batch(step=number, epoch=self.progress.epoch, records=len(batch.host.x), lr=lr, last=last)
+        row = Batch(step=number, epoch=self.progress.epoch, records=len(batch.y), lr=lr, last=last)
         self._note(self.gauge.take(row))
 
     def _note(self, found: list[Measured]) -> None:
