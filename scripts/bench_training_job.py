@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Compare whole training jobs with a bare loop over their training step.
 
-    python scripts/bench_training_job.py [MODEL[:SIZE] ...] [--batch 32] [--steps 600] [--fuse auto] [--json FILE]
+    python scripts/bench_training_job.py [MODEL[:SIZE[:STEPS]] ...] [--batch 32] [--fuse auto] [--json FILE]
 
-A job reads random images of SIZE x SIZE bytes from a file, crops and flips them, validates after each epoch and keeps
-a checkpoint every 100 steps. When its loop is over, the same process runs the step that the job ran over one batch
-that lies on the device, and the forward pass that it validated with. A line for each model says which share of the
-bare speed the job reached: `whole` counts as bare time the steps and the validations, `steps` the steps alone.
+A job reads random images of SIZE x SIZE bytes from a file, crops and flips them, validates after each epoch of 200
+steps and keeps a checkpoint every 100 steps. When its loop is over, the same process runs the step that the job ran
+over one batch that lies on the device, and the forward pass that it validated with. A line for each model says which
+share of the bare speed the job reached: `whole` counts as bare time the steps and the validations, `steps` the steps
+alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from nimble_jobs.workloads.training.setup import evaluating
 
 BAR = 0.95
 CLASSES = 10
-EPOCHS = 3
+BATCHES = 200  # of an epoch
 HELD_OUT = 20  # training batches for each batch of a validation
 ROUND = 20  # bare steps between two looks at the clock
 RATE = 1e-4
@@ -97,9 +98,10 @@ def write(path: Path, records: int, size: int, seed: int) -> None:
     np.savez(path, x=images, y=rng.integers(0, CLASSES, records))
 
 
-def measure(folder: Path, model: str, size: int, given: argparse.Namespace) -> dict[str, Any]:
+def measure(folder: Path, model: str, size: int, steps: int, given: argparse.Namespace) -> dict[str, Any]:
     """Run the job of one model, and what it is compared with. Raises RuntimeError where it fails."""
-    records = max(2, -(-given.steps // EPOCHS)) * given.batch
+    epochs = -(-steps // BATCHES)
+    records = max(2, steps // epochs) * given.batch
     write(folder / "train.npz", records, size, 0)
     write(folder / "held-out.npz", -(-records // HELD_OUT), size, 1)
     spec = {
@@ -117,7 +119,7 @@ def measure(folder: Path, model: str, size: int, given: argparse.Namespace) -> d
         "output": {"path": str(folder / "out"), "if_exists": "replace"},
         "schedule": {"fuse": given.fuse},
         "train": {
-            "epochs": EPOCHS,
+            "epochs": epochs,
             "optimizer": {"name": "sgd", "lr": RATE, "momentum": 0.9},
             "augment": {"crop_padding": 4, "flip": "horizontal"},
             "last_batch": "drop",
@@ -152,10 +154,9 @@ def line(found: dict[str, Any]) -> str:
 def main() -> int:
     """Print a line for each model. 1 where one misses the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["mobilenet_v2:32"], metavar="MODEL[:SIZE]")
+    parser.add_argument("models", nargs="*", default=["mobilenet_v2:32"], metavar="MODEL[:SIZE[:STEPS]]")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--every-steps", type=int, default=100)
     parser.add_argument("--fuse", default="off", help="auto also tries fused kernels, which takes a minute to compile")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each bare loop")
@@ -164,9 +165,9 @@ def main() -> int:
     training_job.Loop = Timed  # type: ignore[misc]
     results = []
     for name in given.models:
-        model, _, size = name.partition(":")
+        model, size, steps = (*name.split(":"), "", "")[:3]
         with tempfile.TemporaryDirectory() as folder:
-            results.append(measure(Path(folder), model, int(size or 32), given))
+            results.append(measure(Path(folder), model, int(size or 32), int(steps or 600), given))
         print(line(results[-1]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(results, indent=1) + "\n")
