@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 
 from nimble_jobs.graph.clocks import Guard, knows
@@ -10,39 +11,50 @@ from nimble_jobs.graph.clocks import Guard, knows
 TRIES = 32  # free ranges of enough room that are looked at before adjacent ones are
 RANGES = 256  # free ranges that are kept apart before adjacent ones are joined
 WINDOW = 64  # free ranges, the last, that are looked at for adjacent ones
+ANYONE, NOBODY = -1, -2  # in place of the only stream whose tasks may use a range
 
 
 class Arena:
     """Best fit over free ranges, with a bounded search, so that a request takes bounded time.
 
-    Without `thorough` it looks for single ranges only, which serves where little can be known to be safe.
+    Clocks have this many columns. Without `thorough` it looks for single ranges only, which serves where little can be
+    known to be safe.
     """
 
-    def __init__(self, *, thorough: bool = True) -> None:
+    def __init__(self, columns: int, *, thorough: bool = True) -> None:
+        self.columns = columns
         self.thorough = thorough
         self.end = 0  # bytes so far
-        self.starts: list[int] = []  # of the free ranges, ascending
+        self.starts: list[int] = []  # of the free ranges, ascending; kept only for a thorough search
         self.ranges: dict[int, tuple[int, Guard]] = {}  # by start: size and guard
-        self.by_size: list[tuple[int, int]] = []  # (size, start), ascending
+        self.by_size: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)  # by user: (size, start)
         self.patience = RANGES
 
     def take(self, size: int, clock: Sequence[int], own: int | None) -> int:
         """Offset of `size` bytes for one who knows `clock` on stream `own`: free ones if safe, or else new."""
         if not size:
             return 0
-        low = bisect_left(self.by_size, (size, -1))
-        for _, start in self.by_size[low : low + TRIES]:
-            if knows(clock, self.ranges[start][1], own):
-                return self._use([start], size)
+        fits = [self._fit(user, size, clock, own) for user in (ANYONE, own) if user in self.by_size]
+        best = min(filter(None, fits), default=None)
+        if best:
+            return self._use([best[1]], size)
         return self._use(self._run(size, clock, own) if self.thorough else [], size)
+
+    def _fit(self, user: int | None, size: int, clock: Sequence[int], own: int | None) -> tuple[int, int] | None:
+        by_size = self.by_size[user]
+        low = bisect_left(by_size, (size, -1))
+        for fit in by_size[low : low + TRIES]:
+            if knows(clock, self.ranges[fit[1]][1], own):
+                return fit
+        return None
 
     def give(self, start: int, size: int, guard: Guard) -> None:
         """Free a range for whoever knows that the tasks of `guard` have finished."""
         if size:
             self._add(start, size, guard)
-            if len(self.starts) > self.patience:
+            if len(self.ranges) > self.patience:
                 self._tidy()
-                self.patience = max(RANGES, 2 * len(self.starts))
+                self.patience = max(RANGES, 2 * len(self.ranges))
 
     def _run(self, size: int, clock: Sequence[int], own: int | None) -> list[int]:
         """Adjacent free ranges with the least room that is enough, or else the last ones, where the arena can grow."""
@@ -91,29 +103,45 @@ class Arena:
         return offset
 
     def _add(self, start: int, size: int, guard: Guard) -> None:
-        self.ranges[start] = (size, guard)
-        insort(self.starts, start)
-        insort(self.by_size, (size, start))
+        user = self._user(guard)
+        if user != NOBODY:
+            self.ranges[start] = (size, guard)
+            insort(self.by_size[user], (size, start))
+            if self.thorough:
+                insort(self.starts, start)
 
     def _remove(self, start: int) -> tuple[int, Guard]:
         size, guard = self.ranges.pop(start)
-        del self.starts[bisect_left(self.starts, start)]
-        del self.by_size[bisect_left(self.by_size, (size, start))]
+        by_size = self.by_size[self._user(guard)]
+        del by_size[bisect_left(by_size, (size, start))]
+        if self.thorough:
+            del self.starts[bisect_left(self.starts, start)]
         return size, guard
+
+    def _user(self, guard: Guard) -> int:
+        """The only stream whose tasks can know what a guard asks for: a stream without a column is known to its own."""
+        user = ANYONE
+        for stream, _ in guard:
+            if stream >= self.columns and stream != user:
+                user = stream if user == ANYONE else NOBODY
+        return user
 
     def _tidy(self) -> None:
         """Join adjacent ranges; the joint guard asks for what both asked for."""
         joined: list[tuple[int, int, Guard]] = []
-        for start in self.starts:
-            size, guard = self.ranges[start]
+        for start, (size, guard) in sorted(self.ranges.items()):
             if joined and joined[-1][0] + joined[-1][1] == start and len(guard) + len(joined[-1][2]) <= TRIES:
-                before, room, other = joined.pop()
-                both = dict(guard)
+                before, room, other = joined[-1]
+                most = dict(guard)
                 for stream, count in other:
-                    both[stream] = max(both.get(stream, 0), count)
-                joined.append((before, room + size, tuple(both.items())))
-            else:
-                joined.append((start, size, guard))
-        self.starts = [start for start, _, _ in joined]
+                    most[stream] = max(most.get(stream, 0), count)
+                both = tuple(most.items())
+                if self._user(both) != NOBODY:
+                    joined[-1] = (before, room + size, both)
+                    continue
+            joined.append((start, size, guard))
         self.ranges = {start: (size, guard) for start, size, guard in joined}
-        self.by_size = sorted((size, start) for start, size, _ in joined)
+        self.starts = list(self.ranges) if self.thorough else []
+        self.by_size = defaultdict(list)
+        for size, start, guard in sorted((size, start, guard) for start, size, guard in joined):
+            self.by_size[self._user(guard)].append((size, start))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nimble_jobs.graph.arena import Arena
-from nimble_jobs.graph.clocks import FEW, Clock, Guard, knows, places_on_stream, walk
+from nimble_jobs.graph.clocks import FEW, Clock, Guard, knows, places_on_stream, tracked, walk
 from nimble_jobs.graph.packing import pack
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.schedule import BufferKind, Plan, Program
@@ -97,12 +97,12 @@ def _fill(
     for buffer, tasks in users.items():
         opens[min(tasks, key=launch.__getitem__)].append(buffer)
         closes[max(tasks, key=launch.__getitem__)].append(buffer)
-    arena = Arena(thorough=plan.streams <= FEW)
+    arena = Arena(tracked(plan), thorough=plan.streams <= FEW)
     offsets: dict[int, int] = {}
     for task, now in walk(plan):
         if task not in opens and task not in closes:
             continue
-        clock, own = now.tolist(), plan.stream_of[task]
+        clock, own = now.data, plan.stream_of[task]
         for buffer in sorted(opens.get(task, ()), key=lambda b: (-size[b], b)):
             if buffer in shared:
                 offsets[buffer] = arena.take(size[buffer], shared[buffer].tolist(), None)

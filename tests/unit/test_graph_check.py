@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs.errors import PlanError, UsageError
-from nimble_jobs.graph import check_plan, make_plan, single_stream
+from nimble_jobs.graph import check, check_plan, make_plan, single_stream
 from nimble_jobs.graph.check import check_concurrency, check_order
 from nimble_jobs.graph.dag import Dag, build_dag
 from nimble_jobs.graph.plan import plan_dag
@@ -30,6 +31,16 @@ def test_check_is_the_definition(case: tuple[Dag, Plan]) -> None:
     else:
         with pytest.raises(PlanError, match="depends on task"):
             check_order(dag, plan)
+
+
+@given(dags(max_nodes=8).flatmap(plans))
+def test_counts_and_sweeps_are_the_definition(plan: Plan) -> None:
+    """For few streams and for many, exactly the pairs that happens-before does not hold for are found."""
+    pairs = list(product(plan.order, plan.order))
+    for find in (check._by_counts, check._by_sweeps):
+        found = find(plan, pairs)
+        assert len(found) == len(set(found))
+        assert set(found) == set(pairs) - happens_before(plan)
 
 
 @given(dags(max_nodes=7).flatmap(lambda dag: st.tuples(st.just(dag), plans(dag))))

@@ -72,12 +72,16 @@ def test_live_buffers_never_overlap(some: Program, bound: int | None, packed: bo
         run(some, plan, places, seed)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "columns"), [(True, 1024), (False, 1024), (False, 2)])
 @pytest.mark.parametrize("seed", range(12))
-def test_larger_programs(seed: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for programs of a hundred tasks, with the joining of free ranges at work."""
+def test_larger_programs(seed: int, packed: bool, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for programs of a hundred tasks, with the joining of free ranges at work, and with streams that only
+    their own tasks know of.
+    """
     monkeypatch.setattr(memory, "WORTH_PACKING", 1e9 if packed else -1.0)
     monkeypatch.setattr("nimble_jobs.graph.arena.RANGES", 3)
+    monkeypatch.setattr("nimble_jobs.graph.clocks.TRACKED", columns)
+    monkeypatch.setattr("nimble_jobs.graph.clocks.FEW", columns)
     dice = Random(seed)
     some = flow(network(100, dice), dice)
     plan, _ = make_plan(some, max_streams=None if seed % 2 else 3)
