@@ -31,14 +31,16 @@ IFS=, read -ra gpus <<<"${GPUS:-$(nvidia-smi --list-gpus | awk '{print NR - 1}' 
 bench() {  # NAME[:BATCH] OPTION...
     local name=$1 batch=()
     shift
-    [[ $name != *:* ]] || batch=(--batch "${name#*:}")
-    .venv/bin/nimble-jobs bench "$kind" --models "${name%:*}" "${batch[@]}" "$@"
+    if [[ $name =~ ^(.+):([0-9]+)$ ]]; then
+        name=${BASH_REMATCH[1]} batch=(--batch "${BASH_REMATCH[2]}")
+    fi
+    .venv/bin/nimble-jobs bench "$kind" --models "$name" "${batch[@]}" "$@"
 }
 if [ -n "${WARM:-}" ]; then
     for i in "${!models[@]}"; do
         for dtype in ${dtypes//,/ }; do
             for system in ${compilers//,/ }; do
-                name=$folder/warm-$dtype-${models[i]/:/-}-$system
+                name=$folder/warm-$dtype-${models[i]//:/-}-$system
                 # threads of so many processes would only wait for each other
                 CUDA_VISIBLE_DEVICES=${gpus[i % ${#gpus[@]}]} OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
                     bench "${models[i]}" "$@" --dtype "$dtype" --systems "$system" --sample 1ms \
@@ -59,7 +61,7 @@ measure() {  # GPU OPTION...; fails where a benchmark fails, or time is over
     local gpu=$1 i name stop resume failed=0
     shift
     while i=$(take) && [ "$i" -lt ${#models[@]} ]; do
-        name=$folder/${models[i]/:/-} stop=() resume=()
+        name=$folder/${models[i]//:/-} stop=() resume=()
         if [ -n "${STOP:-}" ]; then
             [ "$SECONDS" -lt "$STOP" ] || return 1
             stop=(--stop-after $((STOP - SECONDS)))
@@ -74,7 +76,7 @@ for gpu in "${gpus[@]}"; do measure "$gpu" "$@" & done
 failed=0
 for job in $(jobs -p); do wait "$job" || failed=1; done
 files=()
-for name in "${models[@]/:/-}"; do [ ! -e "$folder/$name.json" ] || files+=("$folder/$name.json"); done
+for name in "${models[@]//:/-}"; do [ ! -e "$folder/$name.json" ] || files+=("$folder/$name.json"); done
 rm -f "$folder/results.json" "$folder/results.png"
 [ ${#files[@]} -gt 0 ] || { echo "bench_all: nothing was measured" >&2; exit 1; }
 .venv/bin/nimble-jobs bench show "${files[@]}" --json "$folder/results.json" --plot "$folder/results.png" || failed=1

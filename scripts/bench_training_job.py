@@ -3,11 +3,11 @@
 
     python scripts/bench_training_job.py [MODEL[:SIZE[:STEPS]] ...] [--batch 32] [--fuse auto] [--json FILE]
 
-A job reads random images of SIZE x SIZE bytes from a file, crops and flips them, validates after each epoch of 200
-steps and keeps a checkpoint every 100 steps. When its loop is over, the same process runs the step that the job ran
-over one batch that lies on the device, and the forward pass that it validated with. A line for each model says which
-share of the bare speed the job reached: `whole` counts as bare time the steps and the validations, `steps` the steps
-alone.
+A job reads random images of SIZE x SIZE bytes from a file, crops and flips them, validates after each epoch of at
+most 200 steps and keeps a checkpoint every 100 steps. When its loop is over, the same process runs the step that the
+job ran over one batch that lies on the device, and the forward pass that it validated with. A line for each model says
+which share of the bare speed the job reached: `whole` counts as bare time the steps and the validations, `steps` the
+steps alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nimble_jobs.workloads.training.setup import evaluating
 
 BAR = 0.95
 CLASSES = 10
-BATCHES = 200  # of an epoch
+BATCHES = 200  # of an epoch, at most
 HELD_OUT = 20  # training batches for each batch of a validation
 ROUND = 20  # bare steps between two looks at the clock
 RATE = 1e-4
@@ -151,10 +151,21 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
+def asked(text: str) -> tuple[str, int, int]:
+    """Model, size of its images, number of steps. Raises ArgumentTypeError."""
+    model, *numbers = text.split(":")
+    if len(numbers) > 2 or not all(n.isdecimal() and int(n) for n in numbers):
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected MODEL, MODEL:SIZE or MODEL:SIZE:STEPS")
+    size, steps = (*map(int, numbers), *(32, 600)[len(numbers) :])
+    return model, size, steps
+
+
 def main() -> int:
     """Print a line for each model. 1 where one misses the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["mobilenet_v2:32"], metavar="MODEL[:SIZE[:STEPS]]")
+    parser.add_argument(
+        "models", nargs="*", default=[("mobilenet_v2", 32, 600)], type=asked, metavar="MODEL[:SIZE[:STEPS]]"
+    )
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--every-steps", type=int, default=100)
@@ -164,10 +175,9 @@ def main() -> int:
     given = parser.parse_args()
     training_job.Loop = Timed  # type: ignore[misc]
     results = []
-    for name in given.models:
-        model, size, steps = (*name.split(":"), "", "")[:3]
+    for model, size, steps in given.models:
         with tempfile.TemporaryDirectory() as folder:
-            results.append(measure(Path(folder), model, int(size or 32), int(steps or 600), given))
+            results.append(measure(Path(folder), model, size, steps, given))
         print(line(results[-1]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(results, indent=1) + "\n")

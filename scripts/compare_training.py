@@ -3,7 +3,8 @@
 
     python scripts/compare_training.py [SPEC] [--device auto] [--on-miss build] [--home FOLDER] [--json FILE]
 
-SPEC is a classification with SGD, by default jobs/digits-train.yaml. The plain training has the job's weights to start
+SPEC is a classification with SGD, by default jobs/digits-train.yaml, for which scripts/quickstart_data.py writes the
+data; what the plain loop below does not know is refused. The plain training has the job's weights to start
 from, its records in the same order, its crops, rates and decay, and the switches of torch that trainings run with; its
 step is a loop over eager PyTorch. How far apart losses may be expected to lie is shown by a second plain training
 that differs in the memory format of its activations alone: rounding errors grow from step to step.
@@ -112,6 +113,26 @@ def _everything(reader: Reader) -> tuple[np.ndarray, np.ndarray]:
     return batch.x, batch.labels
 
 
+def unknown(spec: specs.JobSpec) -> list[str]:
+    """Fields of the spec that the plain training would not follow."""
+    train = spec.train
+    if train is None:
+        return ["kind"]
+    asked = {
+        "model.dtype": spec.model.dtype != "fp32",
+        "train.loss": train.loss != "cross_entropy",
+        "train.optimizer.name": train.optimizer.name != "sgd",
+        "train.optimizer.no_decay_on_norms": train.optimizer.no_decay_on_norms,
+        "train.accumulate": train.accumulate != 1,
+        "train.clip_norm": train.clip_norm is not None,
+        "train.freeze": bool(train.freeze),
+        "train.init_from": train.init_from is not None,
+        "train.early_stopping": train.early_stopping is not None,
+        "train.validation": train.validation is None or train.validation.every_epochs != 1,
+    }
+    return [name for name, found in asked.items() if found]
+
+
 def apart(found: np.ndarray, expected: np.ndarray) -> float:
     """Mean absolute difference as a share of the mean."""
     return float(np.abs(found - expected).mean() / np.abs(expected).mean())
@@ -131,6 +152,8 @@ def main() -> int:
         output = Path(folder) / "out"
         changes = [f"output.path={output}", f"schedule.on_miss={given.on_miss}", f"run.device={given.device}"]
         spec = specs.load(given.spec, changes)
+        if fields := unknown(spec):
+            parser.error(f"{given.spec}: {', '.join(fields)}: not what the plain training does")
         job, schedule = of_job(spec, given.home or Path(folder) / "home")
     plain = by_hand(spec, device, torch.contiguous_format)
     other = by_hand(spec, device, torch.channels_last)

@@ -23,7 +23,7 @@ from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.request import Request, tolerance_of
-from nimble_jobs.planner.search import Search
+from nimble_jobs.planner.search import PAYS, Search
 from nimble_jobs.schedule import Candidate, Schedule
 
 
@@ -199,7 +199,8 @@ def _candidates(
         reason="the reference; runs because no candidate passed its check" if failure else "the reference",
     )
     many = options.purpose == "throughput"
-    won = f"{'the most records a second' if many else 'the fastest for its memory'} of those that passed their check"
+    won = "the most records a second" if many else "the least time for the memory that it needs,"
+    won += " of those that passed their check"
     tried = [
         replace(c, chosen=True, reason=won)
         if c == found.candidate and failure is None
@@ -211,7 +212,7 @@ def _candidates(
 
 def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:
     if (candidate.records_per_s or 0.0) > (winner.records_per_s or 0.0):
-        if not many and (candidate.peak_bytes or 0) > (winner.peak_bytes or 0):
-            return f"not enough faster than {winner.name} for the memory that it needs"
-        return f"within the noise of {winner.name}"
+        if (candidate.records_per_s or 0.0) * PAYS < (winner.records_per_s or 0.0):
+            return f"within the noise of {winner.name}"
+        return f"not enough faster than {winner.name} for the memory that it needs"
     return f"fewer records a second than {winner.name}" if many else f"slower than {winner.name}"

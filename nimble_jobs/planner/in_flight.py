@@ -1,7 +1,7 @@
 """How many replays to keep in flight, and of which candidate: what gives most records a second.
 
-The fastest replay need not be the one that shares the device best with others of its kind. So the fastest plan of each
-source that comes near it is measured with two in flight, and only what leads then with more.
+The best single replay need not be the one that shares the device best with others of its kind. So the best plan of
+each source that comes near it is measured with two in flight, and only what leads then with more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nimble_jobs.schedule import Candidate
 
 _MORE = (4, 8)  # after two
 _PAYS = 0.03  # what takes the lead must bring at least this share more
-_NEAR = 1.5  # times as long as the fastest replay, above which a source is not tried in flight
+_NEAR = 1.5  # times as long as the best replay, above which a source is not tried in flight
 
 
 class InFlight:
@@ -52,36 +52,36 @@ class InFlight:
         self._best: Found | None = None
         self._rate = 0.0
 
-    def most_records(self, fastest: Found, passed: Sequence[Found]) -> Found:
+    def most_records(self, single: Found, passed: Sequence[Found]) -> Found:
         """What gives most records a second among the candidates that passed, with how many in flight.
 
         The weights are left as the last one that was measured needs them. Raises DeviceFault.
         """
         asked = self._options.in_flight
         if asked == "auto" or asked == 1:
-            self._leads(fastest, 1)
+            self._leads(single, 1)
         if asked != 1:
-            for found in (fastest, *_one_stream(fastest, passed), *self._near(fastest, passed)):
+            for found in (single, *_one_stream(single, passed), *self._near(single, passed)):
                 self._leads(found, 2 if asked == "auto" else asked)
-        leader = self._best or fastest
+        leader = self._best or single
         if asked == "auto" and leader.in_flight > 1:
             for found in (leader, *_one_stream(leader, passed)):
                 for count in _MORE:
                     if not self._leads(found, count):
                         break  # more in flight would only take memory
-        return self._best or fastest
+        return self._best or single
 
-    def _near(self, fastest: Found, passed: Sequence[Found]) -> list[Found]:
-        """The fastest of each other source, where it is not far behind; the others' rows say that they are."""
+    def _near(self, single: Found, passed: Sequence[Found]) -> list[Found]:
+        """The best of each other source, where it is not far behind; the others' rows say that they are."""
         best_of: dict[Source, Found] = {}
-        for found in sorted(passed, key=lambda f: f.replay_us):
+        for found in sorted(passed, key=lambda f: f.cost):
             best_of.setdefault(found.source, found)
-        best_of.pop(fastest.source, None)
+        best_of.pop(single.source, None)
         for found in best_of.values():
-            if found.replay_us > _NEAR * fastest.replay_us and found.candidate in self._rows:
-                reason = f"more than {_NEAR} times as slow as {fastest.candidate.name}; not tried in flight"
+            if found.replay_us > _NEAR * single.replay_us and found.candidate in self._rows:
+                reason = f"more than {_NEAR} times as slow as {single.candidate.name}; not tried in flight"
                 self._rows[self._rows.index(found.candidate)] = replace(found.candidate, reason=reason)
-        return [f for f in best_of.values() if f.replay_us <= _NEAR * fastest.replay_us]
+        return [f for f in best_of.values() if f.replay_us <= _NEAR * single.replay_us]
 
     def _leads(self, found: Found, count: int) -> bool:
         """Measure it; whether it brings enough more records a second than all before."""

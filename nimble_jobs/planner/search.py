@@ -2,12 +2,11 @@
 
 Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
 then for those whose bounds leave them a chance. The first candidate, eager kernels on one stream, is always there, so
-that the choice never loses to it.
+that there is a choice.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -36,10 +35,8 @@ from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record
 from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
-PAYS = 0.98  # more streams must measure below this share of one
+PAYS = 0.98  # more streams must come out below this share of fewer
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
-_MEMORY_POWER = 0.2  # of the bytes in `_cost`: twice the memory must save 13 % of the time
-_FREE_BYTES = 32 << 20  # as little memory costs nothing
 
 
 class Search:
@@ -264,8 +261,8 @@ class Search:
         if over is not None:
             return None
         self.passed.append(found)
-        pays = single is None or _cost(candidate) <= _cost(single.candidate) * PAYS
-        if pays and (self.best is None or _cost(candidate) < _cost(self.best.candidate)):
+        pays = single is None or found.cost <= single.cost * PAYS
+        if pays and (self.best is None or found.cost < self.best.cost):
             self.best = found
         return found
 
@@ -315,10 +312,3 @@ class Search:
 
 def _name(source: Source, plan: Plan) -> str:
     return f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
-
-
-def _cost(candidate: Candidate) -> float:
-    """What the choice keeps low: time, with memory as a factor that grows slowly."""
-    assert candidate.replay_us is not None
-    assert candidate.peak_bytes is not None
-    return candidate.replay_us * math.pow(max(candidate.peak_bytes, _FREE_BYTES), _MEMORY_POWER)

@@ -198,7 +198,9 @@ def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torc
     """Every parameter's gradient and every running statistic of a step, with streams over both passes.
 
     Rounding that moves a value over the edge of a ReLU moves gradients: by up to 3 % where inputs differ by 1e-6.
+    Inductor's kernels round in other places than eager's.
     """
+    tolerance = 1e-2 if fuse == "off" else 5e-2
     args: dict[str, Any] = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     module = network(name, device, **args)
     for m in module.modules():
@@ -220,7 +222,7 @@ def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torc
         largest = max(float(p.grad.square().mean().sqrt()) for p in twin.parameters())
         for (label, p), q in zip(module.named_parameters(), twin.parameters(), strict=True):
             difference = float((p.grad - q.grad).square().mean().sqrt())
-            assert difference <= 5e-2 * max(float(q.grad.square().mean().sqrt()), 1e-3 * largest), label
+            assert difference <= tolerance * max(float(q.grad.square().mean().sqrt()), 1e-3 * largest), label
         for (label, a), b in zip(module.named_buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=label)
 

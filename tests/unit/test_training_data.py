@@ -20,7 +20,7 @@ from nimble_jobs.data import Signature, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.augment import Augment, below, draws
-from nimble_jobs.workloads.training.feed import Feed, HostBatch, Lot, ahead, lot_size, read
+from nimble_jobs.workloads.training.feed import Feed, HostBatch, Lot, _part, ahead, lot_size, read
 from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.sampler import Sampler
 from tests.augmented import changed
@@ -226,11 +226,41 @@ def test_small_batches_make_lots() -> None:
     assert lot_size(1, torch.device("cpu")) == 1
 
 
-def test_a_label_without_a_class(tmp_path: Path) -> None:
-    """It is found on the host: on a GPU it would end the process."""
-    spec = write(tmp_path / "d.npz", np.zeros((6, 1), dtype=np.float32), np.array([0, 1, 2, 3, 1, 0]))
-    with open_reader(spec) as reader, pytest.raises(DataError, match="found the label 3; expected 0 to 2"):
-        list(Feed([read(reader, batch_size=4, classes=3)], plain(), torch.device("cpu")).segment())
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
+    """It is found on the host, since on a GPU it would end the process; the batches before come first, in any lots."""
+    labels = np.array([0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 3, 0])
+    spec = write(tmp_path / "d.npz", np.zeros((12, 1), dtype=np.float32), labels)
+    with open_reader(spec) as reader:
+        feed = Feed([read(reader, batch_size=4, classes=3, together=together)], plain(), torch.device("cpu"))
+        segment = feed.segment()
+        assert [next(segment).y.tolist(), next(segment).y.tolist()] == [[0, 1, 2, 0], [1, 1, 0, 2]]
+        with pytest.raises(DataError, match="found the label 3; expected 0 to 2"):
+            next(segment)
+
+
+def test_a_label_in_a_batch_that_is_left_out(tmp_path: Path) -> None:
+    """Nobody sees it, alone or with others."""
+    x = np.array([[1.0], [2.0], [np.nan], [3.0], [4.0], [5.0]], dtype=np.float32)
+    spec = write(tmp_path / "d.npz", x, np.array([0, 1, 0, 9, 1, 0]))
+    for together in (1, 3):
+        with open_reader(spec) as reader:
+            lots = list(read(reader, batch_size=2, classes=2, at_least=2, together=together))
+        assert [lot.y[b.rows].tolist() for lot in lots for b in lot.batches] == [[0, 1], [1, 0]]
+
+
+def test_parts_of_a_lot_are_aligned() -> None:
+    """As a tensor of their own is; what is aligned anyway is no copy."""
+    whole = torch.zeros(8, 64)
+    assert whole.data_ptr() % 64 == 0
+    for rows in (slice(0, 2), slice(2, 4), slice(3, 8)):
+        part = _part(whole, rows)
+        assert part.shape == whole[rows].shape
+        assert rows.start == 0 or part.data_ptr() % 64 == 0
+    odd = torch.zeros(9, 5)
+    part = _part(odd, slice(1, 3))
+    assert part.data_ptr() != odd[1:3].data_ptr()
+    assert part.data_ptr() % 64 == 0
 
 
 def test_one_segment_after_the_other(tmp_path: Path) -> None:

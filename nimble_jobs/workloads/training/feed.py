@@ -19,11 +19,11 @@ from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 T = TypeVar("T")
 
 _AHEAD = 2  # lots that wait to be taken, at least
-_FAR_AHEAD = 8  # batches, at most: what the threads of this process take from each other is milliseconds
+_FAR_AHEAD = 8  # batches, unless two lots have more: what threads of a process take from each other is milliseconds
 _AHEAD_BYTES = 64 << 20  # on the device, in between
 _TOGETHER = 8  # batches of a lot, at most
 _LOT_BYTES = 8 << 20
-_ALIGNED = 512  # bytes, as torch's allocator does
+_ALIGNED = 256  # bytes: more than any kernel asks for
 _POLL_S = 0.1  # how soon a thread sees that nobody wants its batches any more
 _END = object()
 
@@ -92,26 +92,33 @@ def read(
         for found in source:
             batches, row = list[HostBatch](), 0
             positions = np.arange(found.start, found.stop) if order is None else order[found.start : found.stop]
+            missing = np.isin(positions, [b.index for b in found.bad])
+            of_place = {b.index: b for b in found.bad}
+            wrong: DataError | None = None
             for first in range(0, len(positions), batch_size):
-                of_batch = positions[first : first + batch_size]
+                part = slice(first, min(first + batch_size, len(positions)))
                 taken += 1
-                missing = [b for b in found.bad if b.index in of_batch] if found.bad else []
-                bad += missing
-                rows = slice(row, row + len(of_batch) - len(missing))
+                bad += [of_place[index] for index in positions[part][missing[part]].tolist()]
+                rows = slice(row, row + int((~missing[part]).sum()))
                 row = rows.stop
-                if row - rows.start >= at_least and found.labels is not None:
-                    records = found.start + first + len(of_batch)
-                    batches.append(HostBatch(rows=rows, taken=taken, records=records, bad=tuple(bad)))
-                    bad = []
-            if not batches:
-                continue
-            if waiting is not None:
-                yield waiting
-            assert found.labels is not None
-            if classes is not None:
-                check_labels(found.labels, classes)
-            moved = None if places is None else places(found.indexes)
-            waiting = Lot(batches=tuple(batches), x=found.x, y=found.labels, places=moved)
+                if row - rows.start < at_least or found.labels is None:
+                    continue
+                if classes is not None:
+                    wrong = _wrong_label(found.labels[rows], classes)
+                if wrong is not None:
+                    break
+                batches.append(HostBatch(rows=rows, taken=taken, records=found.start + part.stop, bad=tuple(bad)))
+                bad = []
+            if batches:
+                if waiting is not None:
+                    yield waiting
+                assert found.labels is not None
+                moved = None if places is None else places(found.indexes)
+                waiting = Lot(batches=tuple(batches), x=found.x, y=found.labels, places=moved)
+            if wrong is not None:
+                if waiting is not None:
+                    yield waiting
+                raise wrong
     if waiting is not None:
         last = waiting.batches[-1]  # what follows the last used batch is done with it
         last = replace(last, taken=taken, records=total, bad=(*last.bad, *bad), last=True)
@@ -262,11 +269,18 @@ def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
 
 def check_labels(labels: np.ndarray, classes: int) -> None:
     """Raises DataError for a label, of class numbers, that the model has no class for."""
-    if len(labels) and int(labels.max()) >= classes:
-        raise DataError(
-            f"input.fields.label: found the label {labels.max()}; "
-            f"expected 0 to {classes - 1}, as the model has {classes} classes"
-        )
+    wrong = _wrong_label(labels, classes)
+    if wrong is not None:
+        raise wrong
+
+
+def _wrong_label(labels: np.ndarray, classes: int) -> DataError | None:
+    if not len(labels) or int(labels.max()) < classes:
+        return None
+    return DataError(
+        f"input.fields.label: found the label {labels.max()}; "
+        f"expected 0 to {classes - 1}, as the model has {classes} classes"
+    )
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
