@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.trainings import Attempt, digests, lay_out, metrics, spec_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated
 ROOT = Path(__file__).parents[2]
+ASKED = 22  # how often the training asks whether to go on: 14 steps, 2 epochs, 3 batches in each validation
+_SIDE_BY_SIDE = max(1, min(14, (os.cpu_count() or 1) // 2))  # processes that share the GPU
 TRAIN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -69,22 +72,31 @@ def train(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("on_miss", ["eager", "build"])
 def test_killed_after_a_step(folder: Path, on_miss: str) -> None:
-    """For five values of k: SIGKILL after step k, then another attempt. Its bytes are those of an undisturbed training,
-    or the job says what else was different."""
-    code, said = train(folder, f"whole-{on_miss}/net", on_miss=on_miss)
-    assert code == 0, said
-    expected = digests(folder / f"whole-{on_miss}/net")
-    for number in (1, 4, 7, 10, 13):
+    """SIGKILL after every one of the fourteen steps, and within and after each validation, then another attempt. Its
+    bytes are those of an undisturbed training, or the job says what else was different."""
+
+    def interrupted(number: int) -> str:
         output = f"killed-{on_miss}-{number}/net"
         code, said = train(folder, output, kill_after=number, on_miss=on_miss)
         assert code == -signal.SIGKILL, said
         code, said = train(folder, output, attempt=2, on_miss=on_miss)
         assert code == 0, said
+        return said
+
+    numbers = range(1, ASKED + 1)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        whole = pool.submit(train, folder, f"whole-{on_miss}/net", on_miss=on_miss)
+        resumed = dict(zip(numbers, pool.map(interrupted, numbers), strict=True))
+        code, said = whole.result()
+    assert code == 0, said
+    expected = digests(folder / f"whole-{on_miss}/net")
+    for number, said in resumed.items():
         assert number <= 2 or "resumed goes on after step" in said
         assert "checkpoint-damaged" not in said
         if on_miss == "eager":
             assert "not bit for bit" not in said
-        assert digests(folder / output) == expected or "not bit for bit" in said, (number, said)
+        found = digests(folder / f"killed-{on_miss}-{number}/net")
+        assert found == expected or "not bit for bit" in said, (number, said)
 
 
 @pytest.mark.timeout(600)
