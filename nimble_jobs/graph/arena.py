@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nimble_jobs.graph.clocks import Guard, knows
+from nimble_jobs.graph.clocks import FEW, Guard, knows
 
 TRIES = 32  # free ranges of enough room that are looked at before adjacent ones are
 RANGES = 256  # free ranges that are kept apart before adjacent ones are joined
@@ -17,13 +17,14 @@ ANYONE, NOBODY = -1, -2  # in place of the only stream whose tasks may use a ran
 class Arena:
     """Best fit over free ranges, with a bounded search, so that a request takes bounded time.
 
-    Clocks have this many columns. Without `thorough` it looks for single ranges only, which serves where little can be
-    known to be safe.
+    For a plan of so many streams, the first of which have columns in the clocks. With more than `FEW` streams it looks
+    for single ranges only, which serves where little can be known to be safe.
     """
 
-    def __init__(self, columns: int, *, thorough: bool = True) -> None:
+    def __init__(self, streams: int, columns: int) -> None:
         self.columns = columns
-        self.thorough = thorough
+        self.hidden = streams > columns
+        self.thorough = streams <= FEW
         self.end = 0  # bytes so far
         self.starts: list[int] = []  # of the free ranges, ascending; kept only for a thorough search
         self.ranges: dict[int, tuple[int, Guard]] = {}  # by start: size and guard
@@ -34,13 +35,15 @@ class Arena:
         """Offset of `size` bytes for one who knows `clock` on stream `own`: free ones if safe, or else new."""
         if not size:
             return 0
-        fits = [self._fit(user, size, clock, own) for user in (ANYONE, own) if user in self.by_size]
-        best = min(filter(None, fits), default=None)
+        best = self._fit(ANYONE, size, clock, own)
+        if own in self.by_size:
+            best = min(filter(None, (best, self._fit(own, size, clock, own))), default=None)
         if best:
             return self._use([best[1]], size)
         return self._use(self._run(size, clock, own) if self.thorough else [], size)
 
     def _fit(self, user: int | None, size: int, clock: Sequence[int], own: int | None) -> tuple[int, int] | None:
+        """The smallest of the ranges of this user that is large enough and safe: its size and start."""
         by_size = self.by_size[user]
         low = bisect_left(by_size, (size, -1))
         for fit in by_size[low : low + TRIES]:
@@ -121,9 +124,10 @@ class Arena:
     def _user(self, guard: Guard) -> int:
         """The only stream whose tasks can know what a guard asks for: a stream without a column is known to its own."""
         user = ANYONE
-        for stream, _ in guard:
-            if stream >= self.columns and stream != user:
-                user = stream if user == ANYONE else NOBODY
+        if self.hidden:
+            for stream, _ in guard:
+                if stream >= self.columns and stream != user:
+                    user = stream if user == ANYONE else NOBODY
         return user
 
     def _tidy(self) -> None:

@@ -82,7 +82,7 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
                     f"buffers {other} and {buffer} share bytes, but no task says when one of them is needed"
                 )
             shared.append((other, buffer))
-    lasts, firsts = _ends(plan, {buffer: users[buffer] for pair in shared for buffer in pair})
+    lasts, firsts = _ends(plan, users, shared)
     culprits: dict[tuple[int, int], tuple[int, int]] = {}
     for other, buffer in shared:
         for u, v in product(lasts[other], firsts[buffer]):
@@ -97,17 +97,24 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
         )
 
 
-def _ends(plan: Plan, users: dict[int, list[int]]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """By buffer, users that come after all others between them, and users that come before all others."""
-    stream_of = plan.stream_of
-    last_on = {b: {stream_of[t]: t for t in tasks}.values() for b, tasks in users.items()}
-    first_on = {b: {stream_of[t]: t for t in reversed(tasks)}.values() for b, tasks in users.items()}
-    pairs = {(t, users[b][-1]) for b, on in last_on.items() for t in on if t != users[b][-1]}
-    pairs |= {(users[b][0], t) for b, on in first_on.items() for t in on if t != users[b][0]}
+def _ends(
+    plan: Plan, users: dict[int, list[int]], shared: list[tuple[int, int]]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """By buffer that another follows, users that come after all others between them; by buffer that follows, users that
+    come before all others.
+    """
+    last_on = {b: list({plan.stream_of[t]: t for t in users[b]}.values()) for b, _ in shared}
+    first_on = {b: list({plan.stream_of[t]: t for t in reversed(users[b])}.values()) for _, b in shared}
+    pairs = {(t, users[b][-1]) for b, on in last_on.items() if len(on) > 1 for t in on}
+    pairs |= {(users[b][0], t) for b, on in first_on.items() if len(on) > 1 for t in on}
     apart = set(not_before(plan, pairs))
-    lasts = {b: [t for t in on if t == users[b][-1] or (t, users[b][-1]) in apart] for b, on in last_on.items()}
-    firsts = {b: [t for t in on if t == users[b][0] or (users[b][0], t) in apart] for b, on in first_on.items()}
-    return lasts, firsts
+    for b, on in last_on.items():
+        if len(on) > 1:
+            last_on[b] = [t for t in on if (t, users[b][-1]) in apart]
+    for b, on in first_on.items():
+        if len(on) > 1:
+            first_on[b] = [t for t in on if (users[b][0], t) in apart]
+    return last_on, first_on
 
 
 def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int]:
@@ -225,11 +232,11 @@ def _happens_after(plan: Plan, place: Sequence[int]) -> list[list[int]]:
 def _check_shape(n: int, plan: Plan) -> None:
     if len(plan.order) != n or len(plan.stream_of) != n:
         raise PlanError(f"the plan has {len(plan.order)} launches and {len(plan.stream_of)} streams for {n} tasks")
-    place: dict[int, int] = {}
+    place = [n] * n
     for i, task in enumerate(plan.order):
         if not 0 <= task < n:
             raise PlanError(f"the plan launches task {task}, which is none of 0..{n - 1}")
-        if task in place:
+        if place[task] < n:
             raise PlanError(f"the plan launches task {task} twice")
         place[task] = i
     for task, stream in enumerate(plan.stream_of):
@@ -237,7 +244,7 @@ def _check_shape(n: int, plan: Plan) -> None:
             raise PlanError(f"task {task} is on stream {stream}")
     for sync in plan.syncs:
         before, after = sync.before, sync.after
-        if before not in place or after not in place:
+        if not (0 <= before < n and 0 <= after < n):
             raise PlanError(f"synchronisation {before} -> {after} names a task that is none of 0..{n - 1}")
         if plan.stream_of[before] == plan.stream_of[after]:
             raise PlanError(f"synchronisation {before} -> {after} stays on stream {plan.stream_of[after]}")

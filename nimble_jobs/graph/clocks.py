@@ -46,7 +46,7 @@ def walk(plan: Plan) -> Iterator[tuple[int, Clock]]:
     for sync in plan.syncs:
         waits[sync.after].append(sync.before)
         waiting[sync.before] += 1
-    current = [np.zeros(columns, np.int32) for _ in range(plan.streams)]
+    current = list(np.zeros((plan.streams, columns), np.int32))
     recorded: dict[int, Clock] = {}
     for task in plan.order:
         stream = plan.stream_of[task]

@@ -50,7 +50,7 @@ def build_dag(program: Program) -> Dag:
     numbers keep their order, for they share one generator. A dependency that follows from others through the same bytes
     may be left out; what is ordered stays ordered.
     """
-    ledgers: defaultdict[int, _Ledger | _Columns] = defaultdict(_Ledger)
+    ledgers: list[_Ledger | _Columns] = [_Ledger(buffer.nbytes) for buffer in program.buffers]
     for buffer, period in _periods(program).items():
         ledgers[buffer] = _Columns(period, program.buffers[buffer].nbytes)
     preds: list[set[int]] = []
@@ -73,15 +73,16 @@ def build_dag(program: Program) -> Dag:
 class _Ledger:
     """Who touched which bytes of one buffer last: segments [starts[i], starts[i + 1]), the last one without end."""
 
-    __slots__ = ("readers", "starts", "writers")
+    __slots__ = ("nbytes", "readers", "starts", "writers")
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
         self.starts = [0]
         self.writers: list[int | None] = [None]
         self.readers: list[list[int]] = [[]]  # since the segment was written
 
     def copy(self) -> _Ledger:
-        new = _Ledger()
+        new = _Ledger(self.nbytes)
         new.starts, new.writers = self.starts.copy(), self.writers.copy()
         new.readers = [readers.copy() for readers in self.readers]
         return new
@@ -90,7 +91,7 @@ class _Ledger:
         start, end = view.span
         if start == end:
             return
-        for i in range(self._cut(start), self._cut(end)):
+        for i in self._segments(start, end):
             writer = self.writers[i]
             if writer is not None:
                 before.add(writer)
@@ -103,15 +104,20 @@ class _Ledger:
         start, end = view.span
         if start == end:
             return
-        first, last = self._cut(start), self._cut(end)
-        for i in range(first, last):
+        where = self._segments(start, end)
+        for i in where:
             writer = self.writers[i]
             if writer is not None:
                 before.add(writer)
             before.update(self.readers[i])
-        self.starts[first:last] = [start]
-        self.writers[first:last] = [task]
-        self.readers[first:last] = [[]]
+        self.starts[where.start : where.stop] = [start]
+        self.writers[where.start : where.stop] = [task]
+        self.readers[where.start : where.stop] = [[]]
+
+    def _segments(self, start: int, end: int) -> range:
+        """Indexes of the segments that these bytes are; what ends with the buffer needs no segment behind it."""
+        first = self._cut(start) if start else 0
+        return range(first, len(self.starts) if end == self.nbytes else self._cut(end))
 
     def _cut(self, at: int) -> int:
         """Index of the segment that starts at `at`, made by splitting where there is none."""
@@ -130,7 +136,7 @@ class _Columns:
         self.period = period
         self.nbytes = nbytes
         self.starts = [0]
-        self.ledgers = [_Ledger()]
+        self.ledgers = [_Ledger(nbytes)]
 
     def read(self, view: View, task: int, before: set[int]) -> None:
         for ledger in self.ledgers[self._columns(view)]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nimble_jobs.graph.arena import Arena
-from nimble_jobs.graph.clocks import FEW, Clock, Guard, knows, places_on_stream, tracked, walk
+from nimble_jobs.graph.clocks import Clock, Guard, knows, places_on_stream, tracked, walk
 from nimble_jobs.graph.packing import pack
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.schedule import BufferKind, Plan, Program
@@ -74,15 +74,16 @@ def aligned(nbytes: int) -> int:
 def arena_users(program: Program, among: Collection[int] | None = None) -> dict[int, tuple[int, ...]]:
     """The buffers that belong into the arena, each with the tasks that touch it, in program order."""
     kept = {port.view.buffer for port in program.outputs}
-    users: dict[int, dict[int, None]] = {
-        b.index: {}
+    users: dict[int, list[int]] = {
+        b.index: []
         for b in program.buffers
         if b.kind is BufferKind.INTERMEDIATE and b.index not in kept and (among is None or b.index in among)
     }
     for position, task in enumerate(program.tasks):
         for view in (*task.reads, *task.writes, *task.mutates):
-            if view.buffer in users:
-                users[view.buffer][position] = None
+            touching = users.get(view.buffer)
+            if touching is not None and position not in touching[-1:]:
+                touching.append(position)
     return {buffer: tuple(tasks) for buffer, tasks in users.items()}
 
 
@@ -91,18 +92,20 @@ def _fill(
 ) -> tuple[dict[int, int], int]:
     """Offsets and size of an arena that is filled in launch order, and emptied as the last tasks are launched."""
     place = places_on_stream(plan)
-    launch = {task: i for i, task in enumerate(plan.order)}
+    launch = [0] * len(plan.order)
+    for i, task in enumerate(plan.order):
+        launch[task] = i
     opens: defaultdict[int, list[int]] = defaultdict(list)
     closes: defaultdict[int, list[int]] = defaultdict(list)
     for buffer, tasks in users.items():
         opens[min(tasks, key=launch.__getitem__)].append(buffer)
         closes[max(tasks, key=launch.__getitem__)].append(buffer)
-    arena = Arena(tracked(plan), thorough=plan.streams <= FEW)
+    arena = Arena(plan.streams, tracked(plan))
     offsets: dict[int, int] = {}
     for task, now in walk(plan):
         if task not in opens and task not in closes:
             continue
-        clock, own = now.data, plan.stream_of[task]
+        clock, own = now.tolist(), plan.stream_of[task]
         for buffer in sorted(opens.get(task, ()), key=lambda b: (-size[b], b)):
             if buffer in shared:
                 offsets[buffer] = arena.take(size[buffer], shared[buffer].tolist(), None)

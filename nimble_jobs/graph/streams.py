@@ -181,7 +181,7 @@ def fewest_syncs(meg: Dag, order: Sequence[int], stream_of: Sequence[int]) -> tu
     plan = Plan(order=tuple(order), stream_of=tuple(stream_of), syncs=())
     place = places_on_stream(plan)
     waiting = [sum(stream_of[v] != stream_of[u] for v in after) for u, after in enumerate(meg.succs)]
-    finished = [np.zeros(plan.streams, np.int32) for _ in range(plan.streams)]
+    finished = list(np.zeros((plan.streams, plan.streams), np.int32))
     recorded: dict[int, Clock] = {}  # by task that others wait for: what has finished with it
     syncs = []
     for task in order:
