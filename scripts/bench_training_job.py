@@ -164,7 +164,7 @@ def main() -> int:
     """Print a line for each model. 1 where one misses the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "models", nargs="*", default=[("mobilenet_v2", 32, 600)], type=asked, metavar="MODEL[:SIZE[:STEPS]]"
+        "models", nargs="*", default=[asked("mobilenet_v2")], type=asked, metavar="MODEL[:SIZE[:STEPS]]"
     )
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--batch", type=int, default=32)

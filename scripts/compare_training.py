@@ -38,6 +38,7 @@ from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.setup import evaluating
 
 BAR = 0.98  # accuracy on records held out
 
@@ -100,10 +101,8 @@ def by_hand(spec: specs.JobSpec, device: torch.device, layout: torch.memory_form
                 optimizer.param_groups[0]["lr"] = rate(len(losses))
                 optimizer.step()
                 losses.append(loss.detach())
-            module.eval()
-            with torch.no_grad():
+            with evaluating(module):
                 accuracies.append(float((module(held).argmax(1) == expected).double().mean()))
-            module.train()
     return Curve(torch.stack(losses).double().cpu().numpy(), accuracies)
 
 

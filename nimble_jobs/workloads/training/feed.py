@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Reader
+from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 
@@ -90,24 +90,20 @@ def read(
     source = reader.batches(skip * batch_size, batch_size=size, order=order, raw=reader.pixels is not None)
     with closing(source):  # type: ignore[type-var]  # a generator
         for found in source:
-            batches, row = list[HostBatch](), 0
-            positions = np.arange(found.start, found.stop) if order is None else order[found.start : found.stop]
-            missing = np.isin(positions, [b.index for b in found.bad])
-            of_place = {b.index: b for b in found.bad}
+            batches = list[HostBatch]()
             wrong: DataError | None = None
-            for first in range(0, len(positions), batch_size):
-                part = slice(first, min(first + batch_size, len(positions)))
+            for rows, records, missing in _cut(found, order, batch_size):
                 taken += 1
-                bad += [of_place[index] for index in positions[part][missing[part]].tolist()]
-                rows = slice(row, row + int((~missing[part]).sum()))
-                row = rows.stop
-                if row - rows.start < at_least or found.labels is None:
+                bad += missing
+                if rows.stop - rows.start < at_least or found.labels is None:
                     continue
-                if classes is not None:
-                    wrong = _wrong_label(found.labels[rows], classes)
-                if wrong is not None:
+                try:
+                    if classes is not None:
+                        check_labels(found.labels[rows], classes)
+                except DataError as e:  # after the batches before it
+                    wrong = e
                     break
-                batches.append(HostBatch(rows=rows, taken=taken, records=found.start + part.stop, bad=tuple(bad)))
+                batches.append(HostBatch(rows=rows, taken=taken, records=records, bad=tuple(bad)))
                 bad = []
             if batches:
                 if waiting is not None:
@@ -125,6 +121,21 @@ def read(
         yield replace(waiting, batches=(*waiting.batches[:-1], last))
 
 
+def _cut(found: Batch, order: np.ndarray | None, batch_size: int) -> Iterator[tuple[slice, int, list[BadRecord]]]:
+    """The batches that were read as one: rows, records of the reading order up to and with it, and its bad ones."""
+    bad = {b.index: b for b in found.bad}
+    row = 0
+    for first in range(found.start, found.stop, batch_size):
+        stop = min(first + batch_size, found.stop)
+        missing = list[BadRecord]()
+        if bad:
+            indexes = range(first, stop) if order is None else order[first:stop].tolist()
+            missing = [bad[index] for index in indexes if index in bad]
+        rows = slice(row, row + stop - first - len(missing))
+        yield rows, stop, missing
+        row = rows.stop
+
+
 class Feed:
     """Batches of one segment after the other, an epoch or a validation, on the device.
 
@@ -138,7 +149,7 @@ class Feed:
         pixels: Pixels,
         device: torch.device,
         *,
-        batch_bytes: int = 0,  # on the device; what is small is prepared further ahead
+        batch_bytes: int = 0,  # of one batch on the device; what is small is prepared further ahead
         together: int = 1,  # batches of a lot
     ) -> None:
         self._device = device
@@ -269,18 +280,11 @@ def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
 
 def check_labels(labels: np.ndarray, classes: int) -> None:
     """Raises DataError for a label, of class numbers, that the model has no class for."""
-    wrong = _wrong_label(labels, classes)
-    if wrong is not None:
-        raise wrong
-
-
-def _wrong_label(labels: np.ndarray, classes: int) -> DataError | None:
-    if not len(labels) or int(labels.max()) < classes:
-        return None
-    return DataError(
-        f"input.fields.label: found the label {labels.max()}; "
-        f"expected 0 to {classes - 1}, as the model has {classes} classes"
-    )
+    if len(labels) and int(labels.max()) >= classes:
+        raise DataError(
+            f"input.fields.label: found the label {labels.max()}; "
+            f"expected 0 to {classes - 1}, as the model has {classes} classes"
+        )
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
