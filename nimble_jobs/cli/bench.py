@@ -230,8 +230,9 @@ def show(
     together = Results()
     for file in files:
         found = Results.load(file)
-        together.adopt(found.environment)
-        together.add(found.rows)
+        if found.rows:  # a run that was stopped before its first row does not know where it is
+            together.adopt(found.environment)
+            together.add(found.rows)
     if json is not None:
         together.save(json)
     _present(together, plot)

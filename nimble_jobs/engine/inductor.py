@@ -51,8 +51,10 @@ def compile_module(
         options |= {"max_autotune": True}
     if eager_random:
         options |= {"fallback_random": True}
-    torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports: all of Inductor, the first time
+        torch._dynamo.reset()
+        compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
 
     threads = {"compile_threads": 1} if compiled_before else {}
 

@@ -15,7 +15,7 @@ from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.source import Source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
-_MEMORY_POWER = 0.2
+_MEMORY_POWER = 0.15
 _FREE_BYTES = 32 << 20
 
 
@@ -50,7 +50,7 @@ class Found:
 
 
 def cost(us: float, peak_bytes: int | None) -> float:
-    """Time, with memory as a factor that grows slowly: twice as much weighs as 15 % more time does, little nothing."""
+    """Time, with memory as a factor that grows slowly: twice as much weighs as 11 % more time does, little nothing."""
     return us * math.pow(max(peak_bytes or 0, _FREE_BYTES), _MEMORY_POWER)
 
 

@@ -103,7 +103,9 @@ def test_files_are_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[st
     results().save(tmp_path / "a.json")
     newer = row(replay_us=1.0)
     Results(environment=ENVIRONMENT, rows=[newer]).save(tmp_path / "b.json")
-    arguments = ["bench", "show", tmp_path / "a.json", tmp_path / "b.json", "--json", tmp_path / "c.json"]
+    Results().save(tmp_path / "empty.json")  # of a run that was stopped at once
+    files = [tmp_path / name for name in ("a.json", "empty.json", "b.json")]
+    arguments = ["bench", "show", *files, "--json", tmp_path / "c.json"]
     assert cli(*arguments).code == 0
     together = Results.load(tmp_path / "c.json")
     assert len(together.rows) == len(results().rows)

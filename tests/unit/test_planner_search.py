@@ -244,14 +244,14 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
         (99.0, 40, False, "within the noise of eager kernels, 1 stream"),
         (101.0, 40, False, "slower than eager kernels, 1 stream"),
         (99.0, 41, False, "within the noise of eager kernels, 1 stream"),
-        (86.0, 80, False, "not enough faster than eager kernels, 1 stream for the memory that it needs"),
-        (85.0, 80, True, ""),
+        (89.0, 80, False, "not enough faster than eager kernels, 1 stream for the memory that it needs"),
+        (88.0, 80, True, ""),
     ],
 )
 def test_memory_counts_in_the_choice(
     monkeypatch: pytest.MonkeyPatch, replay_us: float, mib: int, chosen: bool, reason: str
 ) -> None:
-    """Two streams against 100 us in 40 MiB: twice the memory must save 13 % of the time, and 2 % for noise."""
+    """Two streams against 100 us in 40 MiB: twice the memory must save 10 % of the time, and 2 % for noise."""
     measured_as(monkeypatch, [40, mib], [100.0, replay_us])
     monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "plans_with_streams", two_streams)
     two = row(searched(Twice(), monkeypatch), "eager kernels, 2 streams")
@@ -267,7 +267,7 @@ def test_little_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A faster one that needs much more than the first is not chosen, and says why."""
-    measured_as(monkeypatch, [40, 80], [100.0, 90.0])
+    measured_as(monkeypatch, [40, 80], [100.0, 92.0])
     built = searched(Images(), monkeypatch, LAST)
     assert row(built, "eager kernels, 1 stream").reason.startswith("the least time for the memory that it needs")
     reason = "not enough faster than eager kernels, 1 stream for the memory that it needs"

@@ -107,6 +107,20 @@ def test_flat_copies_find_what_is_not_finite() -> None:
     assert [flat.not_finite(n) for n in (["a"], ["a", "b"], ["c"])] == [None, "b", "c"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_found_in_any_type(dtype: torch.dtype, value: float) -> None:
+    """Among tensors of other types, and empty ones."""
+    bad = torch.ones(5, dtype=dtype)
+    tensors = {"a": torch.ones(3), "b": bad, "c": torch.zeros(0), "d": torch.ones(2, dtype=torch.int32)}
+    flat = Flat(tensors, CPU)
+    flat.take(tensors)
+    assert flat.not_finite(tensors) is None
+    bad[3] = value
+    flat.take(tensors)
+    assert flat.not_finite(tensors) == "b"
+
+
 def test_random_states_come_back() -> None:
     """Every generator goes on where it was, through JSON."""
     import json

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
@@ -28,6 +28,9 @@ _DTYPES = {
 }
 
 
+_Together = dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
 class Flat:
     """A copy of tensors of fixed names, shapes and types, on their device and on the host.
 
@@ -37,7 +40,7 @@ class Flat:
     def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Raises ModelError for a tensor that the format cannot hold."""
         self._device = device
-        self._names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))
+        self._names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), str(tensors[n].dtype), n))
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         self._places: dict[str, tuple[int, int]] = {}
         end = 0
@@ -60,21 +63,23 @@ class Flat:
             self._host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
             self._stream = torch.cuda.Stream(device)
             self._copied = torch.cuda.Event()
+        self._sources: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []  # of the last copy, and how they lay
+        self._together: _Together = {}
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the values that the tensors have after all work launched so far.
 
-        The copy before must be used up: it is overwritten.
+        The copy before must be used up: it is overwritten. Tensors that lie where they lay cost least.
         """
-        # One kernel for many tensors takes equal types, and equal strides on both sides.
-        together: dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, view in zip(self._names, self._views, strict=True):
-            found = tensors[name].detach()
-            views, values = together.setdefault((view.dtype, view.stride() == found.stride()), ([], []))
-            views.append(view)
-            values.append(found)
-        for views, values in together.values():
+        found = [tensors[name] for name in self._names]
+        if not self._sources or not all(
+            t is source and t.data_ptr() == address and t.stride() == stride
+            for t, (source, address, stride) in zip(found, self._sources, strict=True)
+        ):
+            self._sources = [(t, t.data_ptr(), t.stride()) for t in found]
+            self._together = _together(self._views, found)
+        for views, values in self._together.values():
             torch._foreach_copy_(views, values)
         if self._device.type == "cuda":
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -90,8 +95,34 @@ class Flat:
 
     def not_finite(self, names: Collection[str]) -> str | None:
         """One of these names whose tensor, in the host's copy, holds NaN or infinity."""
+        if all(bool(torch.stack(span.aminmax()).isfinite().all()) for span in self._floating()):
+            return None  # a look at each tensor takes the interpreter from the training's thread time and again
         for name, view in zip(self._names, self._views, strict=True):
             start, end = self._places[name]
             if name in names and not self._host[start:end].view(view.dtype).isfinite().all():
                 return name
         return None
+
+    def _floating(self) -> Iterator[torch.Tensor]:
+        """The host's copy of all tensors of one floating type, for each; they lie side by side."""
+        ends: dict[torch.dtype, tuple[int, int]] = {}
+        for name, view in zip(self._names, self._views, strict=True):
+            if view.is_floating_point():
+                start, end = self._places[name]
+                ends[view.dtype] = (ends.get(view.dtype, (start, end))[0], end)
+        for dtype, (start, end) in ends.items():
+            if end > start:
+                yield self._host[start:end].view(dtype)
+
+
+def _together(views: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> _Together:
+    """What is copied by one kernel: it takes equal types, and equal strides on both sides."""
+    groups: _Together = {}
+    for view, tensor in zip(views, found, strict=True):
+        value = tensor.detach()
+        lengths = zip(view.shape, view.stride(), value.stride(), strict=True)
+        alike = all(n == 1 or a == b for n, a, b in lengths)  # strides of dimensions of size one mean nothing
+        to, values = groups.setdefault((view.dtype, alike), ([], []))
+        to.append(view)
+        values.append(value.as_strided(view.shape, view.stride()) if alike else value)
+    return groups

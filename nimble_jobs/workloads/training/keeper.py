@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from nimble_jobs.errors import JobFailed, ModelError
+from nimble_jobs.errors import JobFailed
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.workloads.training import checkpoint, random_state
 from nimble_jobs.workloads.training.checkpoint import MODEL, STATE, STEPS, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints
 from nimble_jobs.workloads.training.figures import Steps
 from nimble_jobs.workloads.training.flat import Flat
+from nimble_jobs.workloads.training.live import Live, unsaved
 from nimble_jobs.workloads.training.progress import Progress
 
 
@@ -49,7 +50,7 @@ class Keeper:
         found: Checkpoint | None = None,
     ) -> None:
         self._checkpoints = checkpoints
-        self._module = module
+        self._live = Live(module)
         self._step = step
         self._device = device
         self._keep_last = keep_last
@@ -117,10 +118,10 @@ class Keeper:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {MODEL: _weights(self._module), STATE: self._state()}
+        return {MODEL: self._live.weights(), STATE: self._state()}
 
     def _state(self) -> dict[str, torch.Tensor]:
-        buffers = {f"buffer.{n}": t for n, t in _unsaved(self._module).items()}
+        buffers = {f"buffer.{n}": t for n, t in self._live.unsaved().items()}
         return {**buffers, **{f"step.{n}": t for n, t in self._step.state_dict().items()}}
 
     def _write(self, step: int, sheet: dict[str, Any], figures: dict[str, torch.Tensor], best: int | None) -> None:
@@ -141,25 +142,11 @@ def restore(found: Checkpoint, module: nn.Module, step: TrainingStep, device: to
     state = found.tensors(STATE)
     module.load_state_dict(found.tensors(MODEL))
     with torch.no_grad():
-        for name, buffer in _unsaved(module).items():
+        for name, buffer in unsaved(module).items():
             buffer.copy_(state[f"buffer.{name}"])
     step.load_state_dict(_below("step.", state))
     random_state.restore(found.sheet["random"], device)
     return Progress.from_json(found.sheet["progress"]), Steps(found.tensors(STEPS))
-
-
-def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    state = module.state_dict()
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            raise ModelError(f"train.checkpoint: {name} of the model's state is a {type(value).__name__}, no tensor")
-    return dict(state)
-
-
-def _unsaved(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that are no part of the module's state dict."""
-    state = module.state_dict()
-    return {name: buffer for name, buffer in module.named_buffers() if name not in state}
 
 
 def _below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
