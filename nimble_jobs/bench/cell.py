@@ -11,6 +11,7 @@ from torch import nn
 
 from nimble_jobs.bench.request import CHANNELS_LAST, CONTIGUOUS
 from nimble_jobs.bench.runners import Runner, Tensors
+from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.verify import relative_norm
@@ -105,8 +106,10 @@ class Cell:
         return self._pinned[layout]
 
     def own_module(self) -> nn.Module:
-        """A copy for those who rearrange the weights."""
-        return copy.deepcopy(self._modules[CONTIGUOUS])
+        """A copy for those who rearrange the weights, in memory of its own, which they can give back."""
+        found = copy.deepcopy(self._modules[CONTIGUOUS])
+        compact(found, self.device)
+        return found
 
     def ready(self, layout: str) -> None:
         """Make the module and its inputs in a layout, before anybody's memory is measured."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,52 +71,47 @@ def train(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("on_miss", ["eager", "build"])
-def test_killed_after_a_step(folder: Path, on_miss: str) -> None:
-    """SIGKILL after every one of the fourteen steps, and within and after each validation, then another attempt. Its
-    bytes are those of an undisturbed training, or the job says what else was different."""
+@pytest.mark.parametrize("runs", ["eager", "stored", "build"])
+def test_killed_after_a_step(folder: Path, runs: str) -> None:
+    """SIGKILL after every one of the fourteen steps, and within and after each validation, then another attempt.
+
+    Its bytes are those of an undisturbed training, in eager and by a stored schedule with Inductor's kernels, whose
+    machine code each process loads. One that builds its schedule anew, tried at three places, may say instead what is
+    different.
+    """
+    changes: dict[str, Any] = {
+        "eager": {"on_miss": "eager"},
+        "stored": {"on_miss": "fail", "fuse": "auto", "home": folder / "shared-home"},
+        "build": {"on_miss": "build"},
+    }[runs]
 
     def interrupted(number: int) -> str:
-        output = f"killed-{on_miss}-{number}/net"
-        code, said = train(folder, output, kill_after=number, on_miss=on_miss)
+        output = f"killed-{runs}-{number}/net"
+        code, said = train(folder, output, kill_after=number, **changes)
         assert code == -signal.SIGKILL, said
-        code, said = train(folder, output, attempt=2, on_miss=on_miss)
+        again = {"home": folder / f"home-of-{number}"} if runs == "build" else {}
+        code, said = train(folder, output, attempt=2, **{**changes, **again})
         assert code == 0, said
         return said
 
-    numbers = range(1, ASKED + 1)
+    output = f"whole-{runs}/net"
+    numbers = range(1, ASKED + 1) if runs != "build" else (2, 8, 17)
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        whole = pool.submit(train, folder, f"whole-{on_miss}/net", on_miss=on_miss)
+        whole = pool.submit(train, folder, output, **{**changes, "on_miss": "eager" if runs == "eager" else "build"})
+        if runs == "stored":
+            whole.result()
         resumed = dict(zip(numbers, pool.map(interrupted, numbers), strict=True))
         code, said = whole.result()
     assert code == 0, said
-    expected = digests(folder / f"whole-{on_miss}/net")
+    assert ("schedule miss " in said) == (runs != "eager")
+    expected = digests(folder / output)
     for number, said in resumed.items():
         assert number <= 2 or "resumed goes on after step" in said
         assert "checkpoint-damaged" not in said
-        if on_miss == "eager":
-            assert "not bit for bit" not in said
-        found = digests(folder / f"killed-{on_miss}-{number}/net")
+        assert ("schedule stored " in said) == (runs == "stored")
+        assert runs == "build" or "not bit for bit" not in said
+        found = digests(folder / f"killed-{runs}-{number}/net")
         assert found == expected or "not bit for bit" in said, (number, said)
-
-
-@pytest.mark.timeout(600)
-def test_killed_and_gone_on_with_what_is_stored(folder: Path) -> None:
-    """With Inductor's kernels, too: the next attempt loads the machine code that the first one built, and ends with the
-    bytes of an undisturbed training by the same schedule."""
-    home = folder / "shared-home"
-    code, said = train(folder, "stored-whole/net", on_miss="build", fuse="auto", home=home)
-    assert code == 0, said
-    assert "schedule miss " in said
-    expected = digests(folder / "stored-whole/net")
-    code, said = train(folder, "stored-killed/net", kill_after=7, on_miss="fail", fuse="auto", home=home)
-    assert code == -signal.SIGKILL, said
-    code, said = train(folder, "stored-killed/net", attempt=2, on_miss="fail", fuse="auto", home=home)
-    assert code == 0, said
-    assert "schedule stored " in said
-    assert "resumed goes on after step" in said
-    assert "not bit for bit" not in said
-    assert digests(folder / "stored-killed/net") == expected
 
 
 def test_the_curve_of_the_cpu(folder: Path) -> None:
