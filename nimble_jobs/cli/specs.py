@@ -10,7 +10,7 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.explained import explained
 from nimble_jobs.cli.telling import telling
-from nimble_jobs.errors import JobFailed
+from nimble_jobs.errors import JobFailed, NotFound
 
 
 def register(app: typer.Typer) -> None:
@@ -71,20 +71,23 @@ def explain(
     with options.store(ctx) as store, telling(quiet=quiet) as told:
         from nimble_jobs.workloads.explain import explain as plan  # loads torch
 
-        found = plan(
+        found, schedule = plan(
             loaded,
             store=store,
             build=not no_build,
             allowed_python=allowed,
             memory_bytes=memory_bytes,
-            drawings=drawings,
             told=told,
         )
-    for drawing in drawings:
-        output.note(f"wrote {drawing.path}")
     if json:
         output.emit_json(found)
     else:
         render.sections(explained(found))
+    for drawing in drawings:
+        if schedule is None:
+            why = found["fallback"] or found["miss_reason"] or "it was never built"
+            raise NotFound(f"{drawing.path}: no schedule to draw: {why}")
+        drawing.save(schedule)
+        output.note(f"wrote {drawing.path}")
     if found["fallback"] is not None:
         raise JobFailed(f"jobs will run in eager: {found['fallback']}")

@@ -151,6 +151,9 @@ def test_explain_says_why_there_is_none(cli: Cli, spec: Path) -> None:
         [f"nimble-jobs: jobs will run in eager: {failed.json['fallback']}"],
     )
     assert "schedule.fallback: no schedule could be built: " in cli("explain", spec).out
+    undrawn = cli("explain", spec, "--dot", "a.dot", "--timeline", "a.svg")
+    assert "schedule.fallback: no schedule could be built: " in undrawn.out
+    assert (undrawn.code, "no schedule to draw" in undrawn.err) == (102, True)
 
 
 def test_build_says_why_there_is_none(cli: Cli, spec: Path) -> None:
