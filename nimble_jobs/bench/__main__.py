@@ -26,6 +26,7 @@ from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_case import case_of
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import UsageError
 
 _SEARCH_SHARE = 0.6  # of a unit's time limit: begun candidates must still end, and the chosen one be measured
 
@@ -37,7 +38,11 @@ class _Server:
         self._options = options
         os.set_inheritable(pipe, False)  # or the compilers' processes would keep it open
         self._pipe = os.fdopen(pipe, "w")
-        self._device = devices.resolve(options["device"])
+        try:
+            self._device = devices.resolve(options["device"])
+        except UsageError as e:
+            self._say({"refused": str(e).removeprefix("run.device: ")})
+            raise
         self._settings = Settings(
             sample_s=options["sample_s"],
             cold_caches=options["cold_caches"],

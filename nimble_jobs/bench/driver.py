@@ -11,6 +11,7 @@ from pathlib import Path
 from nimble_jobs.bench.process import MODULE, Process, ProcessDied, TooLong
 from nimble_jobs.bench.request import Request, Unit
 from nimble_jobs.bench.results import Results, Row, failed
+from nimble_jobs.errors import UsageError
 
 _START_S = 300.0  # for importing torch, reaching the device and building the model
 
@@ -31,7 +32,7 @@ def run(
     """Measure what `results` does not hold yet. `told` hears of progress, `kept` gets the results after each unit.
 
     True when everything was measured, or failed and said why; False when `stop_after_s` ended the run before. Raises
-    UsageError where `results` come from another device, ModelError where the device cannot be reached at all.
+    UsageError where there is no such device or `results` come from another one, ProcessDied where none can be reached.
     """
     return _Run(request, results, log, told, kept, module).all()
 
@@ -123,6 +124,8 @@ class _Run:
         options = dataclasses.asdict(self._request) | {"model": model}
         self._process = Process(options, self._log, module=self._module)
         answer = self._process.answer(min(_START_S, self._seconds_left()))
+        if "refused" in answer:
+            raise UsageError(f"--device: {answer['refused']}")
         self._cuda = answer["cuda"]
         if not self._adopted:
             self._adopted = True

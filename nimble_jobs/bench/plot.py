@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _BARS: tuple[tuple[str, str | None, str], ...] = (
     ("ours, one stream", OURS_ONE, "#f3b562"),
     ("ours, chosen", OURS, "#d1495b"),
 )
+_ENTRY_IN = 1.5  # room for an entry of the legend
 
 
 def require_matplotlib() -> None:
@@ -58,7 +60,7 @@ def draw(comparisons: Sequence[Comparison], environment: dict[str, Any], path: P
 
     most = max(map(len, panels.values()))
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(max(6.5, 1.5 + 1.15 * most), 3.4 * len(panels) + 0.5), squeeze=False
+        len(panels), 1, figsize=(max(6.5, 1.5 + 1.15 * most), 3.4 * len(panels) + 0.7), squeeze=False
     )
     try:
         for axis, ((mode, dtype, batch), members) in zip(axes[:, 0], panels.items(), strict=True):
@@ -67,7 +69,8 @@ def draw(comparisons: Sequence[Comparison], environment: dict[str, Any], path: P
         batches = sorted({batch for _, _, batch in panels})
         figure.suptitle("Speed-up over eager PyTorch")
         figure.text(0.5, 0.006, caption(environment, dtypes, batches), ha="center", va="bottom", fontsize=7, wrap=True)
-        figure.tight_layout(rect=(0, 0.03, 1, 1))
+        inch = 1 / figure.get_figheight()
+        figure.tight_layout(rect=(0, 0.2 * inch, 1, 1 - 0.1 * inch))
         figure.savefig(path, dpi=140, format="png")
     finally:
         plt.close(figure)
@@ -85,11 +88,12 @@ def _panel(axis: Any, title: str, members: Sequence[Comparison]) -> None:
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(members)), [c.model for c in members], rotation=20, ha="right", fontsize=8)
     axis.set_ylabel("× eager")
-    axis.set_title(title, fontsize=10)
+    columns = min(len(shown), int(axis.figure.get_figwidth() / _ENTRY_IN)) or 1
+    axis.set_title(title, fontsize=10, pad=6 + 13 * math.ceil(len(shown) / columns))  # the legend is below it
     axis.margins(x=0.01, y=0.12)
     axis.spines[["top", "right"]].set_visible(False)
     if shown:
-        axis.legend(fontsize=7, ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.28), frameon=False)
+        axis.legend(fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
 
 
 def _speedup(comparison: Comparison, system: str | None) -> float | None:

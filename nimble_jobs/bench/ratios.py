@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nimble_jobs.bench.request import OURS, OURS_MANY, OURS_ONE
+from nimble_jobs.bench.request import OURS, OURS_ONE
 from nimble_jobs.bench.results import Row
 
 
@@ -40,21 +40,15 @@ class Comparison:
         return _ratio(self.best_compile, self.ours)
 
     @property
+    def chosen_us(self) -> float | None:
+        """The replay time of the chosen schedule in microseconds, as the planner measured it."""
+        return self.ours.facts.get("built_replay_us", self.ours.replay_us) if self.ours else None
+
+    @property
     def over_one_stream(self) -> float | None:
         """Our best single stream against the chosen schedule, both as the planner measured them."""
-        one = self.us(OURS_ONE)
-        chosen = self.ours.facts.get("built_replay_us", self.ours.replay_us) if self.ours else None
+        one, chosen = self.us(OURS_ONE), self.chosen_us
         return one / chosen if one and chosen else None
-
-    @property
-    def many_over_one(self) -> float | None:
-        """Our best single stream against our best on many streams, chosen or not."""
-        return _ratio(self.best.get(OURS_ONE), self.best.get(OURS_MANY))
-
-    @property
-    def with_copies_over_compile(self) -> float | None:
-        """The same as `over_compile`, from host memory and back."""
-        return _ratio(self.best_compile, self.ours, "with_copies_us")
 
     @property
     def memory_over_compile(self) -> float | None:

@@ -106,7 +106,7 @@ def inference(
         dtypes=asked.dtypes_of(dtype) if dtype else None,
         families=asked.families_of(systems) if systems else None,
         layouts=asked.layouts_of(layout),
-        device=device,
+        device=options.device(device, "--device"),
         in_flight=asked.numbers_of(in_flight, "--in-flight") if in_flight else (),
         tolerance=tolerance,
         limit_s=options.duration(limit, "--limit") or 600.0,
@@ -198,7 +198,7 @@ def training(
         dtypes=trained.dtypes_of(dtype),
         families=asked.families_of(systems, asked.TRAINING_FAMILIES) if systems else None,
         layouts=asked.layouts_of(layout),
-        device=device,
+        device=options.device(device, "--device"),
         tolerance=tolerance,
         limit_s=options.duration(limit, "--limit") or 1200.0,
         stop_after_s=options.duration(stop_after, "--stop-after"),
@@ -225,6 +225,7 @@ def show(
     """Print the tables of results that are there, and put files of one device together."""
     from nimble_jobs.bench import Results
 
+    _check_files(plot, json)
     if json is not None and json.exists():
         raise UsageError(f"--json: {json} is there already; name another file")
     together = Results()
@@ -243,6 +244,22 @@ def _check_fuse(fuse: str) -> None:
         raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
 
 
+def _check_files(plot: Path | None, json: Path | None, log: Path | None = None) -> None:
+    """Raises UsageError, before hours are spent, for what could not be written after them."""
+    from nimble_jobs.bench.plot import require_matplotlib
+    from nimble_jobs.draw import writable
+
+    if plot is not None:
+        require_matplotlib()
+        if plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot: {plot}: unknown suffix {plot.suffix!r}; expected .png")
+        writable("--plot", plot)
+    if json is not None:
+        writable("--json", json)
+    if log is not None and (log.is_dir() or not log.exists()):  # what is there is appended to
+        writable("--log", log)
+
+
 def _measure(
     ctx: typer.Context,
     wanted: Request,
@@ -254,10 +271,7 @@ def _measure(
     quiet: bool,
 ) -> None:
     """Measure, keep, print and draw."""
-    from nimble_jobs.bench import plot as plots
-
-    if plot is not None:
-        plots.require_matplotlib()
+    _check_files(plot, json, log)
     results = _earlier(json, resume=resume)
     finished = _run(wanted, results, json, log or _log(ctx, json), quiet=quiet)
     _present(results, plot)
@@ -308,12 +322,9 @@ def _run(request: Request, results: Results, json: Path | None, log: Path, *, qu
             output.note(text)
 
     def kept(found: bench.Results) -> None:
-        if json is not None:
+        if json is not None and found.environment:  # known once there is a device
             found.save(json)
 
-    for file in filter(None, (json, log)):
-        if not file.absolute().parent.is_dir():
-            raise UsageError(f"{file}: there is no folder {file.parent}")
     told(f"compilers' output goes to {log}")
     try:
         return bench.run(request, results, log=log, told=told, kept=kept)

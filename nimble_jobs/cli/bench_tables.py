@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs.bench.request import OURS, OURS_ONE
 from nimble_jobs.cli import output, render
-from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.cli.listing import Column, Row, fits, print_rows
 
 if TYPE_CHECKING:
     from nimble_jobs import bench
     from nimble_jobs.bench import Comparison, Results
 
 MEANS = "geometric mean"
+PLANNED = "1 stream, chosen: as timed by the planner"
 
 
 def show(results: Results, comparisons: Sequence[Comparison]) -> None:
@@ -31,7 +33,14 @@ def show(results: Results, comparisons: Sequence[Comparison]) -> None:
     for (mode, dtype, batch), members in groups.items():
         tf32 = " (TF32)" if dtype == "fp32" and "TF32" in str(results.environment.get("fp32")) else ""
         console.print(f"\n{TITLES[mode]}, {dtype}{tf32}, batch {batch}", style="bold")
-        print_rows(_rows(members), _COLUMNS, id_key="model", json=False, quiet=False, empty="")
+        rows = _rows(members)
+        tables = [*_tables(rows, _SPEED, _OTHERS, console.width), *_tables(rows, _OURS, _MORE_OURS, console.width)]
+        for number, columns in enumerate(tables):
+            if number:
+                output.emit("")
+            told = [row for row in rows if any(c.cell(row) != "-" for c in columns[1:])]
+            note = PLANNED if any(c in columns for c in _OURS[:2]) else ""
+            print_rows(told, columns, id_key="model", json=False, quiet=False, empty="", caption=note)
         if mode == "inference":
             _flights(results, dtype, batch)
     errors = [row for comparison in comparisons for row in comparison.errors]
@@ -55,21 +64,23 @@ def _rows(comparisons: Sequence[Comparison]) -> list[Row]:
         rows.append(
             {
                 "model": c.model,
-                "eager": c.us("eager"),
-                "graph": c.us("cuda-graph"),
                 "compile": c.best_compile.replay_us if c.best_compile else None,
                 "mode": _mode(c),
-                "one": c.us("ours-1-stream"),
-                "ours": c.us("ours"),
                 "over_eager": c.over_eager,
                 "over_compile": c.over_compile,
                 "over_one": c.over_one_stream,
-                "idle": c.best["eager"].idle_share if "eager" in c.best else None,
+                "chosen": c.chosen_us,
+                "with_copies": ours.with_copies_us if ours else None,
                 "streams": facts.get("streams"),
+                "width": facts.get("width"),
+                "syncs": facts.get("syncs_used"),
                 "peak_bytes": ours.peak_bytes if ours else None,
                 "memory": c.memory_over_compile,
+                "idle": ours.idle_share if ours else None,
+                "eager_idle": c.best["eager"].idle_share if "eager" in c.best else None,
                 "prepare_s": ours.prepare_s if ours else None,
             }
+            | {system: c.us(system) for system in _TIMED}
         )
     if len(rows) > 1:
         means = bench.geometric_means(comparisons)
@@ -82,6 +93,17 @@ def _rows(comparisons: Sequence[Comparison]) -> list[Row]:
             }
         )
     return rows
+
+
+def _tables(rows: list[Row], main: Sequence[Column], more: Sequence[Column], width: int) -> list[list[Column]]:
+    """The columns that have a figure: of one table where the terminal is wide enough for them, else of two."""
+    main, more = (
+        [c for c in columns if c.from_width <= width and any(c.cell(row) != "-" for row in rows)]
+        for columns in (main, more)
+    )
+    whole = [_MODEL, *main, *more]
+    tables = [whole] if fits(rows, whole, width) else [[_MODEL, *main], [_MODEL, *more]]
+    return [columns for columns in tables if len(columns) > 1]
 
 
 def _mode(comparison: Comparison) -> str:
@@ -120,14 +142,17 @@ def _reasons(errors: Sequence[bench.Row]) -> list[str]:
     return lines
 
 
-def _times(name: str) -> Column:
-    header = {"over_eager": "× eager", "over_compile": "× compile", "over_one": "× 1 str."}[name]
+def _times(header: str, name: str) -> Column:
     return Column(
         header=header,
-        cell=lambda row: "-" if row.get(name) is None else f"{row[name]:.2f}",
+        cell=lambda row: _ratio(row.get(name)),
         style=lambda row: _ratio_style(row.get(name)),
         justify="right",
     )
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def _ratio_style(ratio: float | None) -> str:
@@ -150,34 +175,54 @@ def _plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _micros(header: str, name: str, from_width: int = 0) -> Column:
-    return Column(header=header, cell=lambda row: render.micros(row.get(name)), justify="right", from_width=from_width)
+def _micros(header: str, name: str) -> Column:
+    return Column(header=header, cell=lambda row: render.micros(row.get(name)), justify="right")
 
 
-_COLUMNS = (
-    Column(
-        header="model",
-        cell=lambda row: str(row["model"]),
-        style=lambda row: "bold" if row["model"] == MEANS else "",
-        flexible=True,
-    ),
+def _count(name: str) -> Column:
+    return Column(header=name, cell=lambda row: "-" if row.get(name) is None else f"{row[name]:,}", justify="right")
+
+
+def _share(header: str, name: str) -> Column:
+    return Column(header=header, cell=lambda row: "-" if row.get(name) is None else f"{row[name]:.0%}", justify="right")
+
+
+_TIMED = ("eager", "torchscript", "cuda-graph", "onnxruntime", "tensorrt", OURS_ONE, OURS)
+_MODEL = Column(
+    header="model",
+    cell=lambda row: str(row["model"]),
+    style=lambda row: "bold" if row["model"] == MEANS else "",
+    flexible=True,
+)
+_SPEED = (
     _micros("eager", "eager"),
-    _micros("graph", "graph", 110),
     _micros("compile", "compile"),
-    Column(header="its mode", cell=lambda row: str(row.get("mode", "")), from_width=110),
-    _micros("ours", "ours"),
-    _times("over_eager"),
-    _times("over_compile"),
-    _times("over_one"),
-    Column(
-        header="eager idle",
-        cell=lambda row: "-" if row.get("idle") is None else f"{row['idle']:.0%}",
-        justify="right",
-        from_width=120,
-    ),
-    Column(header="streams", cell=lambda row: str(row.get("streams") or "-"), justify="right", from_width=124),
-    Column(header="peak", cell=lambda row: render.size(row.get("peak_bytes")), justify="right", from_width=130),
-    Column(header="prepare", cell=lambda row: render.duration(row.get("prepare_s")), justify="right", from_width=140),
+    _micros("ours", OURS),
+    _times("× eager", "over_eager"),
+    _times("× compile", "over_compile"),
+)
+_OTHERS = (
+    _micros("script", "torchscript"),
+    _micros("graph", "cuda-graph"),
+    _micros("ONNX RT", "onnxruntime"),
+    _micros("TensorRT", "tensorrt"),
+    Column(header="compile's mode", cell=lambda row: str(row.get("mode", "-")), from_width=110),
+)
+_OURS = (
+    _micros("1 stream", OURS_ONE),
+    _micros("chosen", "chosen"),
+    _times("× 1 str.", "over_one"),
+    _count("streams"),
+    _count("width"),
+    _count("syncs"),
+)
+_MORE_OURS = (
+    _micros("with copies", "with_copies"),
+    Column(header="memory", cell=lambda row: render.size(row.get("peak_bytes")), justify="right"),
+    Column(header="× compile's", cell=lambda row: _ratio(row.get("memory")), justify="right"),
+    _share("idle", "idle"),
+    _share("eager's", "eager_idle"),
+    Column(header="prepare", cell=lambda row: render.duration(row.get("prepare_s")), justify="right"),
 )
 _RAW_NAMES = (
     "model",

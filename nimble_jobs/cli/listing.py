@@ -71,6 +71,11 @@ def print_rows(
             output.emit("\t".join(" ".join(column.cell(row).split()) for column in columns))
 
 
+def fits(rows: list[Row], columns: Sequence[Column], available: int) -> bool:
+    """Whether a terminal of this width has room for the columns as they are."""
+    return _total(_whole(rows, columns)) <= available
+
+
 def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -116,7 +121,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[int]:
     """As wide as what each column holds. Where that is too much, flexible ones give way, the widest first."""
-    widths = [max(len(column.header), *(len(column.cell(row)) for row in rows)) for column in columns]
+    widths = _whole(rows, columns)
     over = _total(widths) - available
     while over > 0:
         wide = [i for i, column in enumerate(columns) if column.flexible and widths[i] > _NARROWEST]
@@ -125,3 +130,7 @@ def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[
         widths[max(wide, key=widths.__getitem__)] -= 1
         over -= 1
     return widths
+
+
+def _whole(rows: list[Row], columns: Sequence[Column]) -> list[int]:
+    return [max(len(column.header), *(len(column.cell(row)) for row in rows)) for column in columns]

@@ -35,17 +35,17 @@ class Drawing:
         draw = _TIMELINES.get(path.suffix.lower())
         if draw is None:
             raise UsageError(f"--timeline: {path}: unknown suffix {path.suffix!r}; expected .html, .svg or .json")
-        return cls(path=_writable("--timeline", path), draw=draw)
+        return cls(path=writable("--timeline", path), draw=draw)
 
     @classmethod
     def trace(cls, path: Path) -> Drawing:
         """A Chrome trace, whatever the suffix. Raises UsageError for an unwritable path."""
-        return cls(path=_writable("--trace", path), draw=to_chrome_trace)
+        return cls(path=writable("--trace", path), draw=to_chrome_trace)
 
     @classmethod
     def dot(cls, path: Path) -> Drawing:
         """Graphviz DOT, whatever the suffix. Raises UsageError for an unwritable path."""
-        return cls(path=_writable("--dot", path), draw=to_dot)
+        return cls(path=writable("--dot", path), draw=to_dot)
 
     def save(self, schedule: Schedule) -> None:
         """Draw and write. Raises PlanError for a schedule that cannot be drawn, UsageError where writing fails."""
@@ -70,11 +70,12 @@ def write(path: Path, text: str) -> None:
         raise UsageError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
-def _writable(option: str, path: Path) -> Path:
+def writable(option: str, path: Path) -> Path:
+    """The path of a file to be written. Raises UsageError naming the option where its folder does not allow it."""
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a folder; expected a file")
     if not path.parent.is_dir():
-        raise UsageError(f"{option}: {path}: the folder {path.parent} does not exist")
+        raise UsageError(f"{option}: {path}: the folder {path.parent} does not exist; expected one that does")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{option}: {path}: the folder {path.parent} cannot be written to")
     return path

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nimble_jobs.bench import Results, compare
 from nimble_jobs.bench.plot import caption, draw
+from nimble_jobs.bench.request import SYSTEMS
 from nimble_jobs.cli import bench_tables, output
 from nimble_jobs.errors import UsageError
 from tests.bench_samples import ENVIRONMENT, results, row
@@ -78,11 +80,39 @@ def test_tables_fit(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert max(map(len, lines)) <= width
     assert "…" not in out
     first = next(line.split() for line in lines if line.startswith("resnet50"))
-    assert [w for w in ("5.00ms", "640.0µs", "400.0µs", "12.50", "1.60", "1.62") if w not in first] == []
-    assert ("max-autotune+graph" in first) == (width == 120)
-    assert sum(line.startswith("geometric mean") for line in lines) == 2
+    assert [w for w in ("5.00ms", "640.0µs", "400.0µs", "12.50", "1.60") if w not in first] == []
+    assert ("max-autotune+graph" in out) == (width == 120)
+    assert sum(line.startswith("geometric mean") and "12.50" in line for line in lines) == 2
     assert any(line.startswith("  tensorrt: not installed: tensorrt (resnet50 fp16 1 and 23 more)") for line in lines)
     assert ENVIRONMENT["device"] in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_show_what_was_measured(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each system, and all that is known of ours, has a column at any width; what nobody has a figure for has none."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    facts = {"streams": 8, "width": 9, "syncs_used": 77, "built_replay_us": 500.0}
+    others = [row(system=s, replay_us=us) for s, us in (("onnxruntime", 1234.0), ("tensorrt", 2345.0))]
+    ours = row(system="ours", with_copies_us=432.1, peak_bytes=3 << 20, prepare_s=65.0, idle_share=0.07, facts=facts)
+    compiled = row(system="compile-default", peak_bytes=2 << 20)
+    found = [row(), row(system="torchscript"), compiled, row(system="ours-1-stream"), ours, *others]
+    bench_tables.show(Results(environment=ENVIRONMENT, rows=found), compare(found))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    cells = [cell for line in lines if line[:1] == ["resnet50"] for cell in line[1:]]
+    expected = (
+        "5.00ms 2.00ms 400.0µs 12.50 5.00",  # eager, compile, ours, ratios
+        "2.50ms 1.23ms 2.35ms",  # TorchScript, ONNX Runtime, TensorRT
+        "650.0µs 500.0µs 1.30 8 9 77",  # one stream, chosen, streams, width, syncs
+        "432.1µs 3.0 MiB 1.50 7% 1m 05s",
+    )
+    assert [word for words in expected for word in words.split() if word not in cells] == []
+    assert [cell for cell in cells if cell == "-"] == []
+    headers = [word for line in lines if line[:1] == ["model"] for word in line]
+    assert "graph" not in headers
+    assert "TensorRT" in headers
 
 
 def test_a_pipe_gets_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,11 +154,71 @@ def test_a_chart_is_drawn(tmp_path: Path) -> None:
         assert word in said
 
 
+def test_names_and_legend_of_a_chart_keep_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long names of models run neither into a legend nor out of the picture, and no legend is wider than that."""
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    names = ("torchvision:mobilenet_v3_large@299", "torchvision:regnet_x_800mf@224")
+    found = [row(name, s, replay_us=100.0, batch=n) for n in (1, 2) for name in names for s in SYSTEMS]
+    draw(compare(found), ENVIRONMENT, tmp_path / "r.png")
+    monkeypatch.undo()
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    plt.close(figure)
+    legends = [axis.get_legend().get_window_extent() for axis in figure.axes]
+    labels = [label.get_window_extent() for axis in figure.axes for label in axis.get_xticklabels()]
+    titles = [axis.title.get_window_extent() for axis in figure.axes]
+    assert len(labels) == 4
+    for box in (*legends, *labels):
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+    for legend in legends:
+        assert not [box for box in (*labels, *titles) if box.overlaps(legend)]
+
+
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     """No speed-up without eager."""
     pytest.importorskip("matplotlib")
     with pytest.raises(UsageError, match="nothing to draw"):
         draw(compare([row(system="ours")]), ENVIRONMENT, tmp_path / "r.png")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "problem"),
+    [
+        ("--plot", "none/x.png", "does not exist; expected one that does"),
+        ("--plot", "x.pdf", "unknown suffix '.pdf'; expected .png"),
+        ("--json", "none/x.json", "does not exist; expected one that does"),
+        ("--log", "none/x.log", "does not exist; expected one that does"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_early(
+    option: str, name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing folders and other kinds of picture are bad usage before anything is measured or printed."""
+    pytest.importorskip("matplotlib")
+    cli, file = Cli(tmp_path / "home", capsys), tmp_path / "r.json"
+    results().save(file)
+    measuring = [("bench", command, "--models", "mobilenet_v2") for command in ("inference", "training")]
+    for command in [*measuring, *([] if option == "--log" else [("bench", "show", file)])]:
+        answer = cli(*command, option, tmp_path / name)
+        assert (answer.code, answer.out, len(answer.lines)) == (2, "", 1)
+        assert f"{option}: {tmp_path / name}: " in answer.err
+        assert problem in answer.err
+
+
+def test_a_device_that_is_not_there_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option is named, whoever finds it out, and no file of results is left in the way of the next try."""
+    cli, file = Cli(tmp_path / "home", capsys), tmp_path / "r.json"
+    for device in ("cuda:99", "gpu"):
+        answer = cli("bench", "inference", "--models", "mobilenet_v2", "--device", device, "--json", file, "--quiet")
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("nimble-jobs: --device: ")
+        assert device in answer.err
+        assert not file.exists()
 
 
 def test_without_matplotlib_the_hint_comes_first(
