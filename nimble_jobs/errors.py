@@ -145,5 +145,11 @@ class Damaged(StoreError):
     """Stored bytes are not what was written."""
 
 
+class CheckpointGone(StoreError):
+    """A checkpoint that the training still needs was removed by somebody else."""
+
+    retryable = True
+
+
 class FencedOut(StoreError):
     """Another attempt owns the job now."""

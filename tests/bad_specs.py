@@ -669,6 +669,13 @@ BAD_SPECS = [
         messages=("{file}:13: output.path: is train.resume or holds it; expected a folder of its own",),
     ),
     BadSpec(
+        name="a batch of one",
+        text=edit(("batch_size: 64", "batch_size: 1"), base=FINETUNE),
+        messages=(
+            "{file}:11: input.batch_size: 1, where kind is finetune; expected 2 or more, as statistics over a batch need two records",
+        ),
+    ),
+    BadSpec(
         name="moments for sgd, and decay for no one",
         text=FINETUNE + "  optimizer:\n    betas: [0.9, 0.99]\n    eps: 1e-6\n    no_decay_on_norms: true\n",
         messages=(

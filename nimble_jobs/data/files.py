@@ -90,10 +90,11 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a file or folder, if it is there; somebody else removing the same one does no harm."""
+    """Removes a file or folder, if it is there; somebody else removing the same one, or adding to it, does no harm."""
     while path.is_dir() and not path.is_symlink():
         try:
             shutil.rmtree(path)
-        except FileNotFoundError:  # somebody else was faster with one of its files
-            continue
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # somebody was faster with one of its files
+                raise
     path.unlink(missing_ok=True)

@@ -51,10 +51,8 @@ def compile_module(
         options |= {"max_autotune": True}
     if eager_random:
         options |= {"fallback_random": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it imports: all of Inductor, the first time
-        torch._dynamo.reset()
-        compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
+    forget_compiled()
+    compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
 
     threads = {"compile_threads": 1} if compiled_before else {}
 
@@ -67,6 +65,13 @@ def compile_module(
                 raise CannotRecord(f"Inductor cannot compile the model: {str(e).splitlines()[0]}") from e
 
     return call
+
+
+def forget_compiled() -> None:
+    """Let go of everything that was compiled in this process, for anybody: it is compiled again when it is called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what this imports: all of Inductor, the first time
+        torch._dynamo.reset()
 
 
 def stop_compilers() -> None:

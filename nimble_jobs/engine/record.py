@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine.inductor import kernels_to
+from nimble_jobs.engine.inductor import forget_compiled, kernels_to
 from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.tree import has_own_names, named_leaves
-from nimble_jobs.errors import CannotRecord
+from nimble_jobs.errors import CannotRecord, NimbleError
 from nimble_jobs.schedule import BufferKind
 
 __all__ = [
@@ -52,12 +52,23 @@ def record(
     """Record one call of `call(*inputs.values())`, without gradients.
 
     `module`, where given, lets tasks name the submodule that launched them. Raises CannotRecord, with the operator and
-    its source line, for host reads, shapes that depend on data, and copies between host and device.
+    its source line, for host reads, shapes that depend on data, copies between host and device, and whatever only
+    fails while it is recorded; what the call raises in any case comes through.
     """
     recorder = recorder_for(inputs, state, device)
-    with torch.no_grad(), module_names(module, recorder), recorder:
-        outputs = flatten_outputs(call(*inputs.values()))
-        outputs = recorder.own(outputs)
+    with torch.no_grad():
+        try:
+            with module_names(module, recorder), recorder:
+                outputs = flatten_outputs(call(*inputs.values()))
+                outputs = recorder.own(outputs)
+        except (NimbleError, torch.OutOfMemoryError):
+            if recorder.saw_functions:
+                forget_compiled()  # what was compiled for the recorder fails without it
+            raise
+        except Exception as e:
+            call(*inputs.values())
+            said = (str(e).strip().splitlines() or [""])[0]
+            raise CannotRecord(f"the model fails while it is recorded: {type(e).__name__}: {said}") from e
     return recorder.finish(inputs, outputs)
 
 

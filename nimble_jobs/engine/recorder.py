@@ -76,9 +76,12 @@ class Recording:
 class Recorder(TorchDispatchMode):
     """Collects tasks. Keeps every tensor that it has seen, so that no storage's identity is used twice."""
 
+    supports_higher_order_operators = True  # torch shows them, and they are refused by name
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self.saw_functions = False  # an operator that takes functions, which it may have had compiled
         self.path: list[str] = []  # names of the submodules being called, outermost first
         self._buffers: list[Buffer] = []
         self._tasks: list[Task] = []
@@ -92,6 +95,9 @@ class Recorder(TorchDispatchMode):
         self._filled: set[int] = set()  # buffers that some task has written
 
     def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
+        """Raises CannotRecord for a tensor that is not dense."""
+        if not _is_dense(tensor):
+            raise CannotRecord(f"{name!r} is {_layout(tensor)}; expected a dense tensor")
         identity = storage_id(tensor)
         if identity in self._index:
             return  # tied to a buffer that has a name already
@@ -102,9 +108,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not isinstance(op, torch._ops.OpOverload):
+            self.saw_functions = True
+            raise CannotRecord(f"{op} at {self._source()} takes functions, which may depend on the data")
         op = _WITHOUT_BITS.get(op, op)
         kwargs = dict(kwargs or {})
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self._refuse_layouts(op, tensors)
         self._keep += tensors
         self._refuse_data_dependence(op, tensors)
         constant = self._is_constant_work(op, tensors)
@@ -113,6 +123,7 @@ class Recorder(TorchDispatchMode):
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         result = op(*args, **kwargs)
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self._refuse_layouts(op, outputs)
         self._keep += outputs
         if constant:
             return result
@@ -280,6 +291,13 @@ class Recorder(TorchDispatchMode):
         seen = {storage_id(t) for t in tensors}
         return all(storage_id(t) in seen for t in outputs)
 
+    def _refuse_layouts(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not _is_dense(tensor):
+                raise CannotRecord(
+                    f"{op} at {self._source()} has a tensor that is {_layout(tensor)}; expected dense ones"
+                )
+
     def _refuse_data_dependence(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
         name = str(op)
         if name in _HOST_READS or torch.Tag.data_dependent_output in op.tags:
@@ -352,6 +370,14 @@ class Recorder(TorchDispatchMode):
             frame = frame.f_back
         line = f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
         return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def _tensors_on(device: torch.device, value: Any) -> Any:

@@ -40,7 +40,8 @@ def random_inputs(
     for port in ports:
         kind = dtype(port.view.dtype)
         if kind.is_floating_point or kind.is_complex:
-            value = torch.randn(port.view.shape, generator=generator).to(kind)
+            drawn = torch.complex64 if kind.is_complex else torch.float32
+            value = torch.randn(port.view.shape, generator=generator, dtype=drawn).to(kind)
         elif port.name in integers:
             value = integers[port.name].cpu()
             if value.dim() > 1:
@@ -52,23 +53,34 @@ def random_inputs(
 
 
 def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected|| in float64; infinite where NaN or Inf stand in different places."""
-    if found.shape != expected.shape:
+    """||found - expected|| / ||expected|| in float64; infinite where NaN or Inf stand in different places.
+
+    A complex number counts as two.
+    """
+    if found.shape != expected.shape or found.is_complex() != expected.is_complex():
         return float("inf")
     if expected.numel() <= _SMALL:
         found, expected = found.cpu(), expected.cpu()
-    a, b = found.detach().double().flatten(), expected.detach().double().flatten()
+    a, b = in_double(found), in_double(expected)
     difference, scale = torch.stack([(a - b).norm(), b.norm()]).tolist()
     if math.isfinite(difference) and scale > 0:
         return float(difference / scale)
     finite = torch.isfinite(b)
-    same_specials = torch.equal(torch.nan_to_num(a[~finite]), torch.nan_to_num(b[~finite]))
+    same_specials = torch.allclose(a[~finite], b[~finite], rtol=0, atol=0, equal_nan=True)
     if not same_specials or not bool(torch.isfinite(a[finite]).all()):
         return float("inf")
     a, b = a[finite], b[finite]
     scale = float(b.norm())
     difference = float((a - b).norm())
     return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as float64, in one dimension; a complex number is two."""
+    found = tensor.detach()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    return found.double().flatten()
 
 
 def poison(instance: Instance) -> None:

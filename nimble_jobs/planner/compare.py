@@ -38,7 +38,7 @@ def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: f
 
 def rms(tensor: torch.Tensor) -> float:
     """Root mean square."""
-    return float(tensor.detach().double().norm()) / math.sqrt(max(1, tensor.numel()))
+    return float(verify.in_double(tensor).norm()) / math.sqrt(max(1, tensor.numel()))
 
 
 def seed_device(seed: int, device: torch.device) -> None:

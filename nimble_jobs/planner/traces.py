@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.inductor import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.errors import EngineError
 
@@ -36,7 +37,8 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     What a model keeps outside of itself cannot be restored.
     """
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
-    laid_out = [(t, t.data) for t in (*module.parameters(), *module.buffers())]
+    tensors = (*module.parameters(), *module.buffers())
+    laid_out = [(t, t.data) for t in tensors if t.layout is torch.strided and not t.is_nested]
     kept = {id(p) for p in module.parameters()}
     buffers = [(t, t.detach().clone()) for t in state_of(module).values() if id(t) not in kept]
     cuda = [device] if device.type == "cuda" else []
@@ -56,7 +58,7 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
                 for tensor, value in buffers:
                     tensor.copy_(value)
             if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
-                torch._dynamo.reset()  # compilers keep what they compiled, and with it the module
+                forget_compiled()  # compilers keep what they compiled, and with it the module
 
 
 @dataclass(frozen=True)

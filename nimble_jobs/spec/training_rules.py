@@ -29,6 +29,13 @@ def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
                 yield Finding(f"output.{name}", "given, but kind is finetune", f"kind: score, or no {name}")
 
 
+@rule("kind", "input.batch_size")
+def _batch_size(spec: JobSpec) -> Iterator[Finding]:
+    if spec.kind == "finetune" and spec.input.batch_size < 2:
+        problem = f"{spec.input.batch_size}, where kind is finetune"
+        yield Finding("input.batch_size", problem, "2 or more, as statistics over a batch need two records")
+
+
 @rule("kind", "input.fields.label", "input.format")
 def _labels(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind != "finetune":

@@ -31,9 +31,10 @@ folder, output, number, attempt, miss = Path(sys.argv[1]), sys.argv[2], int(sys.
 fuse, home = sys.argv[6], Path(sys.argv[7]) if sys.argv[7] else None
 
 def stop(asked):
+    torch.cuda.synchronize()
     if number and asked == number:
-        torch.cuda.synchronize()
-        while number > 2 and not list((folder / output).parent.glob(".net.training/*/step-*")):
+        patience = time.monotonic() + 1  # a checkpoint of which figures are still under way is never begun
+        while time.monotonic() < patience and not list((folder / output).parent.glob(".net.training/*/step-*")):
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
     return Stop.GO
@@ -81,37 +82,38 @@ def test_killed_after_a_step(folder: Path, runs: str) -> None:
     """
     changes: dict[str, Any] = {
         "eager": {"on_miss": "eager"},
-        "stored": {"on_miss": "fail", "fuse": "auto", "home": folder / "shared-home"},
-        "build": {"on_miss": "build"},
+        "stored": {"on_miss": "fail", "fuse": "auto", "home": folder / "stored"},
+        "build": {"on_miss": "fail", "home": folder / "built"},
     }[runs]
+    first = {} if runs == "eager" else {"on_miss": "build"}
+    again = {"on_miss": "build"} if runs == "build" else {}
 
-    def interrupted(number: int) -> str:
+    def interrupted(number: int) -> tuple[bool, str]:
         output = f"killed-{runs}-{number}/net"
         code, said = train(folder, output, kill_after=number, **changes)
         assert code == -signal.SIGKILL, said
-        again = {"home": folder / f"home-of-{number}"} if runs == "build" else {}
-        code, said = train(folder, output, attempt=2, **{**changes, **again})
+        kept = any(folder.glob(f"killed-{runs}-{number}/.net.training/*/step-*"))
+        home = {"home": folder / f"anew-{number}"} if runs == "build" else {}
+        code, said = train(folder, output, attempt=2, **{**changes, **again, **home})
         assert code == 0, said
-        return said
+        return kept, said
 
     output = f"whole-{runs}/net"
-    numbers = range(1, ASKED + 1) if runs != "build" else (2, 8, 17)
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        whole = pool.submit(train, folder, output, **{**changes, "on_miss": "eager" if runs == "eager" else "build"})
-        if runs == "stored":
-            whole.result()
-        resumed = dict(zip(numbers, pool.map(interrupted, numbers), strict=True))
-        code, said = whole.result()
+    code, said = train(folder, output, **{**changes, **first})
     assert code == 0, said
     assert ("schedule miss " in said) == (runs != "eager")
     expected = digests(folder / output)
-    for number, said in resumed.items():
-        assert number <= 2 or "resumed goes on after step" in said
+    numbers = range(1, ASKED + 1) if runs != "build" else (6, 10, 17)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        resumed = dict(zip(numbers, pool.map(interrupted, numbers), strict=True))
+    assert sum(kept for kept, _ in resumed.values()) > len(numbers) / 2
+    for number, (kept, said) in resumed.items():
+        assert ("resumed goes on after step" in said) == kept
         assert "checkpoint-damaged" not in said
-        assert ("schedule stored " in said) == (runs == "stored")
+        assert runs == "eager" or f"schedule {'miss' if runs == 'build' else 'stored'} " in said
+        exact = runs != "build" or (kept and "not bit for bit" not in said)
+        assert not exact or digests(folder / f"killed-{runs}-{number}/net") == expected, (number, said)
         assert runs == "build" or "not bit for bit" not in said
-        found = digests(folder / f"killed-{runs}-{number}/net")
-        assert found == expected or "not bit for bit" in said, (number, said)
 
 
 def test_the_curve_of_the_cpu(folder: Path) -> None:

@@ -447,3 +447,20 @@ def test_whatever_is_published_was_synced_before(
     monkeypatch.setattr(Path, "rename", rename)
     attempt(tmp_path / "out", number)
     assert len(checked) == 1
+
+
+def test_a_folder_that_somebody_adds_to_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes in while it is removed goes too."""
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    rmdir = os.rmdir
+    added = iter(range(3))
+
+    def late(path: Any, **kwargs: Any) -> None:
+        if (number := next(added, None)) is not None and folder.exists():
+            (folder / f"late-{number}").touch()
+        rmdir(path, **kwargs)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    files.remove_tree(folder)
+    assert not folder.exists()

@@ -117,6 +117,40 @@ class DependsOnData(nn.Module):
         return x[x > 0]
 
 
+class Chooses(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.cond(x.sum() > 0, lambda u: u + 1, lambda u: u - 1, (x,))
+        return found
+
+
+class MakesSparse(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_sparse().to_dense()
+
+
+class HoldsSparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(4).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        matrix = self.matrix
+        assert isinstance(matrix, torch.Tensor)
+        return matrix @ x
+
+
+class MakesNested(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[:1], x]).to_padded_tensor(0.0)
+
+
+class FailsUnderModes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise KeyError("mode")
+        return x + 1
+
+
 class NoTensor(nn.Module):
     def forward(self, x: torch.Tensor) -> int:
         return 3
@@ -127,6 +161,14 @@ class NoTensor(nn.Module):
     [
         (ReadsHost(), r"aten._local_scalar_dense.default at .*test_engine_record.py:\d+.* reads a value of the device"),
         (DependsOnData(), r"aten.index.Tensor at .*test_engine_record.py:\d+.* shape depends on the data"),
+        (Chooses(), r"cond at .*test_engine_record.py:\d+.* takes functions"),
+        (
+            MakesSparse(),
+            r"to_sparse.* at .*test_engine_record.py:\d+.* has a tensor that is sparse_coo",
+        ),
+        (HoldsSparse(), r"'matrix' is sparse_coo; expected a dense tensor"),
+        (MakesNested(), r"nested.* at .*test_engine_record.py:\d+.* has a tensor that is nested"),
+        (FailsUnderModes(), r"the model fails while it is recorded: KeyError: 'mode'"),
         (NoTensor(), r"the model returned int; expected a tensor"),
     ],
 )

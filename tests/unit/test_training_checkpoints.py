@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from nimble_jobs import spec as specs
-from nimble_jobs.errors import Damaged, DataError, JobFailed, ModelError
+from nimble_jobs.data.files import remove_tree
+from nimble_jobs.errors import CheckpointGone, Damaged, DataError, JobFailed, ModelError
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import checkpoint, random_state
 from nimble_jobs.workloads.training.sampler import Sampler
@@ -379,6 +380,24 @@ def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
     assert not spec.output.path.exists()
     Attempt(spec, number=2).run()
     assert digests(spec.output.path) == digests(whole.output.path)
+
+
+def test_a_best_epoch_that_another_job_removed(folder: Path) -> None:
+    """As a job of the same training does when it ends: another attempt may well succeed."""
+    changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
+    spec = eager(folder, output="gone/net", **changes)
+
+    def remove(asked: int) -> Stop:
+        if asked == 14:
+            while not (best := [p for p in kept(spec) if p.name == "step-00000007"]):
+                time.sleep(0.001)
+            remove_tree(best[0])
+        return Stop.GO
+
+    with pytest.raises(CheckpointGone, match=r"step-00000007.*; another job of the same training ended") as caught:
+        Attempt(spec, stop=remove).run()
+    assert caught.value.retryable
+    assert not spec.output.path.exists()
 
 
 def test_two_jobs_of_one_training(folder: Path, undisturbed: dict[str, str]) -> None:

@@ -266,6 +266,36 @@ def test_a_label_without_a_class_in_the_first_batch(folder: Path) -> None:
         Attempt(spec_of(folder, output="seven/net", input__source=str(folder / "seven.npz"))).run()
 
 
+def test_a_held_out_label_without_a_class(folder: Path) -> None:
+    """The error names the held-out records' field."""
+    with np.load(folder / "held-out.npz") as arrays:
+        labels = arrays["labels"].copy()
+        labels[-1] = 7
+        np.savez(folder / "held-seven.npz", images=arrays["images"], labels=labels)
+    spec = spec_of(folder, output="held/net", train__validation={"source": str(folder / "held-seven.npz")})
+    with pytest.raises(DataError, match=r"train\.validation\.source: found the label 7; expected 0 to 3"):
+        Attempt(spec).run()
+
+
+def test_no_good_record(folder: Path) -> None:
+    """The error says what is wrong with the first."""
+    with np.load(folder / "train.npz") as arrays:
+        np.savez(folder / "negative.npz", images=arrays["images"], labels=-1 - arrays["labels"])
+    spec = spec_of(folder, output="none/net", input__source=str(folder / "negative.npz"))
+    with pytest.raises(DataError, match=r"no good record to train on, the first is 0: .*label.*; expected"):
+        Attempt(spec).run()
+
+
+def test_one_record_trains_nothing(folder: Path) -> None:
+    """Weights that were never trained are not published as if they had been."""
+    with np.load(folder / "train.npz") as arrays:
+        np.savez(folder / "one.npz", images=arrays["images"][:1], labels=arrays["labels"][:1])
+    spec = spec_of(folder, output="one/net", input__source=str(folder / "one.npz"), train__lr_schedule={})
+    with pytest.raises(DataError, match=r"input\.source: no batch has 2 good records; expected one to train on"):
+        Attempt(spec).run()
+    assert not spec.output.path.exists()
+
+
 def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) -> None:
     """A user's loss is code, as a user's model is."""
     (tmp_path / "loss.py").write_text("def f(a, b): return a.mean()\n")

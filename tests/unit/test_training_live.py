@@ -105,3 +105,34 @@ def test_copies_follow_tensors_that_move() -> None:
     assert same()
     weight.data = weight.data.as_strided((4, 3, 2, 2), (12, 4, 2, 1))  # the same memory, read in another order
     assert same()
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (
+            torch.ones(5, 4),
+            r"bank of the training's state is .*\[5, 4\] now; expected torch\.float32\[3, 4\]",
+        ),
+        (torch.ones(3, 4).double(), r"is torch\.float64\[3, 4\] now"),
+        (None, "is NoneType now"),
+    ],
+)
+def test_tensors_that_become_others_are_refused(now: torch.Tensor | None, said: str) -> None:
+    """A checkpoint of a part of them, or of converted ones, would resume to something else."""
+    tensors: dict[str, Any] = {"bank": torch.zeros(3, 4)}
+    flat = Flat(tensors, CPU)
+    flat.take(tensors)
+    tensors["bank"] = now
+    with pytest.raises(ModelError, match=said):
+        flat.take(tensors)
+
+
+def test_a_tensor_that_shrinks_in_place_is_refused() -> None:
+    """It is the same tensor, at the same address."""
+    bank = torch.zeros(3, 4)
+    flat = Flat({"bank": bank}, CPU)
+    flat.take({"bank": bank})
+    bank.resize_(2, 4)
+    with pytest.raises(ModelError, match=r"\[2, 4\] now; expected torch\.float32\[3, 4\]"):
+        flat.take({"bank": bank})

@@ -18,6 +18,9 @@ from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 
 T = TypeVar("T")
 
+TRAINED_ON = "input.fields.label"
+HELD_OUT = "train.validation.source"
+
 _AHEAD = 2  # lots that wait to be taken, at least
 _FAR_AHEAD = 8  # batches, unless two lots have more: what threads of a process take from each other is milliseconds
 _AHEAD_BYTES = 64 << 20  # on the device, in between
@@ -77,11 +80,12 @@ def read(
     classes: int | None = None,
     places: Places | None = None,
     together: int = 1,
+    field: str = TRAINED_ON,
 ) -> Iterator[Lot]:
     """Batches from the `skip`-th on, in lots of up to `together`. Those with fewer than `at_least` good records are
     left out.
 
-    Raises DataError for a label that the model has no class for.
+    Raises DataError, naming the spec's `field`, for a label that the model has no class for.
     """
     waiting: Lot | None = None
     total = reader.total if order is None else len(order)
@@ -99,7 +103,7 @@ def read(
                     continue
                 try:
                     if classes is not None:
-                        check_labels(found.labels[rows], classes)
+                        check_labels(found.labels[rows], classes, field)
                 except DataError as e:  # after the batches before it
                     wrong = e
                     break
@@ -278,12 +282,11 @@ def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
         thread.join()
 
 
-def check_labels(labels: np.ndarray, classes: int) -> None:
-    """Raises DataError for a label, of class numbers, that the model has no class for."""
+def check_labels(labels: np.ndarray, classes: int, field: str = TRAINED_ON) -> None:
+    """Raises DataError, naming the spec's field, for a label, of class numbers, that the model has no class for."""
     if len(labels) and int(labels.max()) >= classes:
         raise DataError(
-            f"input.fields.label: found the label {labels.max()}; "
-            f"expected 0 to {classes - 1}, as the model has {classes} classes"
+            f"{field}: found the label {labels.max()}; expected 0 to {classes - 1}, as the model has {classes} classes"
         )
 
 

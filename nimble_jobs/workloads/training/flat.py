@@ -28,6 +28,7 @@ _DTYPES = {
 }
 
 
+_Lies = tuple[int, torch.Size, tuple[int, ...]]  # address, shape, strides
 _Together = dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
@@ -63,21 +64,23 @@ class Flat:
             self._host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
             self._stream = torch.cuda.Stream(device)
             self._copied = torch.cuda.Event()
-        self._sources: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []  # of the last copy, and how they lay
+        self._sources: list[tuple[torch.Tensor, _Lies]] = []  # of the last copy
         self._together: _Together = {}
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the values that the tensors have after all work launched so far.
 
-        The copy before must be used up: it is overwritten. Tensors that lie where they lay cost least.
+        The copy before must be used up: it is overwritten. Tensors that lie where they lay cost least. Raises
+        ModelError, naming it, for a tensor that has another shape or type than at first.
         """
         found = [tensors[name] for name in self._names]
         if not self._sources or not all(
-            t is source and t.data_ptr() == address and t.stride() == stride
-            for t, (source, address, stride) in zip(found, self._sources, strict=True)
+            t is source and _lies(t) == lay for t, (source, lay) in zip(found, self._sources, strict=True)
         ):
-            self._sources = [(t, t.data_ptr(), t.stride()) for t in found]
+            for name, view, tensor in zip(self._names, self._views, found, strict=True):
+                _check(name, view, tensor)
+            self._sources = [(t, _lies(t)) for t in found]
             self._together = _together(self._views, found)
         for views, values in self._together.values():
             torch._foreach_copy_(views, values)
@@ -113,6 +116,19 @@ class Flat:
         for dtype, (start, end) in ends.items():
             if end > start:
                 yield self._host[start:end].view(dtype)
+
+
+def _lies(tensor: torch.Tensor) -> _Lies:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _check(name: str, view: torch.Tensor, found: object) -> None:
+    """Raises ModelError for what does not have the shape and type of the view."""
+    if not isinstance(found, torch.Tensor) or found.shape != view.shape or found.dtype != view.dtype:
+        now = f"{found.dtype}{list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ModelError(
+            f"{name} of the training's state is {now} now; expected {view.dtype}{list(view.shape)}, as it was at first"
+        )
 
 
 def _together(views: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> _Together:

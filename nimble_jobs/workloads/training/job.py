@@ -14,7 +14,7 @@ from nimble_jobs import spec as specs
 from nimble_jobs.data import BadRecord, Reader, Staging, open_reader
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import Damaged, DataError, JobFailed, OutOfMemory
+from nimble_jobs.errors import CheckpointGone, Damaged, DataError, JobFailed, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
@@ -278,7 +278,7 @@ def _publish(
         save_weights(ready.module, staging.file(MODEL))
     else:
         save_weights(ready.module, staging.file(LAST))
-        best = checkpoint.read(checkpoints.path(progress.best["step"]))
+        best = _best(checkpoints, progress.best["step"])
         link_or_copy(best.path / MODEL, staging.file(MODEL))
         text = f"{MODEL} is of epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is of the last epoch"
         context.event("best", text.format_map(progress.best), progress.best)
@@ -295,6 +295,16 @@ def _publish(
         staging.write_shard(0, {}, sorted(bad, key=lambda record: record.index), last=True)
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
     return staging.publish(summary)
+
+
+def _best(checkpoints: Checkpoints, step: int) -> Checkpoint:
+    """That of the best epoch. Raises Damaged, CheckpointGone where another job of this training removed it."""
+    try:
+        return checkpoint.read(checkpoints.path(step))
+    except Damaged as e:
+        if checkpoints.path(step).exists():
+            raise
+        raise CheckpointGone(f"{e}; another job of the same training ended and removed it") from e
 
 
 @contextmanager

@@ -12,7 +12,7 @@ class Live:
     """What a checkpoint holds of a module, by name: its state dict, and the buffers that are no part of that.
 
     Where the state dict holds anything but the parameters and buffers themselves, as hooks may have it, it is made anew
-    each time.
+    each time. Children must stay: only what they hold may be replaced.
     """
 
     def __init__(self, module: nn.Module) -> None:

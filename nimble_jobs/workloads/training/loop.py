@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from nimble_jobs.data import BadRecord, Reader
-from nimble_jobs.errors import JobFailed, NimbleError
+from nimble_jobs.errors import DataError, JobFailed, NimbleError
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import DeviceBatch, Feed, Lot, lot_size, read
+from nimble_jobs.workloads.training.feed import HELD_OUT, DeviceBatch, Feed, Lot, lot_size, read
 from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
 from nimble_jobs.workloads.training.forward import Forward
 from nimble_jobs.workloads.training.journal import Journal
@@ -111,7 +111,7 @@ class Loop:
                 together=together,
             )
             if self.held_out is not None and self._validates(epoch):
-                yield read(self.held_out, batch_size=size, classes=limit, together=together)
+                yield read(self.held_out, batch_size=size, classes=limit, together=together, field=HELD_OUT)
 
     def _validates(self, epoch: int) -> bool:
         return self.train.validation is not None and epoch % self.train.validation.every_epochs == 0
@@ -134,6 +134,8 @@ class Loop:
                 return stop
             self._keep_if_due(end=batch.host.last)
         progress.batch = self.sampler.batches
+        if not progress.step:
+            raise DataError(f"input.source: no batch has {_AT_LEAST} good records; expected one to train on")
         return self.context.stop()
 
     def _launch(self, batch: DeviceBatch, *, last: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from nimble_jobs.data import Reader
+from nimble_jobs.data import BadRecord, Reader
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
@@ -140,11 +140,14 @@ def _is_bias(name: str) -> bool:
 def example(reader: Reader, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """A whole batch of the first good records. Raises DataError where the first batches hold none."""
     size = min(batch_size, reader.total)
+    bad: BadRecord | None = None
     for batch in reader.batches(batch_size=size):
+        bad = bad or next(iter(batch.bad), None)
         if len(batch) and batch.labels is not None:
             rows = np.arange(size) % len(batch)
             return torch.from_numpy(batch.x[rows]).to(device), torch.from_numpy(batch.labels[rows]).to(device)
-    raise DataError("input.source: no good record to train on; expected at least one")
+    why = f", the first is {bad.id}: {bad.reason}" if bad is not None else ""
+    raise DataError(f"input.source: no good record to train on{why}; expected at least one")
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]:
