@@ -15,6 +15,7 @@ from nimble_jobs.errors import DataError, NimbleError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_TRIES = 100  # at removing a folder that others are at, too
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -91,10 +92,12 @@ def exchange(a: Path, b: Path) -> bool:
 
 def remove_tree(path: Path) -> None:
     """Removes a file or folder, if it is there; somebody else removing the same one, or adding to it, does no harm."""
-    while path.is_dir() and not path.is_symlink():
+    for left in reversed(range(_TRIES)):
+        if not path.is_dir() or path.is_symlink():
+            break
         try:
             shutil.rmtree(path)
         except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # somebody was faster with one of its files
+            if not left or e.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # somebody was faster with one of its files
                 raise
     path.unlink(missing_ok=True)

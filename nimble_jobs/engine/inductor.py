@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
 
@@ -65,13 +66,6 @@ def compile_module(
                 raise CannotRecord(f"Inductor cannot compile the model: {str(e).splitlines()[0]}") from e
 
     return call
-
-
-def forget_compiled() -> None:
-    """Let go of everything that was compiled in this process, for anybody: it is compiled again when it is called."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what this imports: all of Inductor, the first time
-        torch._dynamo.reset()
 
 
 def stop_compilers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "cuda_driver",
     "deterministic",
     "draws_random",
+    "forget_compiled",
     "has_kernel",
     "launch_kernel",
     "modes_off",
@@ -149,6 +151,13 @@ def launch_kernel(
     """Launch a function of the CUDA driver on a stream, with tensors as pointers."""
     launcher: Any = torch._C._StaticCudaLauncher  # missing from builds without CUDA
     launcher._launch_kernel(function, *grid, warps, shared_bytes, arg_types, args, stream)
+
+
+def forget_compiled() -> None:
+    """Let go of everything that was compiled in this process, for anybody: it is compiled again when it is called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what this imports: all of Inductor, the first time
+        torch._dynamo.reset()
 
 
 def modes_off() -> AbstractContextManager[Any]:

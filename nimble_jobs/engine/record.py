@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine.inductor import forget_compiled, kernels_to
+from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord, NimbleError
@@ -62,8 +62,6 @@ def record(
                 outputs = flatten_outputs(call(*inputs.values()))
                 outputs = recorder.own(outputs)
         except (NimbleError, torch.OutOfMemoryError):
-            if recorder.saw_functions:
-                forget_compiled()  # what was compiled for the recorder fails without it
             raise
         except Exception as e:
             call(*inputs.values())

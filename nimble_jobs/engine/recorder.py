@@ -20,6 +20,7 @@ from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
+    forget_compiled,
     modes_off,
     returns_seeds,
     returns_unused_seeds,
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
-        self.saw_functions = False  # an operator that takes functions, which it may have had compiled
+        self._saw_functions = False  # in an operator that takes them, and may have had them compiled
         self.path: list[str] = []  # names of the submodules being called, outermost first
         self._buffers: list[Buffer] = []
         self._tasks: list[Task] = []
@@ -93,6 +94,11 @@ class Recorder(TorchDispatchMode):
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
         self._keep: list[torch.Tensor] = []
         self._filled: set[int] = set()  # buffers that some task has written
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._saw_functions:
+            forget_compiled()  # what was compiled for this mode fails without it
 
     def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
         """Raises CannotRecord for a tensor that is not dense."""
@@ -109,7 +115,7 @@ class Recorder(TorchDispatchMode):
         self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not isinstance(op, torch._ops.OpOverload):
-            self.saw_functions = True
+            self._saw_functions = True
             raise CannotRecord(f"{op} at {self._source()} takes functions, which may depend on the data")
         op = _WITHOUT_BITS.get(op, op)
         kwargs = dict(kwargs or {})

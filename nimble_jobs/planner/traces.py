@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine.inductor import forget_compiled
+from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.errors import EngineError
 

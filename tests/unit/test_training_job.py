@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,32 @@ def test_a_label_without_a_class_in_the_first_batch(folder: Path) -> None:
     message = r"input\.fields\.label: found the label 7; expected 0 to 3, as the model has 4 classes"
     with pytest.raises(DataError, match=message):
         Attempt(spec_of(folder, output="seven/net", input__source=str(folder / "seven.npz"))).run()
+
+
+def test_a_model_that_chooses_by_its_data_trains_in_eager(folder: Path) -> None:
+    """What was compiled while the recorder looked on does not come in the way of the calls that follow."""
+    (folder / "chooses.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.last(torch.cond(x.sum() > 0, lambda u: u + 1, lambda u: u - 1, (x,)))
+
+def net():
+    return Net()
+"""
+    )
+    source = f"python:{folder}/chooses.py:net"
+    attempt = Attempt(spec_of(folder, output="chooses/net", model__source=source, train__epochs=1))
+    assert attempt.run().schedule["runs"] == "eager"
+    assert re.search(r"runs in eager: cond at .*chooses\.py:\d+.* takes functions", attempt.said("fallback")[0])
 
 
 def test_a_held_out_label_without_a_class(folder: Path) -> None:

@@ -28,7 +28,7 @@ _DTYPES = {
 }
 
 
-_Lies = tuple[int, torch.Size, tuple[int, ...]]  # address, shape, strides
+_Lies = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]  # address, type, shape, strides
 _Together = dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
@@ -119,7 +119,7 @@ class Flat:
 
 
 def _lies(tensor: torch.Tensor) -> _Lies:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _check(name: str, view: torch.Tensor, found: object) -> None:

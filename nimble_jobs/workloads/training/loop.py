@@ -69,7 +69,7 @@ class Loop:
     def run(self) -> Stop:
         """Train to the end (GO), or to where the worker wants it to stop, with a checkpoint of that place.
 
-        Raises JobFailed for a loss that is not finite, DataError for too many bad records or a wrong label.
+        Raises JobFailed for a loss that is not finite, DataError for too many bad records, a wrong label, or no step.
         """
         with closing(self._feed()) as feed:
             while not self.progress.finished and self.progress.epoch <= self.train.epochs:
@@ -79,6 +79,8 @@ class Loop:
                 if stop is not Stop.GO:
                     self._keep(wait=True)
                     return stop
+        if not self.progress.step:
+            raise DataError(f"input.source: no batch has {_AT_LEAST} good records; expected one to train on")
         if self.keeper is not None:
             self.keeper.settle()
         return Stop.GO
@@ -134,8 +136,6 @@ class Loop:
                 return stop
             self._keep_if_due(end=batch.host.last)
         progress.batch = self.sampler.batches
-        if not progress.step:
-            raise DataError(f"input.source: no batch has {_AT_LEAST} good records; expected one to train on")
         return self.context.stop()
 
     def _launch(self, batch: DeviceBatch, *, last: bool) -> None:
