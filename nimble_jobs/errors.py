@@ -153,3 +153,9 @@ class CheckpointGone(StoreError):
 
 class FencedOut(StoreError):
     """Another attempt owns the job now."""
+
+
+def first_line(error: BaseException) -> str:
+    """The error's type, and the first line of what it says."""
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

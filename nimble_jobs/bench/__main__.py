@@ -39,9 +39,9 @@ class _Server:
         os.set_inheritable(pipe, False)  # or the compilers' processes would keep it open
         self._pipe = os.fdopen(pipe, "w")
         try:
-            self._device = devices.resolve(options["device"])
+            self._device = devices.resolve(options["device"], "--device")
         except UsageError as e:
-            self._say({"refused": str(e).removeprefix("run.device: ")})
+            self._say({"refused": str(e)})
             raise
         self._settings = Settings(
             sample_s=options["sample_s"],

@@ -125,7 +125,7 @@ class _Run:
         self._process = Process(options, self._log, module=self._module)
         answer = self._process.answer(min(_START_S, self._seconds_left()))
         if "refused" in answer:
-            raise UsageError(f"--device: {answer['refused']}")
+            raise UsageError(answer["refused"])
         self._cuda = answer["cuda"]
         if not self._adopted:
             self._adopted = True

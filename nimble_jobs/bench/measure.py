@@ -21,6 +21,7 @@ from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.private import forget_compiled
 
 _OWN_ALLOCATOR = ("onnxruntime", "tensorrt")
 _COMPILES = ("compile", "ours")
@@ -40,7 +41,7 @@ def measure(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterat
         traceback.print_exc()
         yield from failed(unit, missing, in_words(e))
     finally:
-        torch._dynamo.reset()
+        forget_compiled()
         with contextlib.suppress(RuntimeError):  # after a fault of the device; `faulted` tells
             tidy(cell.device)
 

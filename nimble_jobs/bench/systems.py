@@ -11,6 +11,7 @@ import torch
 from nimble_jobs.bench import other_runtimes
 from nimble_jobs.bench.cell import Cell
 from nimble_jobs.bench.runners import CallRunner, Runner, StaticRunner, Tensors
+from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import EngineError, UsageError
 
@@ -65,7 +66,7 @@ def _compile_max_autotune_graph(cell: Cell, layout: str) -> Iterator[Ready]:
 
 
 def _compiled(cell: Cell, layout: str, mode: str | None) -> Callable[..., Any]:
-    torch._dynamo.reset()
+    forget_compiled()
     compiled: Callable[..., Any] = torch.compile(cell.module(layout), mode=mode, dynamic=False)
     return compiled
 

@@ -11,6 +11,7 @@ from torch import nn
 from nimble_jobs.bench.request import CONTIGUOUS, WITHOUT_GPU
 from nimble_jobs.bench.runners import Tensors
 from nimble_jobs.bench.training_cell import TrainingCell, TrainingRunner
+from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.errors import EngineError, UsageError
 from nimble_jobs.planner.eager_step import Objective
 from nimble_jobs.planner.step_request import OptimizerRecipe
@@ -33,7 +34,7 @@ def prepare(family: str, cell: TrainingCell, layout: str) -> Iterator[Ready]:
         yield family, CapturedLoop(cell, layout)
     else:
         mode = family.removeprefix("compile-")
-        torch._dynamo.reset()
+        forget_compiled()
         yield family, _warm(Loop(cell, layout, lambda objective: _compiled(objective, mode)), cell, layout)
 
 

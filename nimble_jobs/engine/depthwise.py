@@ -18,7 +18,7 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.verify import relative_norm
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.schedule import Arg, Program, Task, View
 
 PREFIX = "triton.depthwise"
@@ -203,8 +203,7 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
     try:
         made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
     except Exception as e:  # Triton's errors have no common root, and its assembler's are plain ones
-        line = str(e).strip().partition("\n")[0]
-        raise EngineError(f"{shape.name}: Triton cannot compile it: {type(e).__name__}: {line}") from e
+        raise EngineError(f"{shape.name}: Triton cannot compile it: {first_line(e)}") from e
     scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     return StaticKernel(
         name=shape.name,

@@ -15,18 +15,21 @@ from nimble_jobs.errors import UsageError
 _SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
 
 
-def resolve(wanted: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device with an index. Raises UsageError where there is no such device."""
+def resolve(wanted: str, asker: str = "run.device") -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device with an index.
+
+    Raises UsageError, naming the field or option that asked, where there is no such device.
+    """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError(f"run.device: {wanted} was asked for, but torch sees no CUDA device here")
+        raise UsageError(f"{asker}: {wanted} was asked for, but torch sees no CUDA device here")
     device = torch.device(wanted)
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise UsageError(f"run.device: {wanted} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+        raise UsageError(f"{asker}: {wanted} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", index)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.tree import has_own_names, named_leaves
-from nimble_jobs.errors import CannotRecord, NimbleError
+from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.schedule import BufferKind
 
 __all__ = [
@@ -65,8 +65,7 @@ def record(
             raise
         except Exception as e:
             call(*inputs.values())
-            said = (str(e).strip().splitlines() or [""])[0]
-            raise CannotRecord(f"the model fails while it is recorded: {type(e).__name__}: {said}") from e
+            raise CannotRecord(f"the model fails while it is recorded: {first_line(e)}") from e
     return recorder.finish(inputs, outputs)
 
 

@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
 
     def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
         """Raises CannotRecord for a tensor that is not dense."""
-        if not _is_dense(tensor):
+        if not is_dense(tensor):
             raise CannotRecord(f"{name!r} is {_layout(tensor)}; expected a dense tensor")
         identity = storage_id(tensor)
         if identity in self._index:
@@ -299,7 +299,7 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_layouts(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
-            if not _is_dense(tensor):
+            if not is_dense(tensor):
                 raise CannotRecord(
                     f"{op} at {self._source()} has a tensor that is {_layout(tensor)}; expected dense ones"
                 )
@@ -378,7 +378,8 @@ class Recorder(TorchDispatchMode):
         return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its values lie in one storage, by strides."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 

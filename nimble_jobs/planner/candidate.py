@@ -10,7 +10,7 @@ from torch import nn
 
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.source import Source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
@@ -78,7 +78,7 @@ def failed(name: str, error: Exception, device: torch.device, *, streams: int | 
     try:
         synchronize(device)
     except RuntimeError as e:
-        raise DeviceFault(f"{name}: {_first_line(error)}; the device does not answer any more: {e}") from error
+        raise DeviceFault(f"{name}: {first_line(error)}; the device does not answer any more: {e}") from error
     match error:
         case CheckFailed():
             return left_out(name, str(error), error=error.error, streams=streams)
@@ -87,9 +87,4 @@ def failed(name: str, error: Exception, device: torch.device, *, streams: int | 
         case EngineError():
             return left_out(name, f"not built: {error}", streams=streams)
         case _:
-            return left_out(name, f"not built: {_first_line(error)}", streams=streams)
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+            return left_out(name, f"not built: {first_line(error)}", streams=streams)

@@ -140,11 +140,17 @@ def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
 
 def laid_out_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """The tensor itself where it lies as `model` does, else a copy that does. Strides are exactly those of `model`."""
+    found = seen_as(tensor, model)
+    return found if found is not None else torch.empty_like(model).copy_(tensor)
+
+
+def seen_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor | None:
+    """The tensor with the strides of `model`, of the same shape, where both lie alike; else None."""
     if tensor.stride() == model.stride():
         return tensor
     if all(n == 1 or a == b for n, a, b in zip(model.shape, tensor.stride(), model.stride(), strict=True)):
         return tensor.as_strided(model.shape, model.stride())  # strides of dimensions of size one mean nothing
-    return torch.empty_like(model).copy_(tensor)
+    return None
 
 
 def load_state(live: Tensors, given: Tensors) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
+from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.errors import EngineError
 
 
@@ -38,7 +39,7 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     """
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
     tensors = (*module.parameters(), *module.buffers())
-    laid_out = [(t, t.data) for t in tensors if t.layout is torch.strided and not t.is_nested]
+    laid_out = [(t, t.data) for t in tensors if is_dense(t)]
     kept = {id(p) for p in module.parameters()}
     buffers = [(t, t.detach().clone()) for t in state_of(module).values() if id(t) not in kept]
     cuda = [device] if device.type == "cuda" else []

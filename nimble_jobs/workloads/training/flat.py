@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.planner.optimizer import seen_as
 
 _DTYPES = {
     torch.float64: "F64",
@@ -76,11 +77,11 @@ class Flat:
         """
         found = [tensors[name] for name in self._names]
         if not self._sources or not all(
-            t is source and _lies(t) == lay for t, (source, lay) in zip(found, self._sources, strict=True)
+            t is source and lies(t) == lay for t, (source, lay) in zip(found, self._sources, strict=True)
         ):
             for name, view, tensor in zip(self._names, self._views, found, strict=True):
                 _check(name, view, tensor)
-            self._sources = [(t, _lies(t)) for t in found]
+            self._sources = [(t, lies(t)) for t in found]
             self._together = _together(self._views, found)
         for views, values in self._together.values():
             torch._foreach_copy_(views, values)
@@ -118,7 +119,8 @@ class Flat:
                 yield self._host[start:end].view(dtype)
 
 
-def _lies(tensor: torch.Tensor) -> _Lies:
+def lies(tensor: torch.Tensor) -> _Lies:
+    """Where and how its values lie: equal for tensors that are the same memory, read in the same way."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -135,10 +137,8 @@ def _together(views: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> _
     """What is copied by one kernel: it takes equal types, and equal strides on both sides."""
     groups: _Together = {}
     for view, tensor in zip(views, found, strict=True):
-        value = tensor.detach()
-        lengths = zip(view.shape, view.stride(), value.stride(), strict=True)
-        alike = all(n == 1 or a == b for n, a, b in lengths)  # strides of dimensions of size one mean nothing
-        to, values = groups.setdefault((view.dtype, alike), ([], []))
+        alike = seen_as(tensor.detach(), view)
+        to, values = groups.setdefault((view.dtype, alike is not None), ([], []))
         to.append(view)
-        values.append(value.as_strided(view.shape, view.stride()) if alike else value)
+        values.append(tensor.detach() if alike is None else alike)
     return groups

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.workloads.training.flat import lies
 
 
 class Live:
@@ -20,7 +21,7 @@ class Live:
         self._module = module
         owners = _owners(module)
         state = weights(module)
-        plain = all(name in owners and _same(getattr(*owners[name]), tensor) for name, tensor in state.items())
+        plain = all(name in owners and lies(getattr(*owners[name])) == lies(tensor) for name, tensor in state.items())
         self._weights = {name: owners[name] for name in state} if plain else None
         self._unsaved = {name: owners[name] for name in unsaved(module)}
 
@@ -47,15 +48,6 @@ def _owners(module: nn.Module) -> _Places:
 
 def _found(places: _Places) -> dict[str, torch.Tensor]:
     return {name: getattr(child, held) for name, (child, held) in places.items()}
-
-
-def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return (
-        tensor.data_ptr() == other.data_ptr()
-        and tensor.shape == other.shape
-        and tensor.stride() == other.stride()
-        and tensor.dtype == other.dtype
-    )
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
