@@ -25,6 +25,7 @@ __all__ = [
     "record",
     "record_compiled",
     "recorder_for",
+    "refusing",
     "state_of",
 ]
 
@@ -56,17 +57,25 @@ def record(
     fails while it is recorded; what the call raises in any case comes through.
     """
     recorder = recorder_for(inputs, state, device)
-    with torch.no_grad():
-        try:
-            with module_names(module, recorder), recorder:
-                outputs = flatten_outputs(call(*inputs.values()))
-                outputs = recorder.own(outputs)
-        except (NimbleError, torch.OutOfMemoryError):
-            raise
-        except Exception as e:
-            call(*inputs.values())
-            raise CannotRecord(f"the model fails while it is recorded: {first_line(e)}") from e
+    with torch.no_grad(), refusing(lambda: call(*inputs.values())), module_names(module, recorder), recorder:
+        outputs = flatten_outputs(call(*inputs.values()))
+        outputs = recorder.own(outputs)
     return recorder.finish(inputs, outputs)
+
+
+@contextlib.contextmanager
+def refusing(again: Callable[[], object]) -> Iterator[None]:
+    """Around what is recorded: raises CannotRecord for a failure that `again`, the same in eager, does not have.
+
+    What `again` raises comes through, as do errors of our own and of too little memory.
+    """
+    try:
+        yield
+    except (NimbleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        again()
+        raise CannotRecord(f"the model fails while it is recorded: {first_line(e)}") from e
 
 
 def record_compiled(

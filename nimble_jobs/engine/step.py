@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.inductor import kernels_to
-from nimble_jobs.engine.record import flatten_outputs, module_names, recorder_for
+from nimble_jobs.engine.record import flatten_outputs, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
@@ -99,12 +99,15 @@ def record_step(
     """
     recorder = recorder_for(inputs, state, device)
     watched = kernels_to(recorder) if compiled else recorder
+
+    def in_eager() -> None:
+        found = flatten_outputs(call(*inputs.values()))
+        differentiate(found, leaves, _ones_like(found))
+
     with torch.enable_grad():
-        if compiled:
-            for _ in range(_WARM_UP_STEPS):
-                warm = flatten_outputs(call(*inputs.values()))
-                differentiate(warm, leaves, _ones_like(warm))
-                del warm
+        for _ in range(_WARM_UP_STEPS if compiled else 0):
+            in_eager()
+    with torch.enable_grad(), refusing(in_eager):
         with module_names(None if compiled else module, recorder), watched:
             outputs = flatten_outputs(call(*inputs.values()))
         with recorder:

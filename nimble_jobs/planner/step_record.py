@@ -15,7 +15,8 @@ import torch
 
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, kernels_to
-from nimble_jobs.engine.record import Recording, module_names, recorder_for, state_of
+from nimble_jobs.engine.record import Recording, module_names, recorder_for, refusing, state_of
+from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.planner.eager_step import Arithmetic
@@ -78,17 +79,40 @@ def _recorded(
     compiled: bool,
     update: bool,
 ) -> Recording:
-    x, y = inputs["x"], inputs["y"]
     recorder = recorder_for({}, state_of_step(arithmetic, inputs), device)
-    with torch.enable_grad():
-        for _ in range(_WARM_UP_STEPS if compiled else 0):
-            (loss, _), _ = arithmetic.forward(objective, x, y)
+
+    def in_eager() -> None:
+        with torch.enable_grad():
+            (loss, _), _ = arithmetic.forward(objective, inputs["x"], inputs["y"])
             arithmetic.gradients(loss, arithmetic.seed(loss.detach()))
+
+    for _ in range(_WARM_UP_STEPS if compiled else 0):
+        in_eager()
+    with refusing(in_eager):
+        outputs, forward = _watched(recorder, arithmetic, inputs, objective, compiled=compiled, update=update)
+    recording = recorder.finish({}, outputs)
+    late = next((t for t in recording.program.tasks[forward:] if t.random), None)
+    if late is not None:
+        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
+    return recording
+
+
+def _watched(
+    recorder: Recorder,
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    objective: Callable[..., Any],
+    *,
+    compiled: bool,
+    update: bool,
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Train on the batch while the recorder looks on: the outputs, and how many tasks come before the backward pass."""
+    with torch.enable_grad():
         with (
             module_names(None if compiled else arithmetic.objective.module, recorder),
             kernels_to(recorder) if compiled else recorder,
         ):
-            (loss, correct), counters = arithmetic.forward(objective, x, y)
+            (loss, correct), counters = arithmetic.forward(objective, inputs["x"], inputs["y"])
         if not loss.requires_grad:
             raise CannotRecord("the loss does not depend on a parameter that requires grad")
         recorder.path = ["backward"]
@@ -109,8 +133,4 @@ def _recorded(
             outputs["grad_norm"] = done.grad_norm
         with torch.no_grad():
             outputs = recorder.own(outputs)
-    recording = recorder.finish({}, outputs)
-    late = next((t for t in recording.program.tasks[forward:] if t.random), None)
-    if late is not None:
-        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
-    return recording
+    return outputs, forward

@@ -178,6 +178,17 @@ def test_what_no_schedule_can_hold_is_named(module: nn.Module, message: str) -> 
         recorded(module, torch.randn(4))
 
 
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("recorded" if torch._C._len_torch_dispatch_stack() else "eager")
+
+
+def test_what_fails_in_eager_too_raises_its_own_error() -> None:
+    """It is no matter of recording."""
+    with pytest.raises(KeyError, match="eager"):
+        recorded(Fails(), torch.randn(4))
+
+
 class HiddenHostWork(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(x.numpy() * 2.0)

@@ -240,6 +240,14 @@ class RandomInBackward(HostInBackward):
         return g * torch.rand_like(g)
 
 
+class FailsWhenRecorded(HostInBackward):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise KeyError("mode")
+        return g
+
+
 class AnotherEachTime(HostInBackward):
     turn = 0
 
@@ -264,13 +272,14 @@ class Through(nn.Module):
     [
         (HostInBackward, CannotRecord, "_local_scalar_dense.* at backward "),
         (RandomInBackward, CannotRecord, "in the backward pass draws random numbers"),
+        (FailsWhenRecorded, CannotRecord, "^the model fails while it is recorded: KeyError: 'mode'"),
         (AnotherEachTime, CheckFailed, r"^'grad\.norm\.\w+' differs from eager by a relative norm"),
     ],
 )
 def test_a_backward_that_cannot_be_trusted_is_refused_and_leaves_no_trace(
     function: type[HostInBackward], error: type[EngineError], message: str
 ) -> None:
-    """Host reads, random numbers and changing code in the backward pass are errors; the module is as before."""
+    """What a backward pass must not do, or fails at when it is recorded, is an error; the module is as before."""
     module = Through(function)
     before = copy.deepcopy(module.state_dict())
     torch.manual_seed(1)

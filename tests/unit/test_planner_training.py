@@ -413,6 +413,71 @@ def test_what_no_schedule_can_hold_runs_in_eager_and_says_why() -> None:
     assert not torch.equal(module.linear.weight, before["linear.weight"])
 
 
+def recorded() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+class FailsInForward(nn.Module):
+    """Only while it is recorded, or ever after that."""
+
+    def __init__(self, *, ever_after: bool = False) -> None:
+        super().__init__()
+        self.net, self.ever_after, self.broken = images(dropout=0.5), ever_after, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(x)
+        if recorded() or self.broken:
+            self.broken += [True] * self.ever_after
+            raise KeyError("late" if self.broken else "mode")
+        return found
+
+
+class _FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, g: torch.Tensor) -> torch.Tensor:
+        if recorded():
+            raise KeyError("mode")
+        return g
+
+
+class FailsInBackward(FailsInForward):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _FailsInBackward.apply(self.net(x))
+        return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kind", [FailsInForward, FailsInBackward])
+def test_what_fails_only_while_it_is_recorded_trains_as_in_eager(kind: type[FailsInForward], accumulate: int) -> None:
+    """The fallback says why, and losses, weights, statistics and the optimizer's state have the bits of eager."""
+    recipe, results = OptimizerRecipe(name="adamw", weight_decay=0.1), []
+    for made in (eager, lambda request: prepare_step(request, device=CPU)):
+        torch.manual_seed(3)
+        module = kind()
+        step = made(request_for(module, recipe, accumulate=accumulate))
+        losses = run(step, accumulate, stop=6)
+        results.append((step, losses, {**module.state_dict(), **step.state_dict()}, torch.get_rng_state()))
+    (_, *expected), (step, *found) = results
+    assert (step.schedule, step.fallback) == (None, "the model fails while it is recorded: KeyError: 'mode'")
+    assert found[0] == expected[0]
+    assert all(torch.equal(tensor, expected[1][name]) for name, tensor in found[1].items())
+    assert torch.equal(found[2], expected[2])
+
+
+def test_what_fails_in_eager_too_ends_with_its_own_error() -> None:
+    """No fallback hides it, and the module is as it was."""
+    module = FailsInForward(ever_after=True)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(KeyError, match="late"):
+        prepare_step(request_for(module, OptimizerRecipe(name="sgd")), device=CPU)
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
 class Counting(nn.Module):
     """Each call multiplies by another constant, which a replay cannot know."""
 

@@ -102,7 +102,21 @@ class Reads(Two):
         return self.layer(x) * float(x.abs().max())
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Two, "more than one tensor"), (Reads, "host|item|_local_scalar_dense")])
+class FailsWhenRecorded(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if torch._C._len_torch_dispatch_stack():
+            raise KeyError("mode")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Two, "more than one tensor"),
+        (Reads, "host|item|_local_scalar_dense"),
+        (FailsWhenRecorded, "the model fails while it is recorded: KeyError: 'mode'"),
+    ],
+)
 def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, store: Store) -> None:
     """The reason is there, and the answer is the model's own."""
     module = kind().train()

@@ -267,30 +267,57 @@ def test_a_label_without_a_class_in_the_first_batch(folder: Path) -> None:
         Attempt(spec_of(folder, output="seven/net", input__source=str(folder / "seven.npz"))).run()
 
 
-def test_a_model_that_chooses_by_its_data_trains_in_eager(folder: Path) -> None:
-    """What was compiled while the recorder looked on does not come in the way of the calls that follow."""
-    (folder / "chooses.py").write_text(
-        """
+NOT_RECORDED = """
 import torch
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, first):
         super().__init__()
-        self.last = nn.Linear(64, 4)
+        self.first = first
+        self.rest = nn.Sequential(nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 4))
 
     def forward(self, x):
-        x = x.flatten(1)
-        return self.last(torch.cond(x.sum() > 0, lambda u: u + 1, lambda u: u - 1, (x,)))
+        return self.rest(self.first(x.flatten(1)))
 
-def net():
-    return Net()
+def chooses():
+    return Net(lambda x: torch.cond(x.sum() > 0, lambda u: u + 1, lambda u: u - 1, (x,)))
+
+def sparse():
+    return Net(lambda x: x.to_sparse().to_dense())
+
+def fails():
+    return Net(lambda x: {0: x}[torch._C._len_torch_dispatch_stack()])
 """
-    )
-    source = f"python:{folder}/chooses.py:net"
-    attempt = Attempt(spec_of(folder, output="chooses/net", model__source=source, train__epochs=1))
-    assert attempt.run().schedule["runs"] == "eager"
-    assert re.search(r"runs in eager: cond at .*chooses\.py:\d+.* takes functions", attempt.said("fallback")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("chooses", r"cond at .*cannot\.py:\d+.* takes functions"),
+        ("sparse", r"aten._to_sparse.* at .*cannot\.py:\d+.* is sparse_coo"),
+        ("fails", "the model fails while it is recorded: KeyError: 1"),
+    ],
+)
+def test_a_model_that_cannot_be_recorded_trains_in_eager(folder: Path, name: str, why: str) -> None:
+    """The job says why, and its weights have the bits of a job that asked for eager."""
+    (folder / "cannot.py").write_text(NOT_RECORDED)
+    weights = []
+    for on_miss in ("eager", "build"):
+        spec = spec_of(
+            folder,
+            output=f"{name}-{on_miss}/net",
+            model__source=f"python:{folder}/cannot.py:{name}",
+            schedule__on_miss=on_miss,
+            train__epochs=1,
+        )
+        attempt = Attempt(spec)
+        schedule = attempt.run().schedule
+        weights.append(digests(spec.output.path)["model.safetensors"])
+    assert schedule["runs"] == "eager"
+    assert re.match(why, schedule["fallback"])
+    assert attempt.said("fallback")[0] == f"runs in eager: {schedule['fallback']}"
+    assert weights[0] == weights[1]
 
 
 def test_a_held_out_label_without_a_class(folder: Path) -> None:

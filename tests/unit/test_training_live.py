@@ -84,6 +84,14 @@ def test_state_that_is_no_tensor_is_refused() -> None:
         Live(Extra(1, 1))
 
 
+def test_state_that_is_not_dense_is_refused() -> None:
+    """By its name: it has no address to copy from."""
+    module = nn.Linear(1, 1)
+    module.register_buffer("matrix", torch.eye(2).to_sparse())
+    with pytest.raises(ModelError, match="matrix of the model's state is not dense; a checkpoint cannot hold it"):
+        Live(module)
+
+
 def test_copies_follow_tensors_that_move() -> None:
     """A second copy of the same tensors, wherever and however they lie by then, has their values."""
     weight = nn.Parameter(torch.randn(4, 3, 2, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.errors import ModelError
 from nimble_jobs.workloads.training.flat import lies
 
@@ -51,11 +52,13 @@ def _found(places: _Places) -> dict[str, torch.Tensor]:
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's state dict. Raises ModelError where it holds more than tensors."""
+    """The module's state dict. Raises ModelError where it holds more than dense tensors."""
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"train.checkpoint: {name} of the model's state is a {type(value).__name__}, no tensor")
+        if not is_dense(value):
+            raise ModelError(f"train.checkpoint: {name} of the model's state is not dense; a checkpoint cannot hold it")
     return dict(state)
 
 
