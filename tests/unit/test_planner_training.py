@@ -468,6 +468,42 @@ def test_what_fails_only_while_it_is_recorded_trains_as_in_eager(kind: type[Fail
     assert torch.equal(found[2], expected[2])
 
 
+class Remembers(nn.Module):
+    """What its calls leave behind is there from the first one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = images(dropout=0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(x)
+        self.last = found.detach()
+        return found
+
+
+class RemembersSome(Remembers):
+    """In a shape that depends on the mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        self.positive = found[found > 0]
+        return found
+
+
+@pytest.mark.parametrize("kind", [Remembers, RemembersSome])
+@pytest.mark.parametrize("called", [False, True])
+def test_what_calls_leave_behind_is_no_matter(kind: type[Remembers], called: bool) -> None:
+    """Whether or not it was there before; where its shape depends on the data, the step runs in eager."""
+    module = kind()
+    if called:
+        module(next(batches(1))[0])
+    before = set(vars(module))
+    step = prepare_step(request_for(module, OptimizerRecipe(name="sgd")), device=CPU)
+    assert set(vars(module)) == before
+    assert (step.fallback is None) == (kind is Remembers), step.fallback
+    assert all(math.isfinite(loss) for loss in run(step, stop=3))
+
+
 def test_what_fails_in_eager_too_ends_with_its_own_error() -> None:
     """No fallback hides it, and the module is as it was."""
     module = FailsInForward(ever_after=True)
