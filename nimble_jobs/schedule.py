@@ -54,7 +54,9 @@ class View:
         """Smallest byte range [start, end) of the buffer that holds every element."""
         if 0 in self.shape:
             return (self.offset * self.itemsize, self.offset * self.itemsize)
-        last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        last = self.offset
+        for n, stride in zip(self.shape, self.stride, strict=True):
+            last += (n - 1) * stride
         return (self.offset * self.itemsize, (last + 1) * self.itemsize)
 
 

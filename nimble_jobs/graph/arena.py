@@ -136,8 +136,8 @@ class Arena:
         for start, (size, guard) in sorted(self.ranges.items()):
             if joined and joined[-1][0] + joined[-1][1] == start and len(guard) + len(joined[-1][2]) <= TRIES:
                 before, room, other = joined[-1]
-                most = dict(guard)
-                for stream, count in other:
+                most = dict(other)
+                for stream, count in guard:
                     most[stream] = max(most.get(stream, 0), count)
                 both = tuple(most.items())
                 if self._user(both) != NOBODY:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, product
 
 import numpy as np
@@ -23,6 +23,8 @@ from nimble_jobs.schedule import Plan, Program
 
 COUNTED = 64  # streams; with more, rows for all of them take more than they save
 
+Unordered = Callable[[Iterable[tuple[int, int]]], list[tuple[int, int]]]  # those of the pairs that are not ordered
+
 
 @collector_paused()
 def check_plan(program: Program, plan: Plan) -> None:
@@ -35,7 +37,7 @@ def check_plan(program: Program, plan: Plan) -> None:
 def check_order(dag: Dag, plan: Plan) -> None:
     """`check_plan` for a dependency graph that is known already."""
     _check_shape(dag.n, plan)
-    missing = not_before(plan, ((u, v) for v, before in enumerate(dag.preds) for u in before))
+    missing = sorted(_unordered(plan)((u, v) for v, before in enumerate(dag.preds) for u in before))
     if missing:
         u, v = missing[0]
         raise PlanError(
@@ -82,12 +84,13 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
                     f"buffers {other} and {buffer} share bytes, but no task says when one of them is needed"
                 )
             shared.append((other, buffer))
-    lasts, firsts = _ends(plan, users, shared)
+    unordered = _unordered(plan)
+    lasts, firsts = _ends(plan, users, shared, unordered)
     culprits: dict[tuple[int, int], tuple[int, int]] = {}
     for other, buffer in shared:
         for u, v in product(lasts[other], firsts[buffer]):
             culprits.setdefault((u, v), (other, buffer))
-    missing = not_before(plan, culprits)
+    missing = sorted(unordered(culprits))
     if missing:
         u, v = missing[0]
         other, buffer = culprits[u, v]
@@ -98,7 +101,7 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
 
 
 def _ends(
-    plan: Plan, users: dict[int, list[int]], shared: list[tuple[int, int]]
+    plan: Plan, users: dict[int, list[int]], shared: list[tuple[int, int]], unordered: Unordered
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """By buffer that another follows, users that come after all others between them; by buffer that follows, users that
     come before all others.
@@ -107,7 +110,7 @@ def _ends(
     first_on = {b: list({plan.stream_of[t]: t for t in reversed(users[b])}.values()) for _, b in shared}
     pairs = {(t, users[b][-1]) for b, on in last_on.items() if len(on) > 1 for t in on}
     pairs |= {(users[b][0], t) for b, on in first_on.items() if len(on) > 1 for t in on}
-    apart = set(not_before(plan, pairs))
+    apart = set(unordered(pairs))
     for b, on in last_on.items():
         if len(on) > 1:
             last_on[b] = [t for t in on if (t, users[b][-1]) in apart]
@@ -153,14 +156,14 @@ class _Owners:
         return i
 
 
-def not_before(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of the pairs (u, v) of tasks where the plan does not make u finish before v starts. The plan must be sound
-    in shape.
+def _unordered(plan: Plan) -> Unordered:
+    """Finds those of some pairs (u, v) of tasks where the plan does not make u finish before v starts. The plan must be
+    sound in shape.
     """
-    return sorted(_by_counts(plan, pairs) if plan.streams <= COUNTED else _by_sweeps(plan, pairs))
+    return _by_counts(plan) if plan.streams <= COUNTED else _by_sweeps(plan)
 
 
-def _by_counts(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _by_counts(plan: Plan) -> Unordered:
     """By how many tasks of each stream come before a task: always the first ones, since a stream keeps its order (H. V.
     Jagadish, "A Compression Technique to Materialize Transitive Closure", ACM Trans. Database Syst. 15(4), 1990).
 
@@ -190,29 +193,36 @@ def _by_counts(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, 
         row_of[task] = latest[stream]
         launched[stream] += 1
         number[task] = launched[stream]
-    asked = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
-    u, v = asked.T
     numbers, row_numbers, streams = (np.array(one, np.int64) for one in (number, row_of, plan.stream_of))
-    known = np.where(streams[u] == streams[v], numbers[v] - 1, rows[row_numbers[v], streams[u]])
-    return [(u, v) for u, v in asked[known < numbers[u]].tolist()]
+
+    def unordered(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        asked = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+        u, v = asked.T
+        known = np.where(streams[u] == streams[v], numbers[v] - 1, rows[row_numbers[v], streams[u]])
+        return [(u, v) for u, v in asked[known < numbers[u]].tolist()]
+
+    return unordered
 
 
-def _by_sweeps(plan: Plan, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _by_sweeps(plan: Plan) -> Unordered:
     """By reachability, whatever the number of streams."""
     place = [0] * len(plan.order)
     for i, task in enumerate(plan.order):
         place[task] = i
     stream_of = plan.stream_of
     direct = {(sync.before, sync.after) for sync in plan.syncs}
-    queries = []
-    for u, v in pairs:
-        if stream_of[u] == stream_of[v] and place[u] < place[v]:
-            continue
-        if (u, v) not in direct:
-            queries.append((place[u], place[v]))
-    if not queries:
-        return []
-    return [(plan.order[u], plan.order[v]) for u, v in unreached(_happens_after(plan, place), queries)]
+    preds = _happens_after(plan, place)
+
+    def unordered(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        queries = []
+        for u, v in pairs:
+            if stream_of[u] == stream_of[v] and place[u] < place[v]:
+                continue
+            if (u, v) not in direct:
+                queries.append((place[u], place[v]))
+        return [(plan.order[u], plan.order[v]) for u, v in unreached(preds, queries)]
+
+    return unordered
 
 
 def _happens_after(plan: Plan, place: Sequence[int]) -> list[list[int]]:

@@ -194,7 +194,7 @@ def _row(view: View) -> int | None:
     if 0 in view.shape:
         return None
     dense = 1
-    for stride, n in sorted((s, n) for n, s in zip(view.shape, view.stride, strict=True) if n > 1 and s > 0):
+    for stride, n in sorted([(s, n) for n, s in zip(view.shape, view.stride, strict=True) if n > 1 and s > 0]):
         if stride > dense:
             return stride * view.itemsize
         dense = stride * n if stride == dense else max(dense, stride * (n - 1) + dense)

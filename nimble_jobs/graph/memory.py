@@ -82,7 +82,7 @@ def arena_users(program: Program, among: Collection[int] | None = None) -> dict[
     for position, task in enumerate(program.tasks):
         for view in (*task.reads, *task.writes, *task.mutates):
             touching = users.get(view.buffer)
-            if touching is not None and position not in touching[-1:]:
+            if touching is not None and (not touching or touching[-1] != position):
                 touching.append(position)
     return {buffer: tuple(tasks) for buffer, tasks in users.items()}
 
@@ -98,17 +98,18 @@ def _fill(
     opens: defaultdict[int, list[int]] = defaultdict(list)
     closes: defaultdict[int, list[int]] = defaultdict(list)
     for buffer, tasks in users.items():
-        opens[min(tasks, key=launch.__getitem__)].append(buffer)
-        closes[max(tasks, key=launch.__getitem__)].append(buffer)
+        launched = [launch[task] for task in tasks]
+        opens[plan.order[min(launched)]].append(buffer)
+        closes[plan.order[max(launched)]].append(buffer)
     arena = Arena(plan.streams, tracked(plan))
     offsets: dict[int, int] = {}
     for task, now in walk(plan):
         if task not in opens and task not in closes:
             continue
-        clock, own = now.tolist(), plan.stream_of[task]
+        clock, own = now.data, plan.stream_of[task]
         for buffer in sorted(opens.get(task, ()), key=lambda b: (-size[b], b)):
             if buffer in shared:
-                offsets[buffer] = arena.take(size[buffer], shared[buffer].tolist(), None)
+                offsets[buffer] = arena.take(size[buffer], shared[buffer].data, None)
             else:
                 offsets[buffer] = arena.take(size[buffer], clock, own)
         for buffer in closes.get(task, ()):
@@ -128,15 +129,13 @@ def _begun_together(program: Program, users: dict[int, tuple[int, ...]]) -> dict
     """Those of the buffers that more than one task may begin: where the first does not write all of it, upon which all
     others depend.
     """
-    return {
-        buffer: tasks
-        for buffer, tasks in users.items()
-        if len(tasks) > 1
-        and not any(
-            view.buffer == buffer and view.span == (0, program.buffers[buffer].nbytes)
-            for view in (*program.tasks[tasks[0]].writes, *program.tasks[tasks[0]].mutates)
-        )
-    }
+    found = {buffer: tasks for buffer, tasks in users.items() if len(tasks) > 1}
+    for task in {tasks[0] for tasks in found.values()}:
+        for view in (*program.tasks[task].writes, *program.tasks[task].mutates):
+            tasks = found.get(view.buffer, ())
+            if task in tasks[:1] and view.span == (0, program.buffers[view.buffer].nbytes):
+                del found[view.buffer]
+    return found
 
 
 def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, Clock]:

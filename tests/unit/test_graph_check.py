@@ -38,7 +38,7 @@ def test_counts_and_sweeps_are_the_definition(plan: Plan) -> None:
     """For few streams and for many, exactly the pairs that happens-before does not hold for are found."""
     pairs = list(product(plan.order, plan.order))
     for find in (check._by_counts, check._by_sweeps):
-        found = find(plan, pairs)
+        found = find(plan)(pairs)
         assert len(found) == len(set(found))
         assert set(found) == set(pairs) - happens_before(plan)
 
