@@ -222,6 +222,40 @@ def test_a_short_batch_runs_in_eager_amid_replays(device: torch.device) -> None:
     assert mean_difference(losses[0], losses[1]) < 0.02
 
 
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, g: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise KeyError("mode")
+        return g
+
+
+class OnlyInEager(Branches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return FailsInBackward.apply(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", ["streams", "inductor"])
+def test_what_fails_only_while_it_is_recorded_trains_as_in_eager(kind: str, device: torch.device) -> None:
+    """With the same bits: masks, statistics and the optimizer's state are those of a step that nobody recorded."""
+    results = []
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        for made in (EagerStep, prepare_step):
+            torch.manual_seed(0)
+            module = OnlyInEager(0.5).to(device)
+            step = made(request_for(module, device, options=options(kind)), device=device)
+            torch.manual_seed(1)
+            losses = run(step, device, count=8)
+            results.append((step, {"losses": losses, **module.state_dict(), **step.state_dict()}))
+    (_, expected), (step, found) = results
+    assert (step.schedule, step.fallback) == (None, "the model fails while it is recorded: KeyError: 'mode'")
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_attention_with_dropout_is_recorded(precision: Any, device: torch.device) -> None:
     """The seeds that attention's backward needs come from its forward in the same replay."""
