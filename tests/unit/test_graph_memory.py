@@ -20,7 +20,7 @@ from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.memory import ALIGNMENT_BYTES, MemoryPlan, aligned, plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.graph.simulate import interleaving
-from nimble_jobs.schedule import BufferKind, Plan, Program
+from nimble_jobs.schedule import BufferKind, Plan, Program, Sync
 from tests.strategies import dags, flat, flow, flows, happens_before, network, plans, program, programs, task
 
 FREE = BufferKind.INTERMEDIATE
@@ -221,6 +221,44 @@ def test_packing_stops_where_buffers_are_all_live_at_once(monkeypatch: pytest.Mo
     users = {b: tasks for b, tasks in memory.arena_users(some).items() if tasks}
     offsets, end = packing.pack(plan, users, dict.fromkeys(users, 4096), 3 * 4096, 512) or ({}, 0)
     assert (sorted(offsets), end, moved) == ([0, 1, 2, 3, 4], 5 * 4096, [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_may_be_live_at_once(seed: int) -> None:
+    """Two buffers, unless every task of one happens before every task of the other, also where tasks are launched in
+    another order than the program's.
+    """
+    dice = Random(seed)
+    dag = network(90, dice)
+    number = dice.sample(range(dag.n), dag.n)
+    base, _ = make_plan(flow(dag, dice), max_streams=(None, 1, 3)[seed % 3])
+    plan = Plan(
+        order=tuple(number[task] for task in base.order),
+        stream_of=tuple(base.stream_of[number.index(task)] for task in range(dag.n)),
+        syncs=tuple(Sync(before=number[s.before], after=number[s.after]) for s in base.syncs),
+    )
+    users = {b: tuple(sorted(dice.sample(range(dag.n), dice.choice((1, 2, 3, 8))))) for b in range(100)}
+    ordered = happens_before(plan)
+    meet = packing._meet(plan, users, list(users))
+    assert meet is not None
+    for a, b in product(users, users):
+        apart = any(all(pair in ordered for pair in product(users[x], users[y])) for x, y in ((a, b), (b, a)))
+        assert meet[a, b] == (a != b and not apart)
+
+
+def test_packing_is_left_where_too_many_tasks_end_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted are the last users on each stream, not all users."""
+    some = branches()  # on two streams: 0 is ended by both, 1 to 4 by one each
+    users = {b: tasks for b, tasks in memory.arena_users(some).items() if tasks}
+    size = dict.fromkeys(users, 4096)
+    plan, _ = make_plan(some)
+    one, _ = single_stream(some)
+    ends = {task for tasks in users.values() for task in {plan.stream_of[task]: task for task in tasks}.values()}
+    monkeypatch.setattr(packing, "ENDS", len(ends))
+    assert packing.pack(plan, users, size, 0, 512) is not None
+    monkeypatch.setattr(packing, "ENDS", len(ends) - 1)
+    assert packing.pack(plan, users, size, 0, 512) is None
+    assert packing.pack(one, users, size, 0, 512) is not None
 
 
 @pytest.mark.parametrize("enabled", [True, False])
