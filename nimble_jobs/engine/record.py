@@ -21,6 +21,7 @@ from nimble_jobs.schedule import BufferKind
 __all__ = [
     "Recording",
     "flatten_outputs",
+    "held",
     "module_names",
     "record",
     "record_compiled",
@@ -57,7 +58,8 @@ def record(
     fails while it is recorded; what the call raises in any case comes through.
     """
     recorder = recorder_for(inputs, state, device)
-    with torch.no_grad(), refusing(lambda: call(*inputs.values())), module_names(module, recorder), recorder:
+    holding = contextlib.nullcontext() if module is None else held(module, state, recorder)
+    with torch.no_grad(), refusing(lambda: call(*inputs.values())), holding, module_names(module, recorder), recorder:
         outputs = flatten_outputs(call(*inputs.values()))
         outputs = recorder.own(outputs)
     return recorder.finish(inputs, outputs)
@@ -76,6 +78,30 @@ def refusing(again: Callable[[], object]) -> Iterator[None]:
     except Exception as e:
         again()
         raise CannotRecord(f"the model fails while it is recorded: {first_line(e)}") from e
+
+
+@contextlib.contextmanager
+def held(module: nn.Module, known: Mapping[str, torch.Tensor], recorder: Recorder) -> Iterator[None]:
+    """Around a recorded call: raises CannotRecord where replays would go on with tensors that the module has replaced.
+
+    `known` are those that it had before its first call, by the names of `state_of`. An attribute that each call sets
+    anew, and none reads, is left to it.
+    """
+    before = state_of(module)
+    marks = {name: (t.shape, None if t.is_inference() else t._version) for name, t in before.items()}
+    yield
+    registered = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    for name, tensor in state_of(module).items():
+        old = [t for t in (known.get(name), before.get(name)) if t is not None]
+        if any(t is not tensor and (name in registered or recorder.uses(t)) for t in old):
+            raise CannotRecord(f"the model replaces its tensor {name!r}, which a replay cannot; it can write into it")
+        if tensor is not before.get(name):
+            continue
+        shape, version = marks[name]
+        if tensor.shape != shape:
+            raise CannotRecord(f"the model changes the shape of its tensor {name!r}")
+        if name not in known and version is not None and version != tensor._version and recorder.uses(tensor):
+            raise CannotRecord(f"the model writes into its tensor {name!r}, which it made at an earlier call")
 
 
 def record_compiled(

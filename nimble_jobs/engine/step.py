@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.inductor import kernels_to
-from nimble_jobs.engine.record import flatten_outputs, module_names, recorder_for, refusing
+from nimble_jobs.engine.record import flatten_outputs, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
@@ -90,7 +90,7 @@ def record_step(
     state: Mapping[str, torch.Tensor],
     device: torch.device,
     *,
-    module: nn.Module | None = None,
+    module: nn.Module,
     compiled: bool = False,
 ) -> Step:
     """Record one call and its backward, as to `leaves`: parameters, and inputs that require grad.
@@ -107,7 +107,7 @@ def record_step(
     with torch.enable_grad():
         for _ in range(_WARM_UP_STEPS if compiled else 0):
             in_eager()
-    with torch.enable_grad(), refusing(in_eager):
+    with torch.enable_grad(), refusing(in_eager), held(module, state, recorder):
         with module_names(None if compiled else module, recorder), watched:
             outputs = flatten_outputs(call(*inputs.values()))
         with recorder:

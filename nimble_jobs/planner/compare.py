@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from nimble_jobs.engine import verify
+from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.errors import CheckFailed
 
 # Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
@@ -55,7 +56,19 @@ def copies(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def put(tensors: Tensors, values: Tensors) -> None:
-    """Write values into tensors, by name."""
+    """Write values into tensors, by name; one whose shape was changed gets its own back."""
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(values[name])
+            if tensor.shape != values[name].shape:
+                tensor.data = values[name].clone()
+            else:
+                tensor.copy_(values[name])
+
+
+def writable(tensor: torch.Tensor) -> bool:
+    """Whether calls may change it in place: no tensor of inference mode, and none whose elements share memory."""
+    if tensor.is_inference():
+        return False
+    return not is_dense(tensor) or all(
+        stride or n <= 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.private import tree_leaves
+from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.step import differentiate
+from nimble_jobs.planner.compare import writable
 from nimble_jobs.planner.counters import Counters
 from nimble_jobs.planner.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
 from nimble_jobs.planner.step_request import StepRequest
@@ -91,6 +93,7 @@ class Arithmetic:
 
     def __init__(self, request: StepRequest, device: torch.device) -> None:
         self.objective = Objective(request, device)
+        self.tensors = {n: t for n, t in state_of(request.module).items() if writable(t)}  # those before the first call
         self.optimizer = Optimizer(request, device)
         self.parameters: dict[str, torch.Tensor] = dict(request.parameters)
         self.accumulated: dict[str, torch.Tensor] = {}

@@ -59,12 +59,8 @@ class LiveStep:
         self.restore()
 
     def restore(self) -> None:
-        """Give weights, state and inputs the values that they had at first.
-
-        What the module has come to hold since, or holds in another shape, is left to `no_traces`.
-        """
-        shapes = {name: value.shape for name, value in self._values.items()}
-        put({name: t for name, t in self.state().items() if shapes.get(name) == t.shape}, self._values)
+        """Give weights, state and inputs the values that they had at first."""
+        put(self.state(), self._values)
 
     def objective(self, source: Source) -> Callable[..., Any]:
         """The module with its loss, in the source's kernels."""

@@ -15,7 +15,7 @@ import torch
 
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, kernels_to
-from nimble_jobs.engine.record import Recording, module_names, recorder_for, refusing, state_of
+from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
@@ -29,7 +29,7 @@ _WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
 def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every tensor that outlasts a step or is set before it, by the name under which programs know it."""
     return {
-        **state_of(arithmetic.objective.module),
+        **arithmetic.tensors,
         **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
         "@lr": arithmetic.optimizer.lr,
         **{f"@{name}": tensor for name, tensor in inputs.items()},
@@ -88,7 +88,7 @@ def _recorded(
 
     for _ in range(_WARM_UP_STEPS if compiled else 0):
         in_eager()
-    with refusing(in_eager):
+    with refusing(in_eager), held(arithmetic.objective.module, arithmetic.tensors, recorder):
         outputs, forward = _watched(recorder, arithmetic, inputs, objective, compiled=compiled, update=update)
     recording = recorder.finish({}, outputs)
     late = next((t for t in recording.program.tasks[forward:] if t.random), None)

@@ -15,6 +15,7 @@ from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.errors import EngineError
+from nimble_jobs.planner.compare import copies, put, writable
 
 
 @contextlib.contextmanager
@@ -41,7 +42,8 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     tensors = (*module.parameters(), *module.buffers())
     laid_out = [(t, t.data) for t in tensors if is_dense(t)]
     kept = {id(p) for p in module.parameters()}
-    buffers = [(t, t.detach().clone()) for t in state_of(module).values() if id(t) not in kept]
+    state = {n: t for n, t in state_of(module).items() if id(t) not in kept and writable(t)}
+    values = copies(state)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         try:
@@ -55,9 +57,7 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
             for m, before, own in attributes:
                 _restore(vars(m), before)
                 _restore(m._buffers, own)
-            with torch.no_grad():
-                for tensor, value in buffers:
-                    tensor.copy_(value)
+            put(state, values)
             if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
                 forget_compiled()  # compilers keep what they compiled, and with it the module
 

@@ -189,6 +189,31 @@ def test_what_fails_in_eager_too_raises_its_own_error() -> None:
         recorded(Fails(), torch.randn(4))
 
 
+class Keeps(nn.Module):
+    """Sets a tensor of its own anew at each call."""
+
+    def __init__(self, *, buffer: bool = False, reads: bool = False) -> None:
+        super().__init__()
+        self.linear, self.reads = nn.Linear(4, 3), reads
+        if buffer:
+            self.register_buffer("last", torch.zeros(3))
+        else:
+            self.last = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(x)
+        shift, self.last = self.last, found.detach() * 0.001
+        return found + shift if self.reads else found
+
+
+def test_a_tensor_that_calls_replace_is_left_to_them_unless_it_is_read_or_a_buffer() -> None:
+    """A replay would go on with the old one."""
+    replayed_like_eager(Keeps(), torch.randn(4))
+    for module in (Keeps(buffer=True), Keeps(reads=True)):
+        with pytest.raises(CannotRecord, match="replaces its tensor 'last'"):
+            recorded(module, torch.randn(4))
+
+
 class HiddenHostWork(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(x.numpy() * 2.0)

@@ -407,6 +407,8 @@ def test_two_jobs_of_one_training(folder: Path, undisturbed: dict[str, str]) -> 
 
     def meanwhile(asked: int) -> Stop:
         if asked == 10:
+            while not kept(spec):  # a thread writes them
+                time.sleep(0.001)
             states = random_state.capture(CPU)  # other jobs run in other processes
             inner.append(Attempt(spec, job="inner", stop=lambda n: Stop.DRAIN if n >= 2 else Stop.GO))
             inner[0].run()

@@ -64,6 +64,26 @@ def test_the_second_training_of_a_kind_finds_what_the_first_built(folder: Path, 
     assert digests(folder / "second/net") == digests(folder / "third/net")
 
 
+def test_a_model_that_keeps_tensors_of_its_calls_is_found_again(folder: Path, store: Store) -> None:
+    """What it has after a call, and not before, is no part of the schedule."""
+    (folder / "keeps.py").write_text(
+        """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 4)
+
+    def forward(self, x):
+        self.last = self.linear(x.flatten(1))
+        return self.last
+"""
+    )
+    source = {"model__source": f"python:{folder}/keeps.py:Net", "model__args": {}}
+    assert [train(folder, name, **source)[0].schedule["hit"] for name in ("first", "second")] == ["miss", "stored"]
+
+
 def test_both_programs_of_an_accumulated_step_are_stored(folder: Path, store: Store) -> None:
     """Each is a row; a training hits only where both are there, and builds both where one is gone."""
     first, _ = train(folder, "first", train__accumulate=2)
