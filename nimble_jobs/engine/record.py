@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.inductor import kernels_to
-from nimble_jobs.engine.recorder import Recorder, Recording
+from nimble_jobs.engine.private import storage_id
+from nimble_jobs.engine.recorder import Recorder, Recording, is_dense
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.schedule import BufferKind
@@ -84,24 +85,53 @@ def refusing(again: Callable[[], object]) -> Iterator[None]:
 def held(module: nn.Module, known: Mapping[str, torch.Tensor], recorder: Recorder) -> Iterator[None]:
     """Around a recorded call: raises CannotRecord where replays would go on with tensors that the module has replaced.
 
-    `known` are those that it had before its first call, by the names of `state_of`. An attribute that each call sets
-    anew, and none reads, is left to it.
+    `known` are its tensors as programs know them, by the names of `state_of`. An attribute that each call sets anew,
+    and none reads, is left to it; a buffer that is saved with the module is not.
     """
     before = state_of(module)
-    marks = {name: (t.shape, None if t.is_inference() else t._version) for name, t in before.items()}
+    marks = {name: _mark(tensor) for name, tensor in before.items()}
     yield
-    registered = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    for name, tensor in state_of(module).items():
-        old = [t for t in (known.get(name), before.get(name)) if t is not None]
-        if any(t is not tensor and (name in registered or recorder.uses(t)) for t in old):
+    after, memory = state_of(module), recorder.memory()
+    saved = _saved(module)
+    live = {id(tensor) for tensor in known.values()}
+    for name, old in before.items():
+        tensor, (shape, version) = after.get(name), marks[name]
+        was = known.get(name, old) if name in saved else old
+        used = is_dense(was) and storage_id(was) in memory
+        if not _same(was, tensor) and (used or name in saved):
             raise CannotRecord(f"the model replaces its tensor {name!r}, which a replay cannot; it can write into it")
-        if tensor is not before.get(name):
-            continue
-        shape, version = marks[name]
-        if tensor.shape != shape:
+        if tensor is old and shape != _mark(old)[0]:
             raise CannotRecord(f"the model changes the shape of its tensor {name!r}")
-        if name not in known and version is not None and version != tensor._version and recorder.uses(tensor):
+        if tensor is old and id(old) not in live and version != _mark(old)[1] and used:
             raise CannotRecord(f"the model writes into its tensor {name!r}, which it made at an earlier call")
+
+
+def _saved(module: nn.Module) -> set[str]:
+    """Names of what is saved with a module."""
+    found = set()
+    for prefix, child in module.named_modules():
+        own = {*child._parameters, *child._buffers} - child._non_persistent_buffers_set
+        found |= {f"{prefix}.{name}" if prefix else name for name in own}
+    return found
+
+
+def _mark(tensor: torch.Tensor) -> tuple[torch.Size | None, int | None]:
+    """Shape and version, as far as it has them."""
+    return tensor.shape if is_dense(tensor) else None, None if tensor.is_inference() else tensor._version
+
+
+def _same(old: torch.Tensor, new: torch.Tensor | None) -> bool:
+    """Whether both are the same elements of the same memory."""
+    if old is new or new is None:
+        return old is new
+    if not is_dense(old) or not is_dense(new) or storage_id(old) != storage_id(new):
+        return False
+    return (old.storage_offset(), old.shape, old.stride(), old.dtype) == (
+        new.storage_offset(),
+        new.shape,
+        new.stride(),
+        new.dtype,
+    )
 
 
 def record_compiled(

@@ -258,10 +258,10 @@ class Recorder(TorchDispatchMode):
         """How many tasks and buffers were recorded so far."""
         return len(self._tasks), len(self._buffers)
 
-    def uses(self, tensor: torch.Tensor) -> bool:
-        """Whether a task reads or writes memory of this tensor."""
-        index = self._index.get(storage_id(tensor))
-        return any(v.buffer == index for t in self._tasks for v in (*t.reads, *t.writes, *t.mutates))
+    def memory(self) -> set[int]:
+        """What tasks read or write, by `storage_id`."""
+        touched = {v.buffer for t in self._tasks for v in (*t.reads, *t.writes, *t.mutates)}
+        return {identity for identity, index in self._index.items() if index in touched}
 
     def own(self, outputs: Mapping[str, torch.Tensor], *, since: int = 0) -> dict[str, torch.Tensor]:
         """The outputs, with a copy, made by a task, of each that lies in an input, in the state, in a constant, or in

@@ -59,7 +59,7 @@ def put(tensors: Tensors, values: Tensors) -> None:
     """Write values into tensors, by name; one whose shape was changed gets its own back."""
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if tensor.shape != values[name].shape:
+            if is_dense(tensor) and tensor.shape != values[name].shape:
                 tensor.data = values[name].clone()
             else:
                 tensor.copy_(values[name])

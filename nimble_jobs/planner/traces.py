@@ -14,7 +14,7 @@ from torch import nn
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.recorder import is_dense
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import CannotRecord, EngineError
 from nimble_jobs.planner.compare import copies, put, writable
 
 
@@ -36,7 +36,7 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever runs inside, buffers, tensor attributes, random states and compilers are then as before.
 
     The memory layout of weights and buffers is restored where an error leaves the block, and left as chosen otherwise.
-    What a model keeps outside of itself cannot be restored.
+    What a model keeps outside of itself cannot be restored. Raises CannotRecord where a tensor has another shape then.
     """
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
     tensors = (*module.parameters(), *module.buffers())
@@ -53,6 +53,8 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
                 if tensor.data_ptr() != data.data_ptr():
                     tensor.data = data
             raise
+        else:
+            grown = next((n for n, t in state.items() if is_dense(t) and t.shape != values[n].shape), None)
         finally:
             for m, before, own in attributes:
                 _restore(vars(m), before)
@@ -60,6 +62,8 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
             put(state, values)
             if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
                 forget_compiled()  # compilers keep what they compiled, and with it the module
+    if grown is not None:
+        raise CannotRecord(f"the model changes the shape of its tensor {grown!r} at its first call")
 
 
 @dataclass(frozen=True)

@@ -403,6 +403,32 @@ def test_several_in_flight_need_a_module_that_writes_no_state() -> None:
         same(prepared(module, x, in_flight=count)(x), eager(module, x))
 
 
+class GrowsOnce(nn.Module):
+    """Its first call gives a buffer the shape that it then keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.register_buffer("sums", torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if not self.sums.numel():
+                self.sums.resize_(4).zero_()
+            self.sums.add_(0.001)
+        found: torch.Tensor = self.linear(x) + self.sums
+        return found
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_buffer_that_the_first_call_resizes_is_refused(training: bool) -> None:
+    """Afterwards it has its own shape again, where a replay would write into memory that nobody sees."""
+    net = GrowsOnce()
+    with pytest.raises(CannotRecord, match="changes the shape of its tensor 'sums' at its first call"):
+        Nimble(net).prepare(torch.randn(2, 3), training=training)
+    assert net.sums.shape == (0,)
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_prepare_leaves_no_trace(reads: bool) -> None:
     """Modes, hooks, buffers, attributes, gradients and random numbers are as before, whether or not it worked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -545,6 +546,8 @@ class Smooths(nn.Module):
         self.net, self.how = images(dropout=0.0), how
         if how in ("in place", "a buffer"):
             self.register_buffer("mean", torch.zeros(()))
+        elif how == "a buffer that is not saved":
+            self.register_buffer("mean", torch.zeros(()), persistent=False)
         elif how == "an attribute":
             self.mean = torch.zeros(())
 
@@ -577,6 +580,30 @@ class Grows(Smooths):
         return found
 
 
+class Settles(Smooths):
+    """Its first call makes what later ones read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.mean.dim():
+            self.mean = torch.full((1,), 0.5)
+        found: torch.Tensor = self.net(x)
+        return found - self.mean
+
+
+class Normed(Smooths):
+    """Hooks set the weight anew at each call, from others; at first it lies in their memory."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it is the older way
+            nn.utils.spectral_norm(self.net[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(x)
+        return found
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "reason"),
     [
@@ -584,7 +611,11 @@ class Grows(Smooths):
         (Smooths, "a buffer", "replaces its tensor 'mean'"),
         (Smooths, "an attribute", "replaces its tensor 'mean'"),
         (Smooths, "made at the first call", "replaces its tensor 'mean'"),
-        (Aliases, "an attribute", "replaces its tensor 'mean'"),
+        (Smooths, "a buffer that is not saved", "replaces its tensor 'mean'"),
+        (Aliases, "an attribute", None),
+        (Settles, "a buffer that is not saved", None),
+        (Settles, "a buffer", "replaces its tensor 'mean'"),
+        (Normed, "unread", None),
         (Grows, "a buffer", "changes the shape of its tensor 'mean'"),
     ],
 )
