@@ -415,7 +415,7 @@ class GrowsOnce(nn.Module):
         with torch.no_grad():
             if not self.sums.numel():
                 self.sums.resize_(4).zero_()
-            self.sums.add_(0.001)
+            self.sums.add_(1e-6)
         found: torch.Tensor = self.linear(x) + self.sums
         return found
 
