@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.private import storage_id
 from nimble_jobs.engine.recorder import Recorder, Recording, is_dense
@@ -124,14 +125,9 @@ def _same(old: torch.Tensor, new: torch.Tensor | None) -> bool:
     """Whether both are the same elements of the same memory."""
     if old is new or new is None:
         return old is new
-    if not is_dense(old) or not is_dense(new) or storage_id(old) != storage_id(new):
+    if not is_dense(old) or not is_dense(new):
         return False
-    return (old.storage_offset(), old.shape, old.stride(), old.dtype) == (
-        new.storage_offset(),
-        new.shape,
-        new.stride(),
-        new.dtype,
-    )
+    return (storage_id(old), view_of(old, 0)) == (storage_id(new), view_of(new, 0))
 
 
 def record_compiled(
