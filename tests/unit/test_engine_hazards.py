@@ -19,7 +19,7 @@ from nimble_jobs.graph.simulate import interleaving
 from nimble_jobs.models import zoo
 from nimble_jobs.models.zoo.nasnet import NORMAL, REDUCTION, NASNet
 from nimble_jobs.schedule import Plan, Program
-from tests.hazards import Hazards, allocated_places, arena_places, delayed, returned
+from tests.marked_memory import Hazards, allocated_places, arena_places, delayed, returned
 from tests.nets import SHAPE, net, recorded
 from tests.strategies import flows, programs
 

@@ -1,0 +1,1 @@
+"""Modules and uses that could make a replay lie."""
