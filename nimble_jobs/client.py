@@ -14,7 +14,7 @@ from pathlib import Path
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
 
@@ -40,14 +40,16 @@ def submit(
     """Queue a spec, or the file that holds one; once this returns the job is durable.
 
     `priority`, `after` and `key` go before what the spec says. `overrides` are `KEY=VALUE` texts for a file. Folders in
-    `allow_python` and in NIMBLE_JOBS_ALLOW_PYTHON may hold `python:` models. Raises SpecError, UsageError when `key` is
-    taken by another spec, and NotFound for an unknown job in `after`.
+    `allow_python` and in NIMBLE_JOBS_ALLOW_PYTHON may hold `python:` models and losses. Raises SpecError, UsageError
+    for a `python:` file that is in none of them and when `key` is taken by another spec, and NotFound for an unknown
+    job in `after`.
     """
     if not isinstance(spec, JobSpec):
         spec = specs.load(Path(spec), overrides)
     elif overrides:
         raise UsageError("overrides go with a spec file; a JobSpec is final")
     now = time.time() if now is None else now
+    folders = permitted(spec, allow_python)
     with _opened(store, home) as store:
         return store.jobs.submit(
             spec=specs.dump(spec),
@@ -61,9 +63,17 @@ def submit(
             timeout_s=spec.run.timeout,
             device=spec.run.device,
             foreground=foreground,
-            allow_python=tuple(str(folder) for folder in allowed_python(allow_python)),
+            allow_python=tuple(map(str, folders)),
             now=now,
         )
+
+
+def permitted(spec: JobSpec, named: Sequence[Path | str] = ()) -> tuple[Path, ...]:
+    """The folders of `allowed_python`. Raises UsageError where a `python:` file of the spec is in none of them."""
+    folders = allowed_python(named)
+    if refused := code.refused(spec, folders):
+        raise UsageError("\n".join(refused))
+    return folders
 
 
 def allowed_python(named: Sequence[Path | str] = ()) -> tuple[Path, ...]:

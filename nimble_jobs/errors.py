@@ -155,6 +155,12 @@ class FencedOut(StoreError):
     """Another attempt owns the job now."""
 
 
+def foreseen(error: BaseException) -> bool:
+    """Does the message say all that its reader needs? Of other errors the traceback matters too."""
+    unforeseen = isinstance(error, (EngineError, StoreError)) and not isinstance(error, OutOfMemory)
+    return isinstance(error, NimbleError) and not unforeseen
+
+
 def first_line(error: BaseException) -> str:
     """The error's type, and the first line of what it says."""
     line = str(error).strip().partition("\n")[0]

@@ -75,7 +75,7 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Build and store the schedules that a spec's jobs will need. No job is queued."""
-    from nimble_jobs.client import allowed_python
+    from nimble_jobs.client import permitted
     from nimble_jobs.models import permission
     from nimble_jobs.spec import load
     from nimble_jobs.store.cap import limit_bytes
@@ -83,7 +83,7 @@ def build(
     sizes = _sizes(batch_size or ())
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
     loaded = load(spec, overrides or ())
-    allowed = allowed_python(allow_python or ())
+    allowed = permitted(loaded, allow_python or ())
     try:
         permission.check(loaded.model, allowed)
     except ModelError as e:

@@ -110,7 +110,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         output.emit_json(render.job_json(job, attempts, events, now))
         return
     row = render.job_row(job, now)
-    parts = [("Job", _facts(job, row))]
+    parts = [("Job", _facts(job, row) + render.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:

@@ -38,7 +38,9 @@ Sort = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Print this many rows at most.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="Job spec, a YAML file.", show_default=False)]
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="SPEC", help="Job spec, a YAML file; - reads standard input.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -177,6 +177,12 @@ def fallback(job: Job) -> str | None:
     return str(reason) if reason else None
 
 
+def weights(events: Sequence[Event]) -> list[tuple[str, str]]:
+    """Where weights come from that no file holds, as the job said it last; nothing for others."""
+    said = [event.message.removeprefix("weights: ") for event in events if event.kind == "weights"]
+    return [("weights", text) for text in said[-1:]]
+
+
 def speedup(values: dict[str, Any]) -> str:
     """Replay against eager, with the device that both were measured on; empty where nothing was measured."""
     replay_us, eager_us = values.get("replay_us"), values.get("eager_us")

@@ -22,12 +22,13 @@ def register(app: typer.Typer) -> None:
 def validate(spec: options.SpecFile, overrides: options.Overrides = None, json: options.Json = False) -> None:
     """Check a spec and say everything that is wrong with it."""
     from nimble_jobs.spec import dump, load
+    from nimble_jobs.spec.load import name_of
 
     loaded = load(spec, overrides or ())
     if json:
         output.emit_json(dump(loaded))
     else:
-        output.note(f"{spec}: valid")
+        output.note(f"{name_of(spec)}: valid")
 
 
 def schema() -> None:
@@ -59,14 +60,14 @@ def explain(
     Its key and what it was made of, how long each stage took, the graph and its bounds, the memory, and the candidates
     with what was chosen and why. On a miss the schedule is built and stored. Exits 100 where jobs will run in eager.
     """
-    from nimble_jobs.client import allowed_python
+    from nimble_jobs.client import permitted
     from nimble_jobs.draw import Drawing
     from nimble_jobs.spec import load
 
     asked = ((Drawing.timeline, timeline), (Drawing.trace, trace), (Drawing.dot, dot))
     drawings = [make(path) for make, path in asked if path is not None]
     loaded = load(spec, overrides or ())
-    allowed = allowed_python(allow_python or ())
+    allowed = permitted(loaded, allow_python or ())
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
     with options.store(ctx) as store, telling(quiet=quiet) as told:
         from nimble_jobs.workloads.explain import explain as plan  # loads torch

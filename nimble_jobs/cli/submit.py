@@ -45,6 +45,8 @@ def run(
             from nimble_jobs.worker.executor import run_inline  # loads torch: after the progress is on the screen
 
             ended = run_inline(store, job.id)
+        for name, text in () if quiet else render.weights(store.jobs.events(job.id)):
+            output.note(f"{name}: {text}; trained ones are named by model.weights")
         _report(store, ended, json=json, quiet=quiet)
 
 
@@ -86,6 +88,7 @@ def submit(
     delay_s = options.duration(delay, "--delay") or 0.0
     timeout_s = options.duration(timeout, "--timeout")
     if dry_run:
+        client.permitted(loaded, allow_python or ())
         output.emit_json(dump(loaded))
         output.note(f"{loaded.name}: would be queued; nothing was")
         return

@@ -61,6 +61,9 @@ class ArraySource:
         self.labels = labels
         self.stamps = (stamp,)
 
+    def place(self, index: int) -> str | None:
+        return None
+
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         if self._mapped:
             self.stamps[0].check()

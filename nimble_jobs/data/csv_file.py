@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -46,7 +48,38 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         read=lambda _group: x,
         extra=table.select(extra),
         bad=bad,
+        place=_Lines(path, stamp, table.num_rows),
     )
+
+
+class _Lines:
+    """Where each record begins: FILE:LINE. The file is read for this once, when the first bad record asks."""
+
+    def __init__(self, path: Path, stamp: Stamp, total: int) -> None:
+        self._path = path
+        self._stamp = stamp
+        self._total = total
+
+    def __call__(self, index: int) -> str | None:
+        return f"{self._path}:{self._lines[index]}" if len(self._lines) == self._total else None
+
+    @cached_property
+    def _lines(self) -> np.ndarray:
+        """The line of each record, int64; empty where the file cannot be told apart into the records that were read."""
+        lines: list[int] = []
+        try:
+            self._stamp.check()
+            with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                rows = csv.reader(file)
+                next(rows, None)  # the header
+                before = rows.line_num
+                for row in rows:
+                    if row:  # a blank line is no record
+                        lines.append(before + 1)
+                    before = rows.line_num
+        except (DataError, OSError, csv.Error):
+            return np.empty(0, dtype=np.int64)
+        return np.array(lines, dtype=np.int64)
 
 
 def _header(path: Path) -> list[str]:

@@ -39,7 +39,7 @@ class Reader:
             raise DataError(f"{source.stamps[0].path}: no records; expected at least one")
         where = source.stamps[0].path
         if source.ids is not None:
-            check_ids(source.ids, f"{where}: input.fields.id")
+            check_ids(source.ids, f"{where}: input.fields.id", source.place)
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
@@ -154,7 +154,9 @@ class Reader:
         for indexes, loaded in parts:
             for i in sorted(loaded.bad):
                 index = int(indexes[i])
-                bad.append(BadRecord(index=index, id=self.id(index), reason=loaded.bad[i]))
+                place = self._source.place(index)
+                reason = f"{place}: {loaded.bad[i]}" if place else loaded.bad[i]
+                bad.append(BadRecord(index=index, id=self.id(index), reason=reason))
             good.append(np.delete(indexes, list(loaded.bad)) if loaded.bad else indexes)
         kept = np.concatenate(good)
         x = parts[0][1].x if len(parts) == 1 else np.concatenate([p.x for _, p in parts])

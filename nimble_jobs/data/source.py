@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,9 @@ class Source(Protocol):
     @property
     def pixels(self) -> Arithmetic | None:
         """What makes values of the bytes that `load` gives with `raw`; None: it gives none."""
+
+    def place(self, index: int) -> str | None:
+        """FILE:LINE of a record; None where records are no lines of text."""
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic.
@@ -131,20 +134,20 @@ def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str])
     return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'nothing is there'}")
 
 
-def check_ids(ids: Sequence[str], where: str) -> None:
+def check_ids(ids: Sequence[str], where: str, place: Callable[[int], str | None]) -> None:
     """Raises DataError when two records share an id: results could not be told apart."""
     if len(set(ids)) == len(ids):
         return
     seen: dict[str, int] = {}
     for i, name in enumerate(ids):
         if name in seen:
-            raise DataError(
-                f"{where}: id {name!r} at records {seen[name]} and {i}; expected a different id for each record"
-            )
+            lines = [line for n in (seen[name], i) if (line := place(n))]
+            at = f"records {seen[name]} and {i}" + (f" ({' and '.join(lines)})" if lines else "")
+            raise DataError(f"{where}: id {name!r} at {at}; expected a different id for each record")
         seen[name] = i
 
 
-def as_ids(raw: np.ndarray, total: int, where: str) -> list[str]:
+def as_ids(raw: np.ndarray, total: int, where: str, place: Callable[[int], str | None] = lambda _: None) -> list[str]:
     """Ids as text from whole numbers or text. Raises DataError for anything else."""
     if raw.shape != (total,):
         raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
@@ -155,7 +158,7 @@ def as_ids(raw: np.ndarray, total: int, where: str) -> list[str]:
     values: list[Any] = raw.tolist()
     for i, value in enumerate(values):
         if value is None or value == "":
-            raise DataError(f"{where}: no id at record {i}; expected one for each record")
+            raise DataError(f"{where}: no id at {place(i) or f'record {i}'}; expected one for each record")
     return [str(v) for v in values]
 
 
@@ -185,6 +188,10 @@ class Joined:
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece
         self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
+
+    def place(self, index: int) -> str | None:
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._parts[part].place(index - int(self._starts[part]))
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1

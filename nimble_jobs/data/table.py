@@ -35,10 +35,12 @@ class TableSource:
         read: Callable[[int], pa.Table],
         extra: pa.Table,
         bad: dict[int, str] | None = None,
+        place: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         self._names = names
         self._read = read
         self._starts = np.cumsum([0, *group_rows])
+        self.place = place
         self._bad = bad or {}  # rows that were no rows of the table to begin with
         self._kept: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -54,6 +56,7 @@ class TableSource:
                 to_objects(extra.column(spec.fields.id)),
                 self.total,
                 f"{stamp.path}: input.fields.id: {spec.fields.id!r}",
+                place,
             )
         self.labels = None if spec.fields.label is None else to_objects(extra.column(spec.fields.label))
         self._transform: ArrayTransform | None = None

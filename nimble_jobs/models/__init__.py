@@ -5,6 +5,6 @@ This package imports without torch; what builds modules is imported by its own n
 
 from __future__ import annotations
 
-from nimble_jobs.models.identity import identity, weights_identity
+from nimble_jobs.models.identity import identity, random_weights, weights_identity
 
-__all__ = ["identity", "weights_identity"]
+__all__ = ["identity", "random_weights", "weights_identity"]

@@ -78,6 +78,16 @@ def weights_identity(spec: ModelSpec) -> str:
     return _stat(file) if file is not None else f"seed:{spec.seed}"
 
 
+def random_weights(spec: ModelSpec) -> str | None:
+    """Where the weights come from, when they come from no file: `random, from seed 0`. None when a file has them."""
+    identified = weights_identity(spec)
+    if identified != f"seed:{spec.seed}":
+        return None
+    source = source_of(spec)
+    made = f"as {source.factory} makes them" if source.scheme == "python" else "random"
+    return f"{made}, from seed {spec.seed}"
+
+
 def existing(path: Path) -> Path:
     """The path itself, or ModelError when there is no such file."""
     if not path.is_file():

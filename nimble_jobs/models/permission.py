@@ -11,6 +11,7 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.models.identity import existing
 from nimble_jobs.models.pt2_check import why_code
 from nimble_jobs.models.source import source_of
+from nimble_jobs.spec.code import allowed, how_to_allow, why_refused
 from nimble_jobs.spec.model import ModelSpec
 
 
@@ -29,8 +30,8 @@ def check(spec: ModelSpec, folders: Sequence[Path]) -> None:
 
 def check_python(file: Path, folders: Sequence[Path], field: str = "model.source") -> None:
     """Raises ModelError, naming the spec's field, for a Python file outside of the folders."""
-    if not _allowed(file, folders):
-        raise ModelError(f"{field}: {file} may not be run; {_how_to_allow(file)}")
+    if not allowed(file, folders):
+        raise ModelError(why_refused(field, file))
 
 
 def check_exported(file: Path, opened: Any, folders: Sequence[Path]) -> None:
@@ -39,17 +40,5 @@ def check_exported(file: Path, opened: Any, folders: Sequence[Path]) -> None:
         reason = why_code(opened)
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError, EOFError) as e:
         raise ModelError(f"{file}: not an exported program of this version of torch: {type(e).__name__}: {e}") from e
-    if reason is not None and not _allowed(file, folders):
-        raise ModelError(f"{file}: {reason}, so that loading it can run code; {_how_to_allow(file)}")
-
-
-def _allowed(path: Path, folders: Sequence[Path]) -> bool:
-    """Whether the file, symbolic links resolved, lies below one of the folders."""
-    real = path.resolve()
-    return any(real.is_relative_to(folder.resolve()) for folder in folders)
-
-
-def _how_to_allow(path: Path) -> str:
-    """What a user types to allow the folder of the file."""
-    folder = path.resolve().parent
-    return f"allow its folder with --allow-python {folder} or NIMBLE_JOBS_ALLOW_PYTHON={folder}"
+    if reason is not None and not allowed(file, folders):
+        raise ModelError(f"{file}: {reason}, so that loading it can run code; {how_to_allow(file)}")

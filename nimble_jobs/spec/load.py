@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,21 @@ from nimble_jobs.spec.tree import MAX_BYTES, parse
 from nimble_jobs.spec.units import show
 from nimble_jobs.spec.validate import validate
 
+STDIN = "-"  # in the place of a file
+_STDIN_NAME = "<stdin>"
+_TOO_LARGE = "larger than 1 MiB"
+
 
 def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True) -> JobSpec:
-    """Read a spec file. Relative paths, those in overrides too, are relative to the folder of the file.
+    """Read a spec file, or standard input where `path` is `-`. Relative paths, those in overrides too, are relative to
+    the folder of the file, or to the current folder.
 
     With `check_files` the files that the spec names must exist, unless earlier jobs (`run.after`) may still make them.
     Raises SpecError with all problems.
     """
-    file = str(path)
+    file = name_of(path)
+    if str(path) == STDIN:
+        return loads(_standard_input(), file, Path.cwd(), overrides, check_files=check_files)
     try:
         mode = path.stat().st_mode
         source = b""
@@ -42,9 +50,14 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     if not stat.S_ISREG(mode):
         raise _unreadable(file, "a folder" if stat.S_ISDIR(mode) else "not a regular file")
     if len(source) > MAX_BYTES:
-        raise _unreadable(file, "larger than 1 MiB")
+        raise _unreadable(file, _TOO_LARGE)
     base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
     return loads(source, file, base, overrides, check_files=check_files)
+
+
+def name_of(path: Path) -> str:
+    """What messages call the spec at `path`."""
+    return _STDIN_NAME if str(path) == STDIN else str(path)
 
 
 def loads(
@@ -88,6 +101,17 @@ def digest(spec: JobSpec) -> str:
     """SHA-256, in hex, of the canonical JSON of `dump(spec)`: equal for specs that mean the same."""
     text = json.dumps(dump(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _standard_input() -> bytes:
+    """What standard input holds. Raises SpecError when it is closed, or holds more than 1 MiB."""
+    try:
+        source: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
+    except (AttributeError, OSError, ValueError) as e:  # None, or closed
+        raise _unreadable(_STDIN_NAME, f"cannot be read ({getattr(e, 'strerror', None) or 'it is closed'})") from e
+    if len(source) > MAX_BYTES:
+        raise _unreadable(_STDIN_NAME, _TOO_LARGE)
+    return source
 
 
 def _unreadable(file: str, problem: str) -> SpecError:

@@ -76,7 +76,15 @@ class ModelSpec(Frozen):
 class FieldsSpec(Frozen):
     """Which array or column holds what."""
 
-    x: str = Field(default="x", min_length=1, description="Array or column that holds the records.")
+    x: str = Field(
+        default="x",
+        min_length=1,
+        description=(
+            "Array or column that holds the records. Of parquet and csv also several columns of numbers, which become "
+            "one vector: names and wildcards, separated by commas, as in a,b,c*."
+        ),
+        examples=["images", "c*"],
+    )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")
     label: str | None = Field(
         default=None, min_length=1, description="Array or column of class labels, or of the numbers to be met."

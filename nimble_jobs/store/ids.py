@@ -8,7 +8,9 @@ import secrets
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: no i, l, o, u
 LENGTH = 12
 _EPOCH_S = 1704067200  # 2024-01-01; 40 bits of milliseconds last until 2058
-_PREFIX = re.compile(f"[{ALPHABET}]{{4,{LENGTH}}}")
+MIN_PREFIX = 4  # of the characters of an id that may stand for it
+_START = re.compile(f"[{ALPHABET}]{{1,{MIN_PREFIX - 1}}}")
+_PREFIX = re.compile(f"[{ALPHABET}]{{{MIN_PREFIX},{LENGTH}}}")
 
 
 def new_id(now: float) -> str:
@@ -24,6 +26,11 @@ def random_id(length: int) -> str:
 def is_prefix(text: str) -> bool:
     """Could this be an id or the beginning of one, at least four characters long?"""
     return _PREFIX.fullmatch(text) is not None
+
+
+def is_start(text: str) -> bool:
+    """Could an id begin like this, though it is too short to stand for one?"""
+    return _START.fullmatch(text) is not None
 
 
 def _base32(number: int, length: int) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.store.database import Database
-from nimble_jobs.store.ids import LENGTH, is_prefix
+from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
 from nimble_jobs.store.records import attempt_record, event_record, job_record
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
 
@@ -48,7 +48,9 @@ def find_job(session: Session, reference: str) -> JobRow:
         if rows:
             ids = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
             raise UsageError(f"job {reference}: the beginning of several ids: {ids}; expected more characters")
-    raise NotFound(f"job {reference}: no such id or name")
+    short = is_start(prefix)
+    hint = f"; the beginning of an id needs at least {MIN_PREFIX} characters" if short else ""
+    raise NotFound(f"job {reference}: no such id or name{hint}; see them with: nimble-jobs ls")
 
 
 class JobQueries:

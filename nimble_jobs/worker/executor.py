@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import discard_staging
-from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError
+from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError, foreseen
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
@@ -75,7 +75,7 @@ def execute(
             return True
         except (Exception, SystemExit) as error:  # the model's code is the user's: anything may come
             found = explain(error, station.device)
-            log.error("%s", found, exc_info=error)
+            log.error("%s", found, exc_info=None if foreseen(error) else error)
             kind, found = type(found), _bare(found)
         else:
             _record(job, station.store, outcome)

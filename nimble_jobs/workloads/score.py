@@ -12,9 +12,9 @@ import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.models import permission
+from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -53,6 +53,7 @@ def run(context: JobContext) -> Outcome:
             )
         except Stopped:
             return Outcome(stop=context.stop())
+        tell_weights(context, spec.model)
         tell(context, prepared)
         context.report(phase="run", schedule=prepared.summary())
         shards = list(_shards(reader.total, spec.output.shard_size))
@@ -133,6 +134,13 @@ def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
     if found is not prepared:
         context.report(phase="run", schedule=found.summary())
     return found
+
+
+def tell_weights(context: JobContext, model: ModelSpec) -> None:
+    """Record that the weights are random: a forgotten `model.weights` must not look like a result."""
+    made = random_weights(model)
+    if made is not None:
+        context.event("weights", f"weights: {made}", {"seed": model.seed})
 
 
 def tell(context: JobContext, prepared: Prepared) -> None:

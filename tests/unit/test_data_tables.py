@@ -16,7 +16,7 @@ from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 
 def read(path: Path, x: str = "x", *, id: str | None = None, label: str | None = None, **more: Any) -> Batch:  # noqa: A002
-    kind: Any = path.suffix[1:]
+    kind: Any = path.suffix[1:] or "csv"
     with open_reader(InputSpec(source=str(path), format=kind, fields=FieldsSpec(x=x, id=id, label=label), **more)) as r:
         return r.take(np.arange(r.total))
 
@@ -123,10 +123,10 @@ def test_cells_that_are_no_numbers_are_bad_records(tmp_path: Path) -> None:
     batch = read(csv(tmp_path, "id,a,b\nu,1.5,2\nv,oops,3\nw,,4\nx,nan,5\ny,6.5,7\n"), "a,b", id="id")
     assert batch.ids == ["u", "y"]
     assert batch.x.tolist() == [[1.5, 2.0], [6.5, 7.0]]
-    assert [(b.id, b.reason[:34]) for b in batch.bad] == [
-        ("v", "column 'a' holds 'oops'; expected "),
-        ("w", "1 of 2 values are NaN or infinite;"),
-        ("x", "1 of 2 values are NaN or infinite;"),
+    assert [(b.id, b.reason.removeprefix(str(tmp_path))) for b in batch.bad] == [
+        ("v", "/d.csv:3: column 'a' holds 'oops'; expected a number"),
+        ("w", "/d.csv:4: 1 of 2 values are NaN or infinite; expected finite numbers"),
+        ("x", "/d.csv:5: 1 of 2 values are NaN or infinite; expected finite numbers"),
     ]
 
 
@@ -150,9 +150,23 @@ def test_lines_of_another_length_are_bad_and_shift_nothing(tmp_path: Path) -> No
     assert batch.labels is not None
     assert batch.labels.tolist() == [0, 2]
     assert [(b.index, b.reason) for b in batch.bad] == [
-        (1, "line has 1 cells; expected 3"),
-        (2, "line has 4 cells; expected 3"),
+        (1, f"{tmp_path / 'd.csv'}:3: line has 1 cells; expected 3"),
+        (2, f"{tmp_path / 'd.csv'}:5: line has 4 cells; expected 3"),
     ]
+
+
+def test_csv_errors_name_the_line_of_the_file(tmp_path: Path) -> None:
+    """Cells that hold line breaks, blank lines and files before this one shift no line number."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a.csv").write_text("id,x\na,1\n")
+    (tmp_path / "parts" / "b.csv").write_text('id,x\n"b\nb",2\n\nc,oops\n')
+    batch = read(tmp_path / "parts", id="id")
+    assert [b.reason for b in batch.bad] == [f"{tmp_path}/parts/b.csv:5: column 'x' holds 'oops'; expected a number"]
+    twice = csv(tmp_path, "id,x\na,1\n\na,2\n")
+    with pytest.raises(DataError, match=r"id 'a' at records 0 and 1 \(.*d\.csv:2 and .*d\.csv:4\)"):
+        read(twice, id="id")
+    with pytest.raises(DataError, match=r"no id at .*d\.csv:3"):
+        read(csv(tmp_path, "id,x\na,1\n,2\n"), id="id")
 
 
 def test_whole_numbers_stay_whole_unless_scaled(tmp_path: Path) -> None:

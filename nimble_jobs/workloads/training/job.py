@@ -26,7 +26,7 @@ from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
-from nimble_jobs.workloads.score import already_published
+from nimble_jobs.workloads.score import already_published, tell_weights
 from nimble_jobs.workloads.training import board, checkpoint, curves, random_state, resume, setup
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
@@ -247,6 +247,7 @@ def _begin(
             if found.path.exists():
                 raise
             found = resume.find(context, checkpoints, sheet)
+    tell_weights(context, setup.begins_with(context.spec))
     random_state.seed_all(context.spec.model.seed, device)
     return None, Progress(), Steps()
 

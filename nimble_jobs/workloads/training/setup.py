@@ -20,7 +20,7 @@ from nimble_jobs.models.build import DTYPES, build
 from nimble_jobs.planner.misses import check_unchanged
 from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
-from nimble_jobs.spec import JobSpec, OptimizerSpec, TrainSpec
+from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.training.feed import check_labels
 from nimble_jobs.workloads.training.losses import make_loss, try_loss
@@ -58,8 +58,7 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     assert spec.train is not None
     train = spec.train
     code = code_parts(spec.model, train)
-    weights = {"weights": train.init_from} if train.init_from is not None else {}
-    model = spec.model.model_copy(update={"dtype": "fp32", **weights})
+    model = begins_with(spec).model_copy(update={"dtype": "fp32"})
     module = build(model, device=str(device), allowed_python=allowed_python)
     freeze(module, train.freeze)
     x, y = example(reader, spec.input.batch_size, device)
@@ -85,6 +84,13 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     try_loss(train, request, device)
     ready.check_code(spec)
     return ready
+
+
+def begins_with(spec: JobSpec) -> ModelSpec:
+    """The model with the weights that a new training begins with."""
+    assert spec.train is not None
+    given = spec.train.init_from
+    return spec.model if given is None else spec.model.model_copy(update={"weights": given})
 
 
 def freeze(module: nn.Module, globs: Sequence[str]) -> None:

@@ -1,0 +1,135 @@
+"""What a newcomer meets first: specs on standard input, code that was not allowed, ids that are too short, mistakes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nimble_jobs.worker.logs import job_log_path
+from tests.bad_specs import FINETUNE, SCORE, lay_out
+from tests.cli import Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Commands that run from a folder with the files that the specs name."""
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON", raising=False)
+    return Cli(tmp_path / "home", capsys)
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Have standard input hold this."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+PYTHON = SCORE.replace("torchvision:resnet18", "python:net.py:make").replace("args: {num_classes: 10}", "seed: 0")
+
+
+def test_a_spec_comes_on_standard_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` stands for it; relative paths are relative to the current folder."""
+    typed(monkeypatch, SCORE)
+    job = cli("submit", "-", "input.batch_size=8")
+    assert job.code == 0
+    spec = cli("show", job.out.strip(), "--json").json["spec"]
+    assert (spec["input"]["source"], spec["input"]["batch_size"]) == (str(tmp_path / "digits.npz"), 8)
+    typed(monkeypatch, SCORE)
+    assert cli("validate", "-").lines == ["<stdin>: valid"]
+
+
+@pytest.mark.parametrize("command", ["submit", "run", "validate", "explain"])
+def test_mistakes_on_standard_input_have_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Messages say `<stdin>:LINE`; what is too large or closed is refused."""
+    typed(monkeypatch, SCORE.replace("npz\n  fields", "npy2\n  fields"))
+    answer = cli(command, "-")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.lines[0].startswith("<stdin>:9: input.format: found 'npy2'")
+    typed(monkeypatch, SCORE + "#" * (1 << 20))
+    assert cli(command, "-").lines == ["<stdin>: larger than 1 MiB; expected a job spec in YAML"]
+    monkeypatch.setattr("sys.stdin", None)
+    assert cli(command, "-").lines == ["<stdin>: cannot be read (it is closed); expected a job spec in YAML"]
+
+
+@pytest.mark.parametrize("command", [["submit"], ["submit", "--dry-run"], ["run"], ["explain"], ["cache", "build"]])
+def test_python_must_be_allowed_when_a_spec_is_given(cli: Cli, tmp_path: Path, command: list[str]) -> None:
+    """Every command that would run the file exits with 2, naming the flag and the folder; no job is made."""
+    (tmp_path / "net.py").write_text("")
+    spec = tmp_path / "job.yaml"
+    spec.write_text(PYTHON)
+    answer = cli(*command, spec)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.lines == [
+        f"nimble-jobs: model.source: {tmp_path}/net.py may not be run; "
+        f"allow its folder with --allow-python {tmp_path} or NIMBLE_JOBS_ALLOW_PYTHON={tmp_path}"
+    ]
+    assert cli("ls", "--json").json == []
+
+
+def test_a_loss_must_be_allowed_too(cli: Cli, tmp_path: Path) -> None:
+    """The file of a user's own loss is code like a model's; both are named at once."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "other" / "loss.py").write_text("")
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        FINETUNE.replace("torchvision:resnet18", "python:net.py:make") + "  loss: python:other/loss.py:loss\n"
+    )
+    assert [line.split(": ")[1] for line in cli("submit", spec).lines] == ["model.source", "train.loss"]
+    allowed = cli("submit", spec, "--allow-python", tmp_path)
+    assert allowed.code == 0
+
+
+def test_a_short_id_says_how_long_it_must_be(cli: Cli, tmp_path: Path) -> None:
+    """`show 2n` tells that four characters are needed; what can be no id does not."""
+    assert cli("show", "2n").lines == [
+        "nimble-jobs: job 2n: no such id or name; the beginning of an id needs at least 4 characters; "
+        "see them with: nimble-jobs ls"
+    ]
+    assert "4 characters" not in cli("show", "no").err
+    assert cli("show", "2n").code == 102
+
+
+def scored(cli: Cli, folder: Path, text: str) -> Path:
+    """A small job over a model of this text; its spec."""
+    (folder / "net.py").write_text(text)
+    np.save(folder / "x.npy", np.ones((4, 3), dtype=np.float32))
+    spec = folder / "small.yaml"
+    spec.write_text(
+        "version: 1\nname: small\nkind: score\nmodel: {source: 'python:net.py:make', seed: 7}\n"
+        "input: {source: x.npy, format: npy, batch_size: 4}\noutput: {path: out/small, fields: [id, top1]}\n"
+        "schedule: {on_miss: eager}\nrun: {device: cpu}\n"
+    )
+    return spec
+
+
+def test_a_users_mistake_is_one_line_in_the_log(cli: Cli, tmp_path: Path) -> None:
+    """A message that says all has no traceback beneath it; what nobody foresaw has one."""
+    spec = scored(cli, tmp_path, "import torch\ndef make(width):\n    return torch.nn.Linear(3, 2)\n")
+    cli("run", spec, "--allow-python", tmp_path, "--quiet")
+    (job,) = cli("ls", "--json").json
+    log = job_log_path(cli.home, job["id"]).read_text()
+    assert "model.args: make in" in log
+    assert "Traceback" not in log
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x + {}['a']\n"
+        "def make():\n    return Net()\n"
+    )
+    cli("run", spec, "--allow-python", tmp_path, "--quiet")
+    newest = cli("ls", "--json").json[0]
+    assert "Traceback" in job_log_path(cli.home, newest["id"]).read_text()
+
+
+def test_random_weights_are_announced(cli: Cli, tmp_path: Path) -> None:
+    """On the job, in `show`, and beside `run`: a forgotten `model.weights` must not pass for a result."""
+    spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    answer = cli("run", spec, "--allow-python", tmp_path)
+    assert answer.code == 0, answer.err
+    assert "weights: as make makes them, from seed 7; trained ones are named by model.weights" in answer.lines
+    (job,) = cli("ls", "--json").json
+    said = [e["message"] for e in cli("show", job["id"], "--json").json["events"] if e["kind"] == "weights"]
+    assert said == ["weights: as make makes them, from seed 7"]
+    assert "job.weights: as make makes them, from seed 7" in cli("show", job["id"]).out.splitlines()
