@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nimble_jobs.errors import Damaged, NotFound, StoreError
 from nimble_jobs.store.home import sync_folder, write_whole
-from nimble_jobs.store.locks import EXCLUSIVE, SHARED, open_lock, try_lock
+from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 
 _NAME = re.compile("[0-9a-f]{64}")
 # What a read fails with where the file is not what was put. After others (too many open files) it may well be sound.
@@ -144,16 +144,13 @@ class Artifacts:
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
-        descriptor = open_lock(self._folder / ".lock")
         deadline = time.monotonic() + PATIENCE_S
-        try:
-            while not try_lock(descriptor, kind):
+        with Lock(self._folder / ".lock") as lock:
+            while not lock.take(kind):
                 if time.monotonic() >= deadline:
                     raise StoreError(f"{self._folder}: locked by another process for more than {PATIENCE_S:g} s")
                 time.sleep(_POLL_S)
             yield
-        finally:
-            os.close(descriptor)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

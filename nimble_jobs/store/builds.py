@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import StoreError
-from nimble_jobs.store.locks import EXCLUSIVE, open_lock, try_lock
+from nimble_jobs.store.locks import EXCLUSIVE, Lock
 
 _POLL_S = 0.1
 
@@ -41,41 +41,36 @@ class Builds:
 
         `waiting` is called again and again meanwhile; what it raises ends the wait. Raises StoreError.
         """
-        descriptor = open_lock(self._folder / f"{key}.lock")
-        try:
-            mine = self._wait(descriptor, limit_s, waiting)
+        with Lock(self._folder / f"{key}.lock") as lock:
+            mine = self._wait(lock, limit_s, waiting)
             if mine:
-                self._write(descriptor, {"pid": os.getpid()})
+                self._write(lock, {"pid": os.getpid()})
             try:
                 yield mine
             finally:
                 if mine:
-                    self._write(descriptor, {})
-        finally:
-            os.close(descriptor)
+                    self._write(lock, {})
 
-    def _wait(self, descriptor: int, limit_s: float, waiting: Callable[[Wait], None]) -> bool:
+    def _wait(self, lock: Lock, limit_s: float, waiting: Callable[[Wait], None]) -> bool:
         start = time.monotonic()
-        while not try_lock(descriptor, EXCLUSIVE):
+        while not lock.take(EXCLUSIVE):
             waited_s = time.monotonic() - start
             if waited_s >= limit_s:
                 return False
-            waiting(Wait(pid=_holder(descriptor), waited_s=waited_s, limit_s=limit_s))
+            waiting(Wait(pid=_holder(lock), waited_s=waited_s, limit_s=limit_s))
             time.sleep(min(_POLL_S, limit_s - waited_s))
         return True
 
-    def _write(self, descriptor: int, info: Mapping[str, Any]) -> None:
-        """Replace what the file says. A reader between the two steps finds nothing, which it can bear."""
+    def _write(self, lock: Lock, info: Mapping[str, Any]) -> None:
+        """Replace what the file says. Whoever reads it between the two steps finds nothing, which it can bear."""
         try:
-            os.ftruncate(descriptor, 0)
-            if info:
-                os.pwrite(descriptor, json.dumps(dict(info)).encode(), 0)
+            lock.write(json.dumps(dict(info)).encode() if info else b"")
         except OSError as e:
             raise StoreError(f"{self._folder}: {e.strerror}; a builder needs to write here") from e
 
 
-def _holder(descriptor: int) -> int:
+def _holder(lock: Lock) -> int:
     try:
-        return int(json.loads(os.pread(descriptor, 4096, 0))["pid"])
+        return int(json.loads(lock.read())["pid"])
     except (ValueError, KeyError, TypeError):
         return 0

@@ -13,6 +13,7 @@ from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import dump, job_record, load_object, sha256
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import changed, count_attempts, held, leave_running, start_attempt
+from nimble_jobs.store.words import plain
 
 _INITIAL_S, _MAX_S = 5.0, 600.0  # run.retry's defaults
 
@@ -53,9 +54,9 @@ class JobClaims(JobQueries):
         if phase is not None:
             values["phase"] = phase
         if schedule is not None:
-            values["schedule"] = dump(schedule)
+            values["schedule"] = dump(plain(schedule))
         if timings is not None:
-            values["timings"] = dump(timings)
+            values["timings"] = dump(plain(timings))
         statement = _running(job_id, attempt).values(**values)
         return self._db.write(lambda session: changed(session, statement) == 1)
 
@@ -90,8 +91,8 @@ class JobClaims(JobQueries):
                 message=f"attempt {attempt} succeeded",
                 now=now,
                 outputs=dump(outputs),
-                timings=dump(timings),
-                schedule=dump(schedule),
+                timings=dump(plain(timings)),
+                schedule=dump(plain(schedule)),
             )
         )
 

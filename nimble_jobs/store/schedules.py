@@ -29,6 +29,7 @@ from nimble_jobs.store.schedule_rows import (
 from nimble_jobs.store.tables import ResidentRow, ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
 from nimble_jobs.store.transitions import changed, record_event
 from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
+from nimble_jobs.store.words import words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +237,9 @@ def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[Artifact
         "key": schedule.key,
         "format_version": schedule.format_version,
         "parts": dump(dict(parts)),
-        "model": parts.get("model.source", ""),
+        "model": words(parts.get("model.source", "")),
         "device": schedule.device,
-        "input": parts.get("input", ""),
+        "input": words(parts.get("input", "")),
         "dtype": parts.get("model.dtype", ""),
         "mode": parts.get("mode", ""),
         "streams": schedule.plan.streams,

@@ -1,6 +1,6 @@
 """The tables. Migrations make them; a test holds the two together.
 
-JSON is kept as text: a damaged value must not keep the other rows from being read.
+JSON is kept as text: a damaged value must not keep the other rows from being read. Free text is `Words`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from nimble_jobs.store.words import Words
 
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only under the name INTEGER
 
@@ -40,7 +42,7 @@ class JobRow(Base):
 
     seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(12), unique=True)
-    name: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(Words)
     kind: Mapped[str] = mapped_column(String(20))
     state: Mapped[str] = mapped_column(String(12))
     priority: Mapped[int] = mapped_column(Integer)
@@ -48,12 +50,12 @@ class JobRow(Base):
     max_attempts: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(20))
     foreground: Mapped[bool]
-    key: Mapped[str | None] = mapped_column(Text, unique=True)
+    key: Mapped[str | None] = mapped_column(Words, unique=True)
     after: Mapped[str] = mapped_column(Text)  # JSON list of ids
     not_before: Mapped[float]
     timeout_s: Mapped[float | None]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
-    worker: Mapped[str | None] = mapped_column(Text)
+    worker: Mapped[str | None] = mapped_column(Words)
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
@@ -61,7 +63,7 @@ class JobRow(Base):
     records_total: Mapped[int | None] = mapped_column(BigInteger)
     records_bad: Mapped[int] = mapped_column(BigInteger, default=0)
     phase: Mapped[str | None] = mapped_column(String(40))
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(Words)
     allow_python: Mapped[str] = mapped_column(Text)  # JSON list
     spec_digest: Mapped[str] = mapped_column(String(64))  # SHA-256 of `spec`
     spec: Mapped[str] = mapped_column(Text)  # canonical JSON
@@ -87,11 +89,11 @@ class AttemptRow(Base):
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    worker: Mapped[str] = mapped_column(Text)
+    worker: Mapped[str] = mapped_column(Words)
     started_at: Mapped[float]
     finished_at: Mapped[float | None]
     outcome: Mapped[str | None] = mapped_column(String(12))
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(Words)
 
 
 class EventRow(Base):
@@ -105,7 +107,7 @@ class EventRow(Base):
     job: Mapped[str | None] = mapped_column(String(12))
     attempt: Mapped[int | None]
     kind: Mapped[str] = mapped_column(String(40))
-    message: Mapped[str] = mapped_column(Text)
+    message: Mapped[str] = mapped_column(Words)
     data: Mapped[str] = mapped_column(Text)  # JSON object
 
 
@@ -117,9 +119,9 @@ class ScheduleRow(Base):
     key: Mapped[str] = mapped_column(String(128), primary_key=True)
     format_version: Mapped[int]
     parts: Mapped[str] = mapped_column(Text)  # JSON object: every part of the key, readable
-    model: Mapped[str] = mapped_column(Text)
-    device: Mapped[str] = mapped_column(Text)
-    input: Mapped[str] = mapped_column(Text)
+    model: Mapped[str] = mapped_column(Words)
+    device: Mapped[str] = mapped_column(Words)
+    input: Mapped[str] = mapped_column(Words)
     dtype: Mapped[str] = mapped_column(String(20))
     mode: Mapped[str] = mapped_column(String(20))
     streams: Mapped[int]
@@ -136,7 +138,7 @@ class ScheduleRow(Base):
     last_used_at: Mapped[float]
     state: Mapped[str] = mapped_column(String(12))  # ready | quarantined
     refused: Mapped[bool]  # quarantined because it does not agree with eager
-    reason: Mapped[str | None] = mapped_column(Text)
+    reason: Mapped[str | None] = mapped_column(Words)
 
 
 class ScheduleTextRow(Base):
@@ -177,5 +179,5 @@ class ResidentRow(Base):
 
     __tablename__ = "residents"
 
-    worker: Mapped[str] = mapped_column(Text, primary_key=True)
+    worker: Mapped[str] = mapped_column(Words, primary_key=True)
     key: Mapped[str] = mapped_column(String(128), primary_key=True)

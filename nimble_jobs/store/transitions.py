@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.job import JobState
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
+from nimble_jobs.store.words import plain
 
 BAD = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)  # ends that dependents do not survive
 
@@ -32,7 +33,7 @@ def record_event(
     data: dict[str, Any] | None = None,
 ) -> None:
     """Add an event to the transaction."""
-    session.add(EventRow(at=now, job=job, attempt=attempt, kind=kind, message=message, data=dump(data or {})))
+    session.add(EventRow(at=now, job=job, attempt=attempt, kind=kind, message=message, data=dump(plain(data or {}))))
     session.flush()
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.job import Hit
 from nimble_jobs.store.tables import ScheduleRow, UseRow
 from nimble_jobs.store.transitions import changed
+from nimble_jobs.store.words import words
 
 _REASON_LENGTH = 200
 
@@ -40,7 +41,7 @@ def count_hit(session: Session, key: str, hit: Hit, now: float) -> None:
 
 def count_miss(session: Session, reason: str, now: float) -> None:
     """Count a miss. What follows a colon in the reason is particular to it, and left out."""
-    _add(session, Hit.MISS, reason.partition(":")[0][:_REASON_LENGTH], now)
+    _add(session, Hit.MISS, words(reason).partition(":")[0][:_REASON_LENGTH], now)
 
 
 def total_uses(session: Session) -> Uses:

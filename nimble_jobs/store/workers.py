@@ -17,7 +17,7 @@ from typing import Any, Self
 from nimble_jobs.errors import StoreError
 from nimble_jobs.store.home import write_whole
 from nimble_jobs.store.ids import random_id
-from nimble_jobs.store.locks import EXCLUSIVE, SHARED, open_lock, try_lock
+from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 from nimble_jobs.store.records import WorkerInfo
 
 _MAX_SLOTS = 4096
@@ -26,9 +26,9 @@ _MAX_SLOTS = 4096
 class WorkerLease:
     """A held worker lock. It ends with `release`, or with the process."""
 
-    def __init__(self, *, worker_id: str, descriptor: int, info_file: Path, info: Mapping[str, Any]) -> None:
+    def __init__(self, *, worker_id: str, lock: Lock, info_file: Path, info: Mapping[str, Any]) -> None:
         self.id = worker_id
-        self._descriptor = descriptor
+        self._lock = lock
         self._info_file = info_file
         self._info = dict(info)
 
@@ -48,9 +48,7 @@ class WorkerLease:
 
     def release(self) -> None:
         """Let go of the lock. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +72,12 @@ class Workers:
         Raises StoreError where the file system has no locks.
         """
         for slot in range(_MAX_SLOTS):
-            descriptor = open_lock(self._lock_file(slot))
-            if not try_lock(descriptor, EXCLUSIVE):
-                os.close(descriptor)
+            path = self._lock_file(slot)
+            if path.exists() and not path.is_file():
+                continue  # somebody put a folder there
+            lock = Lock(path)
+            if not lock.take(EXCLUSIVE):
+                lock.close()
                 continue
             worker_id = f"{slot}-{random_id(8)}"
             known = {
@@ -87,7 +88,7 @@ class Workers:
                 **info,
                 "id": worker_id,
             }
-            lease = WorkerLease(worker_id=worker_id, descriptor=descriptor, info_file=self._info_file(slot), info=known)
+            lease = WorkerLease(worker_id=worker_id, lock=lock, info_file=self._info_file(slot), info=known)
             try:
                 lease.update()
             except BaseException:
@@ -126,14 +127,11 @@ class Workers:
         return iter(sorted(int(file.stem) for file in self._folder.glob("*.lock") if file.stem.isdigit()))
 
     def _held(self, slot: int) -> bool:
-        try:
-            descriptor = os.open(self._lock_file(slot), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        path = self._lock_file(slot)
+        if not path.is_file():
             return False
-        try:
-            return not try_lock(descriptor, SHARED)  # shared: two who look do not see each other
-        finally:
-            os.close(descriptor)
+        with Lock(path) as lock:
+            return not lock.take(SHARED)  # shared: two who look do not see each other
 
     def _read_info(self, slot: int) -> dict[str, Any] | None:
         try:

@@ -73,7 +73,9 @@ def execute(
         except FencedOut:
             log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
             return True
-        except (Exception, SystemExit) as error:  # the model's code is the user's: anything may come
+        except KeyboardInterrupt:  # the second signal of a `run` command
+            raise
+        except BaseException as error:  # the model's code is the user's: anything may come
             found = explain(error, station.device)
             log.error("%s", found, exc_info=None if foreseen(error) else error)
             kind, found = type(found), _bare(found)

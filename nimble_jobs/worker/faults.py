@@ -38,7 +38,7 @@ def explain(error: BaseException, device: str) -> NimbleError:
 
 def _device_error(error: BaseException) -> NimbleError | None:
     torch = sys.modules.get("torch")
-    text = str(error).lower()
+    text = _text(error).lower()
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return OutOfMemory(_words(error))
     if not isinstance(error, RuntimeError) or isinstance(error, NimbleError):
@@ -70,7 +70,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__
 
 
+def _text(error: BaseException) -> str:
+    """What an error says. Making the text is code of whoever raised it, and may fail too."""
+    try:
+        return str(error)
+    except Exception as e:  # noqa: BLE001  # whatever it is, the error that it belongs to is what counts
+        return f"(its message could not be made: {type(e).__name__})"
+
+
 def _words(error: BaseException) -> str:
     """Type and first paragraph: CUDA's messages go on with advice that fits a log better than a table."""
-    text = str(error).strip().split("\n\n")[0].split("\nCUDA kernel errors")[0].strip()
+    text = _text(error).strip().split("\n\n")[0].split("\nCUDA kernel errors")[0].strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

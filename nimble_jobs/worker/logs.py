@@ -38,7 +38,7 @@ def job_log(home: Path, job_id: str) -> Iterator[None]:
     logging.getLogger("nimble_jobs").setLevel(logging.INFO)
     path = job_log_path(home, job_id)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(_formatter())
     root = logging.getLogger()
     root.addHandler(handler)

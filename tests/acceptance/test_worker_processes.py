@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import worker_fakes
 from worker_fakes import submit
+from worker_processes import Start, child_of, ended, noted, until
 
 from nimble_jobs import client
 from nimble_jobs.errors import NotFinishedInTime, NotFound
-from nimble_jobs.job import Job, JobState
-from nimble_jobs.store import Store, open_store
-from nimble_jobs.store.home import resolve
-
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(resolve(str(tmp_path / "home")))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def start(store: Store, tmp_path: Path) -> Iterator[Start]:
-    """Starts workers; none of them, nor a child, is left behind."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*, idle: float = 0, grace: float = 20, device: str = "auto", target: str = "") -> subprocess.Popen[str]:
-        log = (tmp_path / f"worker-{len(started)}.log").open("w")
-        command = [sys.executable, worker_fakes.__file__, str(store.home), str(idle), str(grace), device, target]
-        started.append(subprocess.Popen(command, stderr=log, text=True))
-        log.close()
-        return started[-1]
-
-    yield begin
-    for number, process in enumerate(started):
-        process.kill()
-        process.wait()
-        print((tmp_path / f"worker-{number}.log").read_text())  # seen where a test fails
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
-
-
-def noted(tmp_path: Path, name: str = "fake") -> list[list[str]]:
-    """Attempt, process id and text of each line that the job wrote."""
-    path = tmp_path / f"{name}.note"
-    return [line.split(maxsplit=2) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def ended(store: Store, *jobs: Job, timeout_s: float = 30.0) -> list[Job]:
-    return client.wait([job.id for job in jobs], store=store, timeout_s=timeout_s)
-
-
-def child_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The process that runs jobs; the other one is multiprocessing's resource tracker."""
-    children = psutil.Process(process.pid).children()
-    (found,) = [c for c in children if "spawn_main" in " ".join(c.cmdline())]
-    return found
+from nimble_jobs.job import JobState
+from nimble_jobs.store import Store
 
 
 def test_jobs_flow(store: Store, start: Start, tmp_path: Path) -> None:

@@ -22,6 +22,28 @@ from nimble_jobs.worker import child, supervisor
 DEVICE = "cpu"
 
 
+class Mute(Exception):
+    """Nobody learns what it says."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class Odd(BaseException):
+    """What a model should not raise."""
+
+
+ERRORS: dict[str, BaseException] = {
+    "data": DataError("no such file"),
+    "bug": KeyError("weights"),
+    "surrogate": ValueError("not read: \udc80"),
+    "nul": ValueError("a\0b"),
+    "long": ValueError("x" * (1 << 20)),
+    "mute": Mute(),
+    "base": Odd("stop"),
+}
+
+
 def run(context: Any) -> Any:
     """`do`: batches, hang, raise, die, exit, fault, print. The file `note` gets a line at the start and at the end."""
     from nimble_jobs.workloads.context import Outcome, Stop
@@ -38,7 +60,7 @@ def run(context: Any) -> Any:
         case "hang":
             time.sleep(600)
         case "raise":
-            raise {"data": DataError("no such file"), "bug": KeyError("weights")}[args["error"]]
+            raise ERRORS[args["error"]]
         case "die" if context.job.attempt <= args["times"]:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":

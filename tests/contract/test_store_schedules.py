@@ -81,7 +81,7 @@ def test_several_are_saved_or_none(store: Store) -> None:
     """A schedule that cannot be stored takes those before it along."""
     other = key_of("b")
     savings = [Saving(schedule=a_schedule(KEY), parts=PARTS), Saving(schedule=a_schedule(other), parts=PARTS)]
-    broken = Saving(schedule=a_schedule(key_of("c")), parts=PARTS | {"model.source": "no text: \udc00"})
+    broken = Saving(schedule=a_schedule(key_of("c")), parts=PARTS | {"model.dtype": "no text: \udc00"})
     with pytest.raises(UnicodeEncodeError):
         store.schedules.save_all([*savings, broken], NOW)
     assert store.schedules.list() == []

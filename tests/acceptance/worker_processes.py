@@ -1,0 +1,43 @@
+"""Helpers of tests that start real workers with fake jobs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nimble_jobs import client
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def noted(tmp_path: Path, name: str = "fake") -> list[list[str]]:
+    """Attempt, process id and text of each line that the job wrote."""
+    path = tmp_path / f"{name}.note"
+    return [line.split(maxsplit=2) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ended(store: Store, *jobs: Job, timeout_s: float = 30.0) -> list[Job]:
+    return client.wait([job.id for job in jobs], store=store, timeout_s=timeout_s)
+
+
+def child_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The process that runs jobs; the other one is multiprocessing's resource tracker."""
+    children = psutil.Process(process.pid).children()
+    (found,) = [c for c in children if "spawn_main" in " ".join(c.cmdline())]
+    return found
