@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +18,25 @@ from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import EngineError, UsageError
+
+VARIABLE = "NIMBLE_JOBS_TIMING_BUDGET_S"
+
+
+def budget_s(text: str | None) -> float:
+    """Seconds to spend on one figure: what VARIABLE says, half a second where it is not set. Raises UsageError."""
+    if not text:
+        return 0.5
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{VARIABLE}: found {text!r}; expected a number of seconds above 0, such as 0.5")
+    return seconds
+
+
+BUDGET_S = budget_s(os.environ.get(VARIABLE))
 
 _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first warms up
@@ -29,10 +49,12 @@ def time_us(
     call: Callable[[], object],
     device: torch.device,
     *,
-    budget_s: float = 0.5,
+    budget_s: float = BUDGET_S,
     before: Callable[[], object] = lambda: None,
 ) -> float:
-    """Median time of one call, within about `budget_s` seconds. `before` is called before each sample, untimed."""
+    """Median time of one call, in microseconds, within about `budget_s` seconds. `before` is called before each sample,
+    untimed.
+    """
     before()
     call()
     synchronize(device)
@@ -50,10 +72,10 @@ def time_us(
     return median(times)
 
 
-def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = 0.4) -> float:
+def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = BUDGET_S) -> float:
     """Replays a second with every instance on a stream of its own, all kept busy."""
     if device.type != "cuda":
-        return 1e6 / time_us(instances[0].replay, device)
+        return 1e6 / time_us(instances[0].replay, device, budget_s=budget_s)
     lanes = flight_streams(device, len(instances))
 
     def round_robin() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,22 +27,22 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["submit"], ["cache", "ls"]])
-def test_help_is_quick(command: list[str], tmp_path: Path) -> None:
-    """`--help` answers in under 0.3 s; the best of several tries, as other tests share the machine.
+def test_help_is_quick(command: list[str]) -> None:
+    """`--help` takes under 0.3 s of CPU time, twice what it needs: the best of several tries, the first of which may
+    have to compile the modules.
 
-    As wherever it was called before, Python finds what it compiled: the first try leaves that in a folder of its own.
+    The clock on the wall would measure what else the machine does; `scripts/bench_help.py` tells that time.
     """
     words = [sys.executable, "-m", "nimble_jobs.cli.main", *command, "--help"]
-    environment = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    best = min(_seconds(words, environment) for _ in range(6))
-    assert best < 0.3
+    assert min(_cpu_s(words) for _ in range(3)) < 0.3
 
 
-def _seconds(command: list[str], environment: dict[str, str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, capture_output=True, check=True, env=environment)
-    return time.perf_counter() - start
+def _cpu_s(command: list[str]) -> float:
+    """CPU time of a process, in seconds."""
+    before = os.times()
+    subprocess.run(command, capture_output=True, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_the_page_of_commands_is_fresh() -> None:
