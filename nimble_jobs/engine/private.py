@@ -29,6 +29,7 @@ __all__ = [
     "deterministic",
     "draws_random",
     "forget_compiled",
+    "functions_off",
     "has_kernel",
     "launch_kernel",
     "modes_off",
@@ -163,6 +164,12 @@ def forget_compiled() -> None:
 def modes_off() -> AbstractContextManager[Any]:
     """While inside, no dispatch mode sees what is called."""
     manager: AbstractContextManager[Any] = _disable_current_modes()
+    return manager
+
+
+def functions_off() -> AbstractContextManager[Any]:
+    """While inside, no mode over torch's Python functions sees what is called."""
+    manager: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return manager
 
 

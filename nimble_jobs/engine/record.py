@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.encode import view_of
+from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.private import storage_id
 from nimble_jobs.engine.recorder import Recorder, Recording, is_dense
@@ -61,7 +62,13 @@ def record(
     """
     recorder = recorder_for(inputs, state, device)
     holding = contextlib.nullcontext() if module is None else held(module, state, recorder)
-    with torch.no_grad(), refusing(lambda: call(*inputs.values())), holding, module_names(module, recorder), recorder:
+    with (
+        torch.no_grad(),
+        refusing(lambda: call(*inputs.values())),
+        holding,
+        module_names(module, recorder),
+        watching(recorder),
+    ):
         outputs = flatten_outputs(call(*inputs.values()))
         outputs = recorder.own(outputs)
     return recorder.finish(inputs, outputs)

@@ -7,11 +7,12 @@ everything else becomes a task with what it reads, writes and mutates.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -21,6 +22,7 @@ from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
     forget_compiled,
+    functions_off,
     modes_off,
     returns_seeds,
     returns_unused_seeds,
@@ -38,8 +40,13 @@ _WITHOUT_BITS = {
     torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
 }
+# Operators whose outputs' shapes depend on the values of one tensor, though no tag says so: its place among them.
+_SHAPED_BY_DATA = {"aten._pack_padded_sequence.default": 1, "aten._pad_packed_sequence.default": 1}
+_INDEX = "aten.index.Tensor"
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
+_PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
+_OWN_FILES = (__file__, str(Path(__file__).with_name("host_reads.py")))
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 
 
@@ -94,6 +101,9 @@ class Recorder(TorchDispatchMode):
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
         self._keep: list[torch.Tensor] = []
         self._filled: set[int] = set()  # buffers that some task has written
+        self._varying: set[int] = set()  # buffers whose values may differ between replays
+        self._refusal: CannotRecord | None = None  # the first one
+        self.layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -108,23 +118,59 @@ class Recorder(TorchDispatchMode):
         if identity in self._index:
             return  # tied to a buffer that has a name already
         view = view_of(tensor, self._new_buffer(tensor, kind, name))
+        self._varying.add(view.buffer)
         if kind is BufferKind.STATE:
             self._state.append(Port(name=name, view=view))
+
+    def varies(self, value: Any) -> bool:
+        """Whether a tensor in a nested value may hold something else at a replay: it depends on inputs, on state, or on
+        random numbers.
+        """
+        if isinstance(value, torch.Tensor):
+            return not is_dense(value) or self._index.get(storage_id(value)) in self._varying
+        return any(self.varies(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raises CannotRecord; {source} in the message becomes the line that is to blame."""
+        refusal = CannotRecord(message.replace("{source}", self._source()))
+        self._refusal = self._refusal or refusal
+        raise refusal
+
+    def raise_again(self) -> None:
+        """Raises the first refusal again: what was recorded may have caught it, and gone another way than in eager."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def note_layout_question(self, name: str) -> None:
+        """Take note that the model asks how a tensor lies in memory."""
+        self.layout_question = self.layout_question or f"{name} at {self._source()}"
+
+    def refuse_moved(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """Refuse that a tensor of the state, or an input, is given other memory."""
+        index = self._index.get(storage_id(tensor))
+        if index is None or self._buffers[index].kind not in (BufferKind.STATE, BufferKind.INPUT):
+            return
+        if not is_dense(data) or storage_id(data) != storage_id(tensor) or view_of(data, 0) != view_of(tensor, 0):
+            kind = "its tensor" if self._buffers[index].kind is BufferKind.STATE else "its input"
+            self.refuse(f"the model replaces the data of {kind} {self._buffers[index].name!r} at {{source}}")
 
     def __torch_dispatch__(
         self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        with functions_off():  # what an operator's own Python code reads, each replay reads again
+            return self._dispatched(op, args, dict(kwargs or {}))
+
+    def _dispatched(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(op, torch._ops.OpOverload):
             self._saw_functions = True
-            raise CannotRecord(f"{op} at {self._source()} takes functions, which may depend on the data")
+            self.refuse(f"{op} at {{source}} takes functions, which may depend on the data")
         op = _WITHOUT_BITS.get(op, op)
-        kwargs = dict(kwargs or {})
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, tensors)
         self._keep += tensors
-        self._refuse_data_dependence(op, tensors)
-        constant = self._is_constant_work(op, tensors)
+        constant = self._depends_on_data(op, tensors) or self._is_constant_work(op, tensors)
         if not constant:
+            args = self._without_masks(op, args)
             args, kwargs = self._move_host_constants(op, args, kwargs)
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         result = op(*args, **kwargs)
@@ -171,7 +217,7 @@ class Recorder(TorchDispatchMode):
         strays = any(t.device.type != self.device.type for t in outputs)
         fresh = [t for t in tree_leaves(kept) if isinstance(t, torch.Tensor) and storage_id(t) not in self._index]
         if strays and not seeds and not returns_unused_seeds(op, args, kwargs):
-            raise CannotRecord(f"{op} at {self._source()} moves data from the device to the host")
+            self.refuse(f"{op} at {{source}} moves data from the device to the host")
         write_only = write_only_arguments(op)
         for name in write_only:
             for tensor in tree_leaves(kwargs.get(name)):
@@ -186,6 +232,8 @@ class Recorder(TorchDispatchMode):
             self._ensure(tensor)
         writes_of = tuple(dict.fromkeys((*mutates, *(self._view(t) for t in fresh))))
         self._refuse_strange_memory(str(op), reads, mutates, writes_of)
+        random = draws_random(op, args, kwargs)
+        self._vary(reads, writes_of, random=random)
         self._tasks.append(
             Task(
                 index=len(self._tasks),
@@ -196,7 +244,7 @@ class Recorder(TorchDispatchMode):
                 reads=reads,
                 writes=writes_of,
                 mutates=mutates,
-                random=draws_random(op, args, kwargs),
+                random=random,
                 source=self._source(),
             )
         )
@@ -211,6 +259,7 @@ class Recorder(TorchDispatchMode):
         mutates = tuple(dict.fromkeys(v for i, v in views.items() if i in written))
         reads = tuple(dict.fromkeys(v for i, v in views.items() if i not in kernel.write_only))
         self._refuse_strange_memory(kernel.name, reads, mutates, mutates)
+        self._vary(reads, mutates, random=False)
         self._tasks.append(
             Task(
                 index=len(self._tasks),
@@ -225,6 +274,11 @@ class Recorder(TorchDispatchMode):
             )
         )
 
+    def _vary(self, reads: tuple[View, ...], writes: tuple[View, ...], *, random: bool) -> None:
+        """What is made of values that differ between replays differs, too."""
+        if random or any(v.buffer in self._varying for v in reads):
+            self._varying |= {v.buffer for v in writes}
+
     def _refuse_strange_memory(
         self, op: str, reads: tuple[View, ...], mutates: tuple[View, ...], writes: tuple[View, ...]
     ) -> None:
@@ -234,14 +288,14 @@ class Recorder(TorchDispatchMode):
             buffer = self._buffers[view.buffer]
             unseen = buffer.kind is BufferKind.INTERMEDIATE and view.buffer not in self._filled | written
             if unseen and 0 not in view.shape:
-                raise CannotRecord(
-                    f"{op} at {self._source()} reads memory that no operator before it wrote: was it a kernel that is "
+                self.refuse(
+                    f"{op} at {{source}} reads memory that no operator before it wrote: was it a kernel that is "
                     "no operator of torch?"
                 )
         for view in mutates:
             if self._buffers[view.buffer].kind is BufferKind.CONSTANT:
-                raise CannotRecord(
-                    f"{op} at {self._source()} writes into a tensor that is neither an input of the model nor its own"
+                self.refuse(
+                    f"{op} at {{source}} writes into a tensor that is neither an input of the model nor its own"
                 )
         self._filled |= written
 
@@ -268,7 +322,8 @@ class Recorder(TorchDispatchMode):
         a buffer older than the `since`th.
         """
         made = {b.index for b in self._buffers[since:] if b.kind is BufferKind.INTERMEDIATE}
-        return {n: t if self._index.get(storage_id(t)) in made else t.clone() for n, t in outputs.items()}
+        with functions_off():
+            return {n: t if self._index.get(storage_id(t)) in made else t.clone() for n, t in outputs.items()}
 
     def finish(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Recording:
         """The program that was recorded. Raises CannotRecord for an output that lies outside the device."""
@@ -305,17 +360,37 @@ class Recorder(TorchDispatchMode):
     def _refuse_layouts(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             if not is_dense(tensor):
-                raise CannotRecord(
-                    f"{op} at {self._source()} has a tensor that is {_layout(tensor)}; expected dense ones"
-                )
+                self.refuse(f"{op} at {{source}} has a tensor that is {_layout(tensor)}; expected dense ones")
 
-    def _refuse_data_dependence(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
+    def _depends_on_data(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:
+        """Whether the operator reads values on the host, or makes shapes of them, and these are constant.
+
+        Refuses it where they are not.
+        """
         name = str(op)
-        if name in _HOST_READS or torch.Tag.data_dependent_output in op.tags:
-            raise CannotRecord(f"{name} at {self._source()} reads a value of the device on the host")
-        static_index = name == "aten.index.Tensor" and not any(t.dtype in _MASKS for t in tensors[1:])
-        if torch.Tag.dynamic_output_shape in op.tags and not static_index:
-            raise CannotRecord(f"{name} at {self._source()} has an output whose shape depends on the data")
+        reads = name in _HOST_READS or torch.Tag.data_dependent_output in op.tags
+        static_index = name == _INDEX and not any(t.dtype in _MASKS and self.varies(t) for t in tensors[1:])
+        shapes = name in _SHAPED_BY_DATA or (torch.Tag.dynamic_output_shape in op.tags and not static_index)
+        if not reads and not shapes:
+            return False
+        if not self.varies(tensors):
+            return True
+        if reads:
+            self.refuse(f"{name} at {{source}} reads a value of the device on the host")
+        if name not in _SHAPED_BY_DATA or self.varies(tensors[_SHAPED_BY_DATA[name]]):
+            self.refuse(f"{name} at {{source}} has an output whose shape depends on the data")
+        return False
+
+    def _without_masks(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Positions instead of masks, which are constant, so that the shape of the output is known."""
+        if str(op) != _INDEX:
+            return args
+        with modes_off():
+            places: list[torch.Tensor | None] = []
+            for index in args[1]:
+                mask = index is not None and index.dtype in _MASKS
+                places += index.nonzero().unbind(1) if mask else [index]
+        return args[0], places, *args[2:]
 
     def _move_host_constants(
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -332,7 +407,7 @@ class Recorder(TorchDispatchMode):
             if storage_id(value) in self._index:
                 if value.dim() == 0 or self._buffers[self._index[storage_id(value)]].kind is BufferKind.INTERMEDIATE:
                     return value
-                raise CannotRecord(f"{op} at {self._source()} reads a host tensor that changes between replays")
+                self.refuse(f"{op} at {{source}} reads a host tensor that changes between replays")
             if value.dim() == 0:
                 return value
             if id(value) not in self._on_device:
@@ -372,11 +447,13 @@ class Recorder(TorchDispatchMode):
         return index
 
     def _source(self) -> str:
-        """The innermost submodule, and the nearest line outside torch's own package."""
+        """The innermost submodule, and the nearest line outside of torch and Python's library."""
         frame = sys._getframe(1)
         while frame.f_back is not None:
             file = frame.f_code.co_filename
-            if not file.startswith(_TORCH_FOLDER) and file != __file__ and not file.startswith("<"):
+            library = file.startswith(_PYTHON_FOLDER) and "site-packages" not in file
+            library = library or file.startswith((_TORCH_FOLDER, "<")) or file in _OWN_FILES
+            if not library:
                 break
             frame = frame.f_back
         line = f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
