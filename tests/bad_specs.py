@@ -660,7 +660,7 @@ BAD_SPECS = [
         name="resume from what is no checkpoint",
         text=FINETUNE + "  resume: scans\n",
         messages=(
-            "{file}:18: train.resume: no {dir}/scans/checkpoint.json; expected a folder with a checkpoint.json, auto or never",
+            "{file}:18: train.resume: no file {dir}/scans/checkpoint.json; expected a folder with a checkpoint.json, auto or never",
         ),
     ),
     BadSpec(

@@ -16,6 +16,7 @@ import numpy as np
 from nimble_jobs.data.source import Loaded, Stamp, as_ids, unknown_field
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import InputSpec
 
 MAP_FROM_BYTES = (
@@ -86,13 +87,13 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
                     f"{path}: input.fields.{other[0]}: an .npy file holds one array; expected format npz for more"
                 )
             return ArraySource(spec, stamp, _read_npy(path, stamp), None, None)
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist() if i.filename.endswith(".npy")}
 
             def array(which: str, name: str) -> np.ndarray:
                 if name not in members:
                     raise unknown_field(path, which, name, members)
-                return _read_member(path, file, archive, members[name], f"{path}: input.fields.{which}: {name!r}")
+                return _read_member(file, archive, members[name], f"{path}: input.fields.{which}: {name!r}")
 
             x = array("x", spec.fields.x)
             total = len(x) if x.ndim else 0
@@ -107,22 +108,20 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
 
 
 def _read_npy(path: Path, stamp: Stamp) -> np.ndarray:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = _header(file, str(path), stamp.size)
         if stamp.size >= MAP_FROM_BYTES:
-            return _mapped(path, header, header.length)
+            return _mapped(file, header, header.length)
         return _from_bytes(header, memoryview(file.read()))
 
 
-def _read_member(
-    path: Path, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str
-) -> np.ndarray:
+def _read_member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.ndarray:
     with archive.open(info) as member:
         header = _header(member, where, info.file_size)
     if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 and info.file_size >= MAP_FROM_BYTES:
         file.seek(info.header_offset)  # the local header repeats the name and has its own extra field
         name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
-        return _mapped(path, header, info.header_offset + 30 + name_length + extra_length + header.length)
+        return _mapped(file, header, info.header_offset + 30 + name_length + extra_length + header.length)
     return _from_bytes(header, memoryview(archive.read(info))[header.length :])
 
 
@@ -141,9 +140,9 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     return _Header(dtype=dtype, shape=shape, fortran=fortran, length=length)
 
 
-def _mapped(path: Path, header: _Header, offset: int) -> np.ndarray:
+def _mapped(file: IO[bytes], header: _Header, offset: int) -> np.ndarray:
     order = "F" if header.fortran else "C"
-    return np.memmap(path, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+    return np.memmap(file, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
 
 
 def _from_bytes(header: _Header, data: memoryview) -> np.ndarray:

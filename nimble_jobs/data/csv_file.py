@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow.csv as pacsv
 from nimble_jobs.data.source import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
 
 
@@ -69,7 +71,7 @@ class _Lines:
         lines: list[int] = []
         try:
             self._stamp.check()
-            with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            with io.TextIOWrapper(open_regular(self._path), encoding="utf-8-sig", errors="replace", newline="") as file:
                 rows = csv.reader(file)
                 next(rows, None)  # the header
                 before = rows.line_num
@@ -84,7 +86,7 @@ class _Lines:
 
 def _header(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             names = next(csv.reader(file), [])
     except (UnicodeDecodeError, csv.Error) as e:
         raise DataError(f"{path}: the first line cannot be read ({e}); expected column names in UTF-8") from e
@@ -105,15 +107,16 @@ def _read(
         return "skip"
 
     as_text = {*extra, *names} if text else set(extra)  # ids keep leading zeros, labels are told apart later
-    table = pacsv.read_csv(
-        path,
-        read_options=pacsv.ReadOptions(use_threads=False),  # else rows have no number
-        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
-        convert_options=pacsv.ConvertOptions(
-            include_columns=[*names, *(e for e in extra if e not in names)],
-            column_types=dict.fromkeys(as_text, pa.string()),
-        ),
-    )
+    with open_regular(path) as file:
+        table = pacsv.read_csv(
+            name_of(file),
+            read_options=pacsv.ReadOptions(use_threads=False),  # else rows have no number
+            parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
+            convert_options=pacsv.ConvertOptions(
+                include_columns=[*names, *(e for e in extra if e not in names)],
+                column_types=dict.fromkeys(as_text, pa.string()),
+            ),
+        )
     if not bad:
         return table
     rows: list[int | None] = []

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nimble_jobs.errors import DataError, NimbleError
+from nimble_jobs.regular import open_regular, read_regular
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -69,11 +70,11 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as e:
         if e.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        write_file(target, source.read_bytes())
+        write_file(target, read_regular(source))
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

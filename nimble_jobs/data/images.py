@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -18,6 +18,7 @@ from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, Stamp, is_glob
 from nimble_jobs.data.transform import arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import InputSpec, TransformSpec
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -50,7 +51,7 @@ class ImageDecoder:
         assert self.size is not None
         return Signature(shape=(self._channels, *self.size), dtype="float32")
 
-    def load(self, images: Sequence[Callable[[], str | BytesIO]], *, raw: bool = False) -> Loaded:
+    def load(self, images: Sequence[Callable[[], BinaryIO]], *, raw: bool = False) -> Loaded:
         """Decodes what each callable gives; with `raw` uint8, before the arithmetic.
 
         Undecodable images are bad records, as is one of another size than the rest.
@@ -66,10 +67,10 @@ class ImageDecoder:
         good = x[: len(images) - len(bad)]
         return Loaded(x=good if raw else self._arithmetic.apply(good), bad=bad)
 
-    def _pixels(self, file: str | BytesIO) -> np.ndarray:
-        """uint8 [C, H, W] of one image."""
+    def _pixels(self, file: BinaryIO) -> np.ndarray:
+        """uint8 [C, H, W] of one image. Closes the file."""
         try:
-            with Image.open(file) as image:
+            with file, Image.open(file) as image:
                 _check_pixels(image)
                 upright = ImageOps.exif_transpose(image)
                 flat = _in_mode(upright, "L" if self._channels == 1 else "RGB")
@@ -89,10 +90,10 @@ class ImageDecoder:
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def header_size(file: str | BytesIO) -> tuple[int, int]:
-    """Height and width of the upright image, from its header. Raises Undecodable."""
+def header_size(file: BinaryIO) -> tuple[int, int]:
+    """Height and width of the upright image, from its header. Closes the file. Raises Undecodable."""
     try:
-        with Image.open(file) as image:
+        with file, Image.open(file) as image:
             width, height = image.size
             return (width, height) if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
     except Exception as e:  # as above
@@ -162,7 +163,7 @@ class ImageSource:
 
         def size(path: str) -> tuple[int, int] | str:
             try:
-                return header_size(path)
+                return header_size(_opened(path))
             except Undecodable as e:
                 return str(e)
 
@@ -185,21 +186,30 @@ class ImageSource:
 def _stamp(path: Path) -> Stamp:
     try:
         return Stamp.of(path)
-    except DataError:  # a link to nothing: still a record, and a bad one
+    except DataError:  # a link to nothing, a pipe: still a record, and a bad one
         return Stamp(path=str(path), size=-1, mtime_ns=0, inode=0)
 
 
-def _unchanged(stamp: Stamp) -> str:
-    if stamp.size < 0:
-        raise Undecodable("cannot be decoded: a link to no file")
-    stamp.check()
-    return stamp.path
+def _unchanged(stamp: Stamp) -> BinaryIO:
+    if stamp.size >= 0:
+        stamp.check()
+    return _opened(stamp.path)
+
+
+def _opened(path: str) -> BinaryIO:
+    """Raises Undecodable for what is not a regular file."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError as e:
+        raise Undecodable("cannot be decoded: a link to no file") from e
+    except OSError as e:
+        raise Undecodable(f"cannot be decoded: {e.strerror}") from e
 
 
 def open_images(spec: InputSpec) -> ImageSource:
     """Every image file below a folder, or matched by a glob, sorted by path.
 
-    Hidden files and other suffixes are not records.
+    Hidden files and other suffixes are not records. Links to nothing, pipes and the like are bad ones.
     """
     if spec.fields.id not in (None, "path"):
         raise DataError(

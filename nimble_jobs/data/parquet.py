@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from nimble_jobs.data.source import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
 
 
@@ -17,7 +18,8 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
     """Rows of one Parquet file. Raises DataError when it, or a column, is not there or not readable."""
     stamp = Stamp.of(path)
     try:
-        file = pq.ParquetFile(path, memory_map=True)
+        with open_regular(path) as opened:
+            file = pq.ParquetFile(name_of(opened), memory_map=True)  # stays mapped
         names, extra = check_columns(spec, path, file.schema_arrow.names)
 
         def read(group: int) -> pa.Table:

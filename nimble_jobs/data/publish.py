@@ -12,6 +12,7 @@ from typing import Any
 
 from nimble_jobs.data.files import exchange, sync_folder
 from nimble_jobs.errors import OutputExists
+from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.model import OutputSpec
 
 MANIFEST = "manifest.json"
@@ -56,7 +57,7 @@ def manifest(
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a published folder; None if this is not one."""
     try:
-        raw = json.loads((path / MANIFEST).read_bytes())
+        raw = json.loads(read_regular(path / MANIFEST))
     except (OSError, ValueError):
         return None
     return raw if isinstance(raw, dict) and raw.get("made_by") == _MADE_BY else None

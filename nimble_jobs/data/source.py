@@ -15,6 +15,7 @@ import numpy as np
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import NotRegular, check_regular
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,9 +77,12 @@ class Stamp:
 
     @classmethod
     def of(cls, path: str | Path) -> Stamp:
-        """Raises DataError when there is no such file."""
+        """Raises DataError when there is no such file, or it is not a regular one."""
         try:
             found = Path(path).stat()
+            check_regular(path, found.st_mode)
+        except NotRegular as e:
+            raise DataError(f"{path}: {e}") from e
         except OSError as e:
             raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
         return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
@@ -111,14 +115,17 @@ def is_glob(source: str) -> bool:
 def list_files(source: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The file itself, or the sorted files with these suffixes directly in a folder or matched by a glob.
 
-    Raises DataError if none.
+    Folders among them are left out. Links to nothing, pipes and the like are not: whoever opens one raises DataError.
+    Raises DataError if there are none.
     """
     path = Path(source)
     if is_glob(source):
-        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file())  # noqa: PTH207  # absolute patterns
+        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if not Path(p).is_dir())  # noqa: PTH207  # absolute patterns
         expected = "files that match"
     elif path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix.lower() in suffixes and p.is_file() and p.name[0] != ".")
+        found = sorted(
+            p for p in path.iterdir() if p.suffix.lower() in suffixes and not (p.is_dir() or p.name[0] == ".")
+        )
         expected = f"files that end in {' or '.join(suffixes)}"
     else:
         return [path]

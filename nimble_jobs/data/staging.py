@@ -25,6 +25,7 @@ from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_o
 from nimble_jobs.data.publish import MANIFEST, FileEntry
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.errors import DataError, FencedOut
+from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 
 ERRORS = "errors.jsonl"
@@ -202,10 +203,10 @@ class Staging:
         for _, sheets in sorted(self._attempts("shards"), reverse=True):
             for sheet in sorted(sheets.glob("*.json")):
                 try:
-                    shard = Shard.from_bytes(sheet.read_bytes())
+                    shard = Shard.from_bytes(read_regular(sheet))
                     if shard.basis == self._basis and shard.index not in self.done:
                         self._take(shard, self._root / sheets.name.replace("shards", "attempt"))
-                except (ValueError, TypeError, KeyError, FileNotFoundError):
+                except (ValueError, TypeError, KeyError, FileNotFoundError, NotRegular):
                     continue  # unreadable, or cleared away by the attempt that it belongs to: written again
 
     def _take(self, shard: Shard, source: Path) -> None:

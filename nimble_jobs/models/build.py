@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from nimble_jobs.errors import ModelError, OutOfMemory
 from nimble_jobs.models import from_exported, from_python, from_timm, from_transformers
+from nimble_jobs.models.identity import existing
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.models.weights import load_weights, read_weights, save_weights
@@ -34,8 +35,8 @@ def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path
     source = source_of(spec)
     dtype = DTYPES[spec.dtype]
     file, entry = weights_file(spec), weights_entry(spec)
-    if file is not None and not file.is_file():
-        raise ModelError(f"{file}: no such weights file")
+    if file is not None:
+        existing(file)
     if source.scheme == "exported":
         return from_exported.build(Path(source.target), spec, dtype, device, allowed_python)
     with _seeded(spec.seed):

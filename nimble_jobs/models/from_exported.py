@@ -13,7 +13,7 @@ from torch import nn
 from torch.export.passes import move_to_device_pass
 
 from nimble_jobs.errors import ModelError, OutOfMemory
-from nimble_jobs.models.identity import existing
+from nimble_jobs.models.identity import opened
 from nimble_jobs.models.permission import check_exported
 from nimble_jobs.models.source import weights_file
 from nimble_jobs.models.weights import load_weights
@@ -30,10 +30,10 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     """
     if spec.args:
         raise ModelError(f"model.args.{min(spec.args)}: an exported program takes no arguments")
-    with existing(file).open("rb") as opened:
-        check_exported(file, opened, folders)
-        opened.seek(0)
-        program = _loaded(file, opened)
+    with opened(file) as archive:
+        check_exported(file, archive, folders)
+        archive.seek(0)
+        program = _loaded(file, archive)
     own = _dtype_of(program)
     if own is not None and own != dtype:
         raise ModelError(f"model.dtype: {file} was exported in {own}; it cannot run in {dtype}")

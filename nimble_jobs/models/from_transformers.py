@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.identity import FOLDER_WEIGHTS, existing, missing_package
+from nimble_jobs.models.identity import FOLDER_WEIGHTS, existing, missing_package, opened
 from nimble_jobs.models.source import similar
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     _refuse_remote_code(folder)
+    for member in folder.iterdir():  # the library opens them by name, and would wait for ever at a named pipe
+        if member.exists() and not member.is_dir():
+            existing(member)
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -52,10 +55,11 @@ def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights
 
 def _refuse_remote_code(folder: Path) -> None:
     """Configurations may name kernels on a hub, which are code; a name with a slash is one of those."""
-    path = existing(folder / "config.json")
+    path = folder / "config.json"
     try:
         pairs: list[tuple[str, Any]] = []
-        json.loads(path.read_bytes(), object_pairs_hook=pairs.extend)
+        with opened(path) as file:
+            json.load(file, object_pairs_hook=pairs.extend)
     except ValueError as e:
         raise ModelError(f"{path}: not a model configuration: {e}") from e
     for key, value in pairs:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nimble_jobs.models.local_files import local_files
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.models.steady import steady
 from nimble_jobs.models.unversioned import unversioned_code
+from nimble_jobs.regular import NotRegular, check_regular, open_regular, read_regular
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.spec.paths import Source
 
@@ -89,10 +91,22 @@ def random_weights(spec: ModelSpec) -> str | None:
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or ModelError when there is no such file."""
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file")
+    """The path itself, or ModelError when there is no such file, or it is not a regular one."""
+    try:
+        check_regular(path, path.stat().st_mode)
+    except NotRegular as e:
+        raise ModelError(f"{path}: {e}") from e
+    except (OSError, ValueError) as e:  # ValueError: a NUL in its name
+        raise ModelError(f"{path}: no such file") from e
     return path
+
+
+def opened(path: Path) -> BufferedReader:
+    """The file, open for reading. Raises ModelError when it cannot be, or is not a regular one."""
+    try:
+        return open_regular(existing(path))
+    except OSError as e:
+        raise ModelError(f"{path}: {e.strerror}") from e
 
 
 def python_identity(source: Source) -> dict[str, str]:
@@ -141,7 +155,7 @@ def _owners() -> dict[str, list[str]]:
 
 def _architecture(config: Path) -> str:
     try:
-        architectures = json.loads(config.read_bytes()).get("architectures") or ["AutoModel"]
+        architectures = json.loads(_read(config)).get("architectures") or ["AutoModel"]
         return str(architectures[0])
     except (ValueError, AttributeError, LookupError) as e:
         raise ModelError(f"{config}: not a model configuration: {e}") from e
@@ -152,6 +166,11 @@ def _canonical(args: dict[str, Any]) -> str:
         return json.dumps(args, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as e:
         raise ModelError(f"model.args: {e}; expected text, numbers, booleans, lists and mappings") from e
+
+
+def _read(path: Path) -> bytes:
+    with opened(path) as file:
+        return file.read()
 
 
 def _stat(path: Path) -> str:
@@ -167,7 +186,7 @@ def _digest(path: Path) -> str:
     try:
         s = path.stat()
         if s.st_size < 1 << 20:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
+            return hashlib.sha256(read_regular(path)).hexdigest()
         return _large_digest(path, s.st_size, s.st_mtime_ns, s.st_ino)
     except OSError as e:
         raise ModelError(f"{path}: {e.strerror}") from e
@@ -175,5 +194,5 @@ def _digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _large_digest(path: Path, size: int, mtime_ns: int, inode: int) -> str:
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         return hashlib.file_digest(f, "sha256").hexdigest()

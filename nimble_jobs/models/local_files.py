@@ -13,6 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from nimble_jobs.regular import read_regular
+
 # Names that never mean a neighbour of the model file: a `random.py` beside it must not replace the standard library's
 # for every other module that is imported meanwhile.
 NEVER_LOCAL = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "nimble_jobs"}
@@ -57,7 +59,7 @@ def _imports(path: Path, package: tuple[str, ...]) -> list[tuple[tuple[str, ...]
     """Dotted names that the file may import, from the model's folder; the flag says absolute."""
     return [
         ((*package[: len(package) - level + 1], *dotted) if level else dotted, level == 0)
-        for level, dotted in _named(path.read_bytes())
+        for level, dotted in _named(read_regular(path))
         if level - 1 <= len(package)
     ]
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from nimble_jobs.models.local_files import NEVER_LOCAL, local_files
+from nimble_jobs.regular import read_regular
 
 _lock = threading.RLock()  # the import system is one for the whole process
 
@@ -31,7 +32,7 @@ class _FreshSource(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        return self.source_to_code(read_regular(path), path)
 
 
 class _Alias(importlib.abc.Loader):
@@ -92,7 +93,7 @@ def imported(main: Path) -> Iterator[ModuleType]:
         found = local_files(main)
         digest = hashlib.sha256(str(main.parent).encode())
         for name, path in found.files.items():
-            digest.update(name.encode() + b"\0" + path.read_bytes())
+            digest.update(name.encode() + b"\0" + read_regular(path))
         package = f"_nimble_model_{digest.hexdigest()[:16]}"
         _forget(package)
         shell = ModuleType(package)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.identity import existing
+from nimble_jobs.models.identity import existing, opened
 from nimble_jobs.models.pt2_check import why_code
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec.code import allowed, how_to_allow, why_refused
@@ -24,8 +24,8 @@ def check(spec: ModelSpec, folders: Sequence[Path]) -> None:
     if source.scheme == "python":
         check_python(existing(file).resolve(), folders)
     elif source.scheme == "exported":
-        with existing(file).open("rb") as opened:
-            check_exported(file, opened, folders)
+        with opened(file) as archive:
+            check_exported(file, archive, folders)
 
 
 def check_python(file: Path, folders: Sequence[Path], field: str = "model.source") -> None:

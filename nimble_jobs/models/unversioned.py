@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nimble_jobs.models.local_files import NEVER_LOCAL, imported_packages
 from nimble_jobs.models.steady import steady
+from nimble_jobs.regular import read_regular
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -60,6 +61,6 @@ def _files(name: str) -> dict[str, Path]:
 def _digest(files: dict[str, Path]) -> str:
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
-        data = path.read_bytes()
+        data = read_regular(path)
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ import pickle
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.regular import NotRegular, name_of, open_regular
 
 _LISTED = 10  # names of one kind in a message
 
@@ -43,17 +45,28 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     A pickled file holds a state dict, or one under the name `state_dict` or `model`, and nothing that needs code to be
     loaded. Raises ModelError naming the file and the reason.
     """
-    if not path.is_file():
-        raise ModelError(f"{path}: no such weights file")
+    try:
+        file = open_regular(path)
+    except NotRegular as e:
+        raise ModelError(f"{path}: {e}") from e
+    except FileNotFoundError as e:
+        raise ModelError(f"{path}: no such weights file") from e
+    except OSError as e:
+        raise ModelError(f"{path}: {e.strerror}; expected a readable weights file") from e
+    with file:
+        return _read(path, file)
+
+
+def _read(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
-            return dict(load_file(path, device="cpu"))
+            return dict(load_file(name_of(file), device="cpu"))
         except (SafetensorError, OSError, ValueError, KeyError) as e:
             raise ModelError(f"{path}: not a readable safetensors file: {e}") from e
     if path.suffix not in (".pt", ".pth"):
         raise ModelError(f"{path}: unknown kind of weights file; expected .safetensors, .pt or .pth")
     try:
-        raw = torch.load(path, map_location="cpu", weights_only=True)
+        raw = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as e:
         # The full text recommends to load it unsafely.
         raise ModelError(

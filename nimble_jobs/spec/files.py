@@ -1,15 +1,16 @@
 """Rules about files: what must exist, what its suffix says, and what the output folder must keep clear of."""
 
-# ruff: noqa: PTH110, PTH112, PTH113, PTH114 - os.path answers no where Path raises: a name too long, a closed folder
+# ruff: noqa: PTH110, PTH112, PTH114 - os.path answers no where Path raises: a name too long, a closed folder
 
 from __future__ import annotations
 
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
-from os.path import exists, isdir, isfile, islink
+from os.path import exists, isdir, islink
 from pathlib import Path
 
+from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.spec.findings import Finding
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
@@ -86,8 +87,7 @@ def _missing_checkpoint(spec: JobSpec, known: Known) -> Iterator[Finding]:
     path = _resume(spec, known)
     if path is None or path.endswith(WEIGHTS_SUFFIXES):  # a rule of its own speaks of these
         return
-    if not isfile(Path(path) / CHECKPOINT):
-        yield Finding("train.resume", f"no {Path(path) / CHECKPOINT}", f"a folder with a {CHECKPOINT}, auto or never")
+    yield from _missing_file("train.resume", Path(path) / CHECKPOINT, f"a folder with a {CHECKPOINT}, auto or never")
 
 
 def _suffix(field: str, path: str, format_: str) -> Iterator[Finding]:
@@ -103,15 +103,19 @@ def _missing_source(source: Source | None) -> Iterator[Finding]:
         return
     path = Path(source.target)
     if source.scheme == "transformers":
-        if not isfile(path / "config.json"):
-            yield Finding("model.source", f"no {path / 'config.json'}", "a folder with a config.json")
+        yield from _missing_file("model.source", path / "config.json", "a folder with a config.json")
     else:
         yield from _missing_file("model.source", path)
 
 
-def _missing_file(field: str, path: Path) -> Iterator[Finding]:
-    if not isfile(path):
-        yield Finding(field, f"no file {path}", "an existing file")
+def _missing_file(field: str, path: str | Path, expected: str = "an existing file") -> Iterator[Finding]:
+    """Finds what is missing, and what is there but could keep its reader waiting for ever."""
+    try:
+        check_regular(path, os.stat(path).st_mode)  # noqa: PTH116 - as for the whole file
+    except NotRegular as e:
+        yield Finding(field, f"{path} is {e.kind}", "a regular file")
+    except (OSError, ValueError):
+        yield Finding(field, f"no file {path}", expected)
 
 
 def _missing(paths: dict[str, str]) -> Iterator[Finding]:
@@ -120,10 +124,10 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
         if data and glob.has_magic(path) and not exists(path):
             if next(glob.iglob(path, recursive=True), None) is None:  # noqa: PTH207 - Path.glob takes no absolute ones
                 yield Finding(field, f"nothing matches {path}", "at least one file")
-        elif not (exists(path) if data else isfile(path)):
-            yield Finding(
-                field, f"no file {'or folder ' if data else ''}{path}", "an existing one, or a job in run.after"
-            )
+        elif data and not exists(path):
+            yield Finding(field, f"no file or folder {path}", "an existing one, or a job in run.after")
+        elif not (data and isdir(path)):
+            yield from _missing_file(field, path, "an existing one, or a job in run.after")
 
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nimble_jobs.errors import Problem, SpecError
+from nimble_jobs.regular import NotRegular, open_regular
 from nimble_jobs.spec import overrides as override
 from nimble_jobs.spec import rules
 from nimble_jobs.spec.model import JobSpec
@@ -37,18 +37,15 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     if str(path) == STDIN:
         return loads(_standard_input(), file, Path.cwd(), overrides, check_files=check_files)
     try:
-        mode = path.stat().st_mode
-        source = b""
-        if stat.S_ISREG(mode):  # a pipe could keep us waiting
-            with path.open("rb") as stream:
-                source = stream.read(MAX_BYTES + 1)
+        with open_regular(path) as stream:
+            source = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _unreadable(file, "no such file") from None
+    except NotRegular as e:
+        raise _unreadable(file, e.kind) from None
     except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
         reason = e.strerror if isinstance(e, OSError) else None
         raise _unreadable(file, f"cannot be read ({reason or e})") from e
-    if not stat.S_ISREG(mode):
-        raise _unreadable(file, "a folder" if stat.S_ISDIR(mode) else "not a regular file")
     if len(source) > MAX_BYTES:
         raise _unreadable(file, _TOO_LARGE)
     base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nimble_jobs import __version__
 from nimble_jobs.errors import StoreError, UsageError
+from nimble_jobs.regular import open_regular
 from nimble_jobs.store.home import written_whole
 from nimble_jobs.store.records import ArtifactRef, ScheduleState, dump, sha256
 
@@ -110,14 +111,19 @@ class Bundle:
         self._path = path
         self.name = path.name
         try:
-            self._archive = zipfile.ZipFile(path)
+            self._file = open_regular(path)
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}; expected a file that `cache export` wrote") from e
+        try:
+            self._archive = zipfile.ZipFile(self._file)
         except (OSError, zipfile.BadZipFile, NotImplementedError) as e:
+            self._file.close()
             why = e.strerror if isinstance(e, OSError) else str(e)
             raise UsageError(f"{path}: {why}; expected a file that `cache export` wrote") from e
         try:
             self.schedules = self._schedules()
         except BaseException:
-            self._archive.close()
+            self.close()
             raise
 
     def text(self, bundled: Bundled) -> str:
@@ -141,6 +147,7 @@ class Bundle:
 
     def close(self) -> None:
         self._archive.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -60,7 +60,7 @@ def test_pipe_for_a_file(tmp_path: Path) -> None:
     """A pipe nobody writes to does not hang the command."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    assert _load_error(path) == f"{path}: not a regular file; expected a job spec in YAML"
+    assert _load_error(path) == f"{path}: a named pipe; expected a job spec in YAML"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")

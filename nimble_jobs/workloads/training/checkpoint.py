@@ -23,6 +23,7 @@ from safetensors.torch import load
 
 from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sync_folder
 from nimble_jobs.errors import Damaged
+from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.paths import CHECKPOINT
 
 MODEL, STATE, STEPS = "model.safetensors", "state.safetensors", "steps.safetensors"
@@ -108,7 +109,7 @@ def read_sheet(path: Path) -> dict[str, Any]:
     """The sheet alone. Raises Damaged."""
     file = path / CHECKPOINT
     try:
-        head, _, body = file.read_bytes().partition(b"\n")
+        head, _, body = read_regular(file).partition(b"\n")
         digest = json.loads(head)["sha256"]
         body = body.removesuffix(b"\n")
         if hashlib.sha256(body).hexdigest() != digest:
@@ -139,7 +140,7 @@ def _written(path: Path, pieces: Iterable[Bytes]) -> dict[str, Any]:
 def _checked(path: Path, entry: Mapping[str, Any]) -> bytes:
     """The bytes of a file. Raises Damaged where they are not those of its entry."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as e:
         raise Damaged(f"{path}: {e.strerror or e}") from e
     if len(data) != entry["bytes"]:
