@@ -96,6 +96,7 @@ class Case:
     between: Callable[[nn.Module, int], None]  # what happens to the module before each call after `prepare`
     outside: Callable[[nn.Module], Any]  # what the module keeps outside of itself, to be compared as its state is
     misuse: bool  # refused as a call that was not meant, with `fallback` too
+    advanced: bool  # what it keeps outside of itself, `prepare` cannot put back: eager goes on from there
     attributes: bool  # are Python attributes, which replays do not touch, to be as in eager?
 
     def __str__(self) -> str:
@@ -127,6 +128,7 @@ class Cases:
         between: Callable[[nn.Module, int], None] = lambda _m, _turn: None,
         outside: Callable[[nn.Module], Any] = lambda _m: None,
         misuse: bool = False,
+        advanced: bool = False,
         attributes: bool = True,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorates a function of (module, ...); or a class of modules, or a maker of one, taking nothing."""
@@ -142,6 +144,7 @@ class Cases:
                     between=between,
                     outside=outside,
                     misuse=misuse,
+                    advanced=advanced,
                     attributes=attributes,
                 )
             )

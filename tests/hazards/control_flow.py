@@ -68,13 +68,15 @@ def by_the_order_of_a_list(_: Any, x: torch.Tensor, names: list[str]) -> torch.T
     return x if names[0] == "a" else x * 2
 
 
-@case(lambda d: {"x": dict([("b", d.floats(3)), ("a", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])})
+@case(lambda d: {"x": dict([("b", d.floats(3)), ("a", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])}, misuse=True)
 def by_the_order_of_a_dict(_: Any, x: dict[str, torch.Tensor]) -> torch.Tensor:
     first, second = x.values()
     return first - 2 * second
 
 
-@case(lambda d: {"x": dict([("b", d.floats(3)), ("a", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])})
+@case(
+    lambda d: {"x": dict([("b", d.floats(3)), ("a", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])}, recorded=True
+)
 def by_keys_of_a_dict_in_another_order(_: Any, x: dict[str, torch.Tensor]) -> torch.Tensor:
     return x["a"] - 2 * x["b"]
 
@@ -84,7 +86,7 @@ def keyword_arguments_in_another_order(_: Any, *, a: torch.Tensor, b: torch.Tens
     return a - 2 * b
 
 
-@case(lambda d: ((), dict([("a", d.floats(3)), ("b", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])))
+@case(lambda d: ((), dict([("a", d.floats(3)), ("b", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])), misuse=True)
 def by_the_order_of_keyword_arguments(_: Any, **given: torch.Tensor) -> torch.Tensor:
     first, second = given.values()
     return first - 2 * second
@@ -100,7 +102,7 @@ def default_arguments(_: Any, x: torch.Tensor, scale: float = 2.0, mask: torch.T
     return x * scale if mask is None else x
 
 
-@case(x)
+@case(x, advanced=True)
 def a_mutable_default_argument(_: Any, x: torch.Tensor, seen: list[int] = []) -> torch.Tensor:  # noqa: B006
     seen.append(1)
     return x * (2 if len(seen) % 2 else 3)

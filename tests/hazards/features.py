@@ -307,7 +307,7 @@ def a_cached_parametrization() -> nn.Module:
     return Cached()
 
 
-@case(x)
+@case(x, attributes=False)
 @maker
 def pruned() -> nn.Module:
     from torch.nn.utils import prune
@@ -317,22 +317,24 @@ def pruned() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU())
 
 
-def hooked(kind: str, hook: Any, name: str, recorded: bool | None = None, **options: Any) -> None:
+def hooked(
+    kind: str, hook: Any, name: str, *, recorded: bool | None = None, attributes: bool = True, **options: Any
+) -> None:
     def make() -> nn.Module:
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         getattr(net[0], f"register_{kind}")(hook, **options)
         return net
 
     make.__name__ = name
-    case(x, recorded=recorded)(maker(make))
+    case(x, recorded=recorded, attributes=attributes)(maker(make))
 
 
 hooked("forward_hook", lambda _m, _a, y: y * 2, "a_hook", recorded=True)
 hooked("forward_pre_hook", lambda _m, a: (a[0] + 1,), "a_pre_hook", recorded=True)
 hooked("forward_hook", lambda _m, _a, y: y.mul_(2), "a_hook_that_writes")
 hooked("forward_hook", lambda _m, _a, y: y * float(y.sum()), "a_hook_that_reads")
-hooked("forward_hook", lambda m, _a, y: setattr(m, "seen", y.detach().clone()), "a_hook_that_keeps")
-hooked("forward_hook", lambda m, _a, y: setattr(m, "n", getattr(m, "n", 0) + 1), "a_hook_that_counts")
+hooked("forward_hook", lambda m, _a, y: setattr(m, "seen", y.detach().clone()), "a_hook_that_keeps", attributes=False)
+hooked("forward_hook", lambda m, _a, y: setattr(m, "n", getattr(m, "n", 0) + 1), "a_hook_that_counts", attributes=False)
 hooked("forward_hook", lambda m, _a, _y: (m.bias.data.add_(1), None)[1], "a_hook_that_moves_the_bias")
 hooked("forward_hook", lambda _m, _a, k, y: y * k.get("scale", 2), "a_hook_of_keywords", with_kwargs=True)
 

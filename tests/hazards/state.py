@@ -105,7 +105,7 @@ def differs_from_the_last_call_in_a_buffer(m: Any, x: torch.Tensor) -> torch.Ten
     return y
 
 
-@case(x)
+@case(x, attributes=False)
 def an_attribute_made_by_the_first_call(m: Any, x: torch.Tensor) -> torch.Tensor:
     if not hasattr(m, "scale"):
         m.scale = float(x.shape[0])
@@ -297,7 +297,7 @@ def a_closure_over_a_tensor() -> nn.Module:
     return Closed()
 
 
-@case(x, outside=lambda m: m.kept())
+@case(x, outside=lambda m: m.kept(), advanced=True)
 @maker
 def a_closure_that_writes_a_tensor() -> nn.Module:
     scale = torch.full((4,), 2.0)
@@ -313,7 +313,7 @@ def a_closure_that_writes_a_tensor() -> nn.Module:
     return Closed()
 
 
-@case(x, outside=lambda m: m.kept())
+@case(x, outside=lambda m: m.kept(), advanced=True)
 @maker
 def a_closure_that_counts() -> nn.Module:
     calls = 0
@@ -330,7 +330,7 @@ def a_closure_that_counts() -> nn.Module:
     return Closed()
 
 
-@case(x, outside=lambda m: m.kept())
+@case(x, outside=lambda m: m.kept(), advanced=True)
 @maker
 def a_closure_that_keeps_a_tensor() -> nn.Module:
     kept: list[torch.Tensor] = []
@@ -347,7 +347,7 @@ def a_closure_that_keeps_a_tensor() -> nn.Module:
     return Closed()
 
 
-@case(x)
+@case(x, advanced=True)
 @maker
 def a_generator_that_goes_on() -> nn.Module:
     class Generates(nn.Module):
