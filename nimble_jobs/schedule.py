@@ -192,7 +192,7 @@ class Schedule:
     offsets: tuple[int | None, ...] = ()  # where each buffer begins in the arena, bytes; None: it lies elsewhere
     arena_bytes: int = 0
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
-    kernels: str = "eager"  # eager | inductor | max-autotune: whose kernels the tasks are
+    kernels: str = "eager"  # eager | inductor | epilogues | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
     folded: tuple[tuple[str, str], ...] = ()  # convolutions of the module, each with the normalisation folded into it
     compiled: tuple[CompiledKernel, ...] = ()  # where kernels is not eager; empty: they must be compiled again

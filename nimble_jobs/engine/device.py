@@ -41,6 +41,11 @@ def describe(device: torch.device) -> str:
     return f"{_cpu_name()}, {count} thread{'s' if count > 1 else ''}"
 
 
+def memory_bytes(device: torch.device) -> int | None:
+    """All the memory of a GPU; None for the CPU, whose memory others share."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
 def facts(device: torch.device) -> dict[str, str]:
     """The parts of a schedule's key that name the device and the software under it. Equal devices give equal parts."""
     parts = {"torch": torch.__version__, **_precision(device)}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine import epilogues as ways
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
@@ -40,18 +41,22 @@ def compile_module(
     max_autotune: bool = False,
     compiled_before: bool = False,
     eager_random: bool = False,
+    epilogues: torch.device | None = None,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
-    `eager_random` the same random numbers are drawn as in eager. Raises CannotRecord, at the first call, where the
-    module cannot be compiled whole.
+    `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, convolutions run
+    together with what follows them where that is faster there. Raises CannotRecord, at the first call, where the module
+    cannot be compiled whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
         options |= {"max_autotune": True}
     if eager_random:
         options |= {"fallback_random": True}
+    if epilogues is not None:
+        options |= {"post_grad_custom_post_pass": _epilogues_on(epilogues)}
     forget_compiled()
     compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
 
@@ -66,6 +71,20 @@ def compile_module(
                 raise CannotRecord(f"Inductor cannot compile the model: {str(e).splitlines()[0]}") from e
 
     return call
+
+
+def _epilogues_on(device: torch.device) -> Any:
+    """`choose_ways` as a pass of Inductor's."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Epilogues(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            ways.choose_ways(graph, device)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((ways.__file__,), torch.cuda.get_device_name(device))
+
+    return Epilogues()
 
 
 def stop_compilers() -> None:

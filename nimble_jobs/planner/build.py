@@ -199,7 +199,7 @@ def _candidates(
         reason="the reference; runs because no candidate passed its check" if failure else "the reference",
     )
     many = options.purpose == "throughput"
-    won = "the most records a second" if many else "the least time for the memory that it needs,"
+    won = "the most records a second" if many else "the least time, weighed with its memory,"
     won += " of those that passed their check"
     tried = [
         replace(c, chosen=True, reason=won)
@@ -214,5 +214,5 @@ def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:
     if (candidate.records_per_s or 0.0) > (winner.records_per_s or 0.0):
         if (candidate.records_per_s or 0.0) * PAYS < (winner.records_per_s or 0.0):
             return f"within the noise of {winner.name}"
-        return f"not enough faster than {winner.name} for the memory that it needs"
+        return f"not enough faster than {winner.name} for its share of the memory"
     return f"fewer records a second than {winner.name}" if many else f"slower than {winner.name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,7 @@ from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.source import Source
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
-_MEMORY_POWER = 0.15
-_FREE_BYTES = 32 << 20
+_MOST = 0.99  # share of the memory, above which a candidate is as costly as at it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +31,7 @@ class Found:
     error: float | None
     failure: str | None = None
     in_flight: int = 1
+    available_bytes: int | None = None  # what it may use of the device's memory; None where that is no question
     module: nn.Module | None = (
         None  # of the chosen one: whose weights the program reads, the searched or its folded copy
     )
@@ -46,12 +45,14 @@ class Found:
     def cost(self) -> float:
         """What the choice keeps low, for one record."""
         assert self.candidate.records_per_s is not None
-        return cost(1e6 / self.candidate.records_per_s, self.candidate.peak_bytes)
+        return cost(1e6 / self.candidate.records_per_s, self.candidate.peak_bytes, self.available_bytes)
 
 
-def cost(us: float, peak_bytes: int | None) -> float:
-    """Time, with memory as a factor that grows slowly: twice as much weighs as 11 % more time does, little nothing."""
-    return us * math.pow(max(peak_bytes or 0, _FREE_BYTES), _MEMORY_POWER)
+def cost(us: float, peak_bytes: int | None, available_bytes: int | None) -> float:
+    """Time over the share of the available memory that is left: where memory is plenty, time decides."""
+    if not available_bytes:
+        return us
+    return us / (1 - min((peak_bytes or 0) / available_bytes, _MOST))
 
 
 def left_out(name: str, reason: str, *, error: float | None = None, streams: int | None = None) -> Candidate:

@@ -1,4 +1,4 @@
-"""Build candidates, check each against eager, measure it on the device, keep the fastest, with an eye on memory.
+"""Build candidates, check each against eager, measure it on the device, keep the fastest, with an eye on scarce memory.
 
 Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
 then for those whose bounds leave them a chance. The first candidate, eager kernels on one stream, is always there, so
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.capture import Instance
@@ -69,6 +70,8 @@ class Search:
         self._variants = Variants(module)
         self._samples: Samples | None = None
         self._pairs: Pairs = ()
+        limit = options.memory_bytes
+        self._available_bytes = devices.memory_bytes(device) if limit is None else limit
         self._deadline = time.monotonic() + options.budget_s
         self.candidates: list[Candidate] = []
         self.best: Found | None = None
@@ -135,7 +138,11 @@ class Search:
         if self._options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif self._options.fuse != "off":
-            compilers: list[Kernels] = ["inductor", "max-autotune"] if self._options.fuse == "max" else ["inductor"]
+            compilers: list[Kernels] = ["inductor"]
+            if layout == "channels-last":
+                compilers.append("epilogues")
+            if self._options.fuse == "max":
+                compilers.append("max-autotune")
             # the same kernels do less work over folded weights
             sources += [Source(kernels=kernels, layout=layout, folded=self._pairs) for kernels in compilers]
         return sources
@@ -253,6 +260,7 @@ class Search:
             durations_us=durations,
             error=error,
             failure=failure,
+            available_bytes=self._available_bytes,
         )
         self.candidates.append(candidate)
         if failure is not None:

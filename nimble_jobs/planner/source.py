@@ -17,7 +17,7 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.planner.fold import Pairs, folded
 from nimble_jobs.schedule import Program
 
-Kernels = Literal["eager", "inductor", "max-autotune"]
+Kernels = Literal["eager", "inductor", "epilogues", "max-autotune"]
 Layout = Literal["given", "channels-last"]
 
 
@@ -32,7 +32,12 @@ class Source:
     @property
     def name(self) -> str:
         """As candidates are called."""
-        words = {"eager": "eager kernels", "inductor": "inductor kernels", "max-autotune": "max-autotune kernels"}
+        words = {
+            "eager": "eager kernels",
+            "inductor": "inductor kernels",
+            "epilogues": "inductor kernels, fused convolutions",
+            "max-autotune": "max-autotune kernels",
+        }
         last = ", channels-last" if self.layout == "channels-last" else ""
         return words[self.kernels] + last + (", folded" if self.folded else "")
 
@@ -105,7 +110,10 @@ def record_source(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice from compilers to their own users
             call = compile_module(
-                module, max_autotune=source.kernels == "max-autotune", compiled_before=like is not None
+                module,
+                max_autotune=source.kernels == "max-autotune",
+                compiled_before=like is not None,
+                epilogues=device if source.kernels == "epilogues" else None,
             )
             recording = with_own_depthwise(record_compiled(call, example, state, device), device, like=like)
     if any(t.random for t in recording.program.tasks):

@@ -1,0 +1,266 @@
+"""Convolutions together with what follows them: a pass over a compiler's graph that gives each convolution the fastest
+of several ways to run it with its bias, its addition and its activation on this device.
+
+cuDNN's fused convolutions (bias, addition, ReLU) and products in the place of 1x1 convolutions, with cuBLAS's epilogue
+for bias and ReLU, are measured beside a plain convolution that a pointwise kernel follows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.fx import Graph, Node
+
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
+from nimble_jobs.engine.private import modes_off
+
+Way = Literal["library", "fused", "product"]
+Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
+
+_aten = torch.ops.aten
+_GAIN = 0.97  # another way than the library's is taken below this share of its time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A convolution and what follows it: everything that its time depends on.
+
+    `follows` says what a pointwise kernel of its own would have to do: nothing where one runs in any case, which then
+    does it at no cost.
+    """
+
+    dtype: torch.dtype
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    out: tuple[int, ...]
+    bias: bool
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    follows: Follows
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of the pixels with the weight."""
+        ones = (1, 1)
+        return (
+            self.weight[2:] == ones and self.stride == ones and self.dilation == ones and self.groups == 1
+        ) and not any(self.padding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    group: Group
+    convolution: Node
+    add: Node | None
+    relu: Node | None
+    other: Node | None  # what is added
+
+    @property
+    def last(self) -> Node:
+        return self.relu or self.add or self.convolution
+
+
+def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way], None] = lambda *_: None) -> None:
+    """Rewrite each convolution of a functional graph of aten operators to run in its fastest way on `device`, a GPU.
+
+    Nodes carry fake tensors in `meta["val"]`. Only convolutions in two dimensions over channels-last tensors are
+    looked at. `chosen` is told of each.
+    """
+    for convolution in list(graph.find_nodes(op="call_function", target=_aten.convolution.default)):
+        match = _match(convolution)
+        if match is None:
+            continue
+        with modes_off():
+            way = fastest(match.group, device)
+        chosen(match.group, way)
+        if way == "fused":
+            _fuse(graph, match)
+        elif way == "product":
+            _to_product(graph, match)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+@functools.lru_cache(maxsize=4096)
+def fastest(group: Group, device: torch.device) -> Way:
+    """The way that takes the least time, by measurement on `device`."""
+    times = times_us(group, device)
+    best = min(times, key=lambda way: times[way])
+    return best if times[best] <= _GAIN * times["library"] else "library"
+
+
+def times_us(group: Group, device: torch.device) -> dict[Way, float]:
+    """Microseconds that each way takes in a replay, with warm caches and random values."""
+    generator = torch.Generator(device).manual_seed(0)  # the process's random state stays as it is
+
+    def random(sizes: Sequence[int]) -> torch.Tensor:
+        made = torch.randn(*sizes, generator=generator, device=device, dtype=group.dtype)
+        return made.contiguous(memory_format=MEMORY_FORMAT) if len(sizes) == 4 else made
+
+    x, weight, other, out = random(group.x), random(group.weight), random(group.out), random(group.out)
+    bias = random(group.weight[:1]) if group.bias else None
+    settings = (list(group.stride), list(group.padding), list(group.dilation), group.groups)
+    plain = (*settings[:3], False, [0, 0], group.groups)
+    ways: dict[Way, Callable[[], object]] = {}
+
+    def after(result: torch.Tensor) -> torch.Tensor:
+        """What a pointwise kernel does to the result."""
+        match group.follows:
+            case "relu":
+                return torch.relu(result)
+            case "add" | "add-relu":
+                return torch.add(result, other)
+            case "bias":
+                return torch.relu(result)  # as long
+            case "nothing":
+                return result
+
+    ways["library"] = lambda: after(_aten.convolution(x, weight, None, *plain))
+    if group.follows == "relu":
+        ways["fused"] = lambda: CONVOLUTION_RELU(x, weight, bias, *settings)
+    elif group.follows == "add-relu":
+        ways["fused"] = lambda: CONVOLUTION_ADD_RELU(x, weight, other, bias, *settings)
+    if group.is_product:
+        rows = x.permute(0, 2, 3, 1).reshape(-1, group.x[1])
+        columns = weight.reshape(group.weight[:2]).t()
+        flat = out.permute(0, 2, 3, 1).reshape(-1, group.out[1])
+        if bias is not None and group.follows == "relu":
+            ways["product"] = lambda: _aten._addmm_activation.out(bias, rows, columns, out=flat)
+        elif group.follows == "bias":
+            ways["product"] = lambda: _aten.addmm.out(bias, rows, columns, out=flat)
+        else:
+            ways["product"] = lambda: (torch.mm(rows, columns, out=flat), after(out))
+    times = measure.kernel_times_us(list(ways.values()), device)
+    return dict(zip(ways, times, strict=True))
+
+
+def _match(convolution: Node) -> _Match | None:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = convolution.args
+    values = [n.meta.get("val") for n in (x, weight, convolution) if isinstance(n, Node)]
+    if transposed or len(values) != 3 or not all(_is_channels_last(v) for v in values):
+        return None
+    add = relu = other = None
+    next_one = _only_user(convolution)
+    if next_one is not None and next_one.target is _aten.add.Tensor and not next_one.kwargs and len(next_one.args) == 2:
+        others = [a for a in next_one.args if a is not convolution]
+        if len(others) == 1 and isinstance(others[0], Node) and _alike(others[0], convolution):
+            add, other = next_one, others[0]
+            next_one = _only_user(add)
+    if next_one is not None and next_one.target is _aten.relu.default:
+        relu = next_one
+    if all(_is_pointwise(user) for user in (relu or add or convolution).users):
+        add = relu = other = None  # a kernel that computes more than these runs in any case
+    alone: Follows = (
+        "bias" if bias is not None and not all(_is_pointwise(user) for user in convolution.users) else "nothing"
+    )
+    follows: Follows = "add-relu" if add and relu else "add" if add else "relu" if relu else alone
+    (x_val, weight_val, out_val) = values
+    assert x_val is not None
+    assert weight_val is not None
+    assert out_val is not None
+    group = Group(
+        dtype=out_val.dtype,
+        x=tuple(x_val.shape),
+        weight=tuple(weight_val.shape),
+        out=tuple(out_val.shape),
+        bias=bias is not None,
+        stride=_pair(stride),
+        padding=_pair(padding),
+        dilation=_pair(dilation),
+        groups=int(groups),  # type: ignore[arg-type]  # the schema says int
+        follows=follows,
+    )
+    return _Match(group=group, convolution=convolution, add=add, relu=relu, other=other)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether a compiler makes one kernel of this and of what it reads."""
+    if node.target is _aten.cat.default:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    given = tuple(int(v) for v in value)
+    return given * 2 if len(given) == 1 else given
+
+
+def _is_channels_last(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 4
+        and value.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and all(isinstance(n, int) for n in value.shape)
+        and value.is_contiguous(memory_format=MEMORY_FORMAT)
+    )
+
+
+def _alike(one: Node, other: Node) -> bool:
+    a, b = one.meta.get("val"), other.meta.get("val")
+    return a is not None and b is not None and _is_channels_last(a) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _fuse(graph: Graph, match: _Match) -> None:
+    x, weight, bias = match.convolution.args[:3]
+    group = match.group
+    settings = (list(group.stride), list(group.padding), list(group.dilation), group.groups)
+    if match.other is None:
+        _replace(graph, match.last, [(CONVOLUTION_RELU, (x, weight, bias, *settings))])
+    else:
+        _replace(graph, match.last, [(CONVOLUTION_ADD_RELU, (x, weight, match.other, bias, *settings))])
+
+
+def _to_product(graph: Graph, match: _Match) -> None:
+    x, weight, bias = match.convolution.args[:3]
+    images, channels, height, width = match.group.x
+    features = match.group.weight[0]
+    with_relu = match.group.follows == "relu" and bias is not None
+    with_bias = match.group.follows == "bias"
+    at = match.relu if with_relu and match.relu is not None else match.convolution
+    with graph.inserting_before(at):
+        rows = _call(graph, _aten.permute.default, x, [0, 2, 3, 1])
+        rows = _call(graph, _aten.view.default, rows, [images * height * width, channels])
+        columns = _call(graph, _aten.view.default, weight, [features, channels])
+        columns = _call(graph, _aten.permute.default, columns, [1, 0])
+        if with_relu:
+            product = _call(graph, _aten._addmm_activation.default, bias, rows, columns)
+        elif with_bias:
+            product = _call(graph, _aten.addmm.default, bias, rows, columns)
+        else:
+            product = _call(graph, _aten.mm.default, rows, columns)
+        shaped = _call(graph, _aten.view.default, product, [images, height, width, features])
+        shaped = _call(graph, _aten.permute.default, shaped, [0, 3, 1, 2])
+        if bias is not None and not (with_relu or with_bias):
+            spread = _call(graph, _aten.view.default, bias, [1, features, 1, 1])
+            shaped = _call(graph, _aten.add.Tensor, shaped, spread)  # part of the pointwise kernel that follows
+    at.replace_all_uses_with(shaped)
+    graph.erase_node(at)
+
+
+def _replace(graph: Graph, node: Node, calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
+    with graph.inserting_before(node):
+        for target, args in calls:
+            made = _call(graph, target, *args)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _call(graph: Graph, target: Any, *args: Any) -> Node:
+    """A new node, with its fake result."""
+    node = graph.call_function(target, args)
+    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+    modes = [v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")]
+    with modes[0]:
+        node.meta["val"] = target(*values)
+    return node

@@ -1,0 +1,57 @@
+"""Operators for cuDNN's fused convolutions, over channels-last tensors.
+
+torch's own, `cudnn_convolution_relu` and `cudnn_convolution_add_relu`, tell compilers nothing of their results' shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MEMORY_FORMAT = torch.channels_last
+_aten = torch.ops.aten
+_NAMESPACE = "nimble_jobs"
+
+_LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
+_LIBRARY.define(
+    "convolution_relu(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups)"
+    " -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+_LIBRARY.define(
+    "convolution_add_relu(Tensor x, Tensor weight, Tensor z, Tensor? bias, int[] stride, int[] padding,"
+    " int[] dilation, int groups) -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+
+
+def _convolution_relu(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    x = x.contiguous(memory_format=MEMORY_FORMAT)  # as it is, but for sizes of one, whose strides may say otherwise
+    return _aten.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _convolution_add_relu(
+    x: Any, weight: Any, z: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    x, z = (t.contiguous(memory_format=MEMORY_FORMAT) for t in (x, z))
+    return _aten.cudnn_convolution_add_relu(x, weight, z, None, bias, stride, padding, dilation, groups)
+
+
+def _shape_of(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], groups).contiguous(
+        memory_format=MEMORY_FORMAT
+    )
+
+
+def _shape_of_sum(x: Any, weight: Any, z: Any, *rest: Any) -> Any:
+    return _shape_of(x, weight, *rest)
+
+
+_LIBRARY.impl("convolution_relu", _convolution_relu, "CUDA")
+_LIBRARY.impl("convolution_add_relu", _convolution_add_relu, "CUDA")
+_LIBRARY.impl("convolution_relu", _shape_of, "Meta")
+_LIBRARY.impl("convolution_add_relu", _shape_of_sum, "Meta")
+
+CONVOLUTION_RELU: torch._ops.OpOverload = getattr(torch.ops, _NAMESPACE).convolution_relu.default
+CONVOLUTION_ADD_RELU: torch._ops.OpOverload = getattr(torch.ops, _NAMESPACE).convolution_add_relu.default

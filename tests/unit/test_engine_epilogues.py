@@ -1,0 +1,141 @@
+"""Convolutions with what follows them: which groups are seen, and that each way to run one computes the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from nimble_jobs.engine import epilogues
+from nimble_jobs.engine.encode import operator
+from nimble_jobs.engine.epilogues import Group, Way, choose_ways
+from nimble_jobs.engine.private import forget_compiled
+
+CPU = torch.device("cpu")
+# torch's own compiler warns of torch.jit, which it imports
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+class Block(nn.Module):
+    """Every kind of group: ReLU, addition with ReLU, a bias alone, and two whose pointwise kernel runs in any case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Conv2d(8, 4, 1)
+        self.middle = nn.Conv2d(4, 4, 3, padding=1)
+        self.wide = nn.Conv2d(4, 8, 1)
+        self.bare = nn.Conv2d(8, 8, 1)
+        self.left = nn.Conv2d(8, 3, 1)
+        self.right = nn.Conv2d(8, 5, 1, bias=False)
+        self.last = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.middle(self.narrow(x).relu()).relu()
+        y = (self.wide(y) + x).relu()
+        y = self.bare(y)
+        y = torch.cat([self.left(y).relu(), self.right(y).sigmoid()], 1)
+        return self.last(y).sigmoid()
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> Iterator[None]:
+    yield
+    forget_compiled()
+
+
+def compiled_with(module: nn.Module, x: torch.Tensor, way: Callable[[Group], Way]) -> tuple[Any, Counter[Any]]:
+    """The compiled module's output where each group runs in the way that is given, and how many of each there are."""
+    seen: Counter[Any] = Counter()
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            choose_ways(graph, CPU, lambda group, way: seen.update([(group.follows, way)]))
+
+        def uuid(self) -> None:
+            return None
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(epilogues, "fastest", lambda group, _: way(group))
+        return torch.compile(module, options={"post_grad_custom_post_pass": Pass()})(x), seen
+
+
+def test_groups_are_seen_and_products_compute_the_same() -> None:
+    """Each 1x1 convolution as a product, with ReLU or bias in it only where no other kernel does that at no cost."""
+    torch.manual_seed(0)
+    block = Block().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    out, seen = compiled_with(block, x, lambda group: "product" if group.is_product else "library")
+    torch.testing.assert_close(out, block(x))
+    assert seen == {
+        ("relu", "product"): 1,
+        ("relu", "library"): 1,
+        ("add-relu", "product"): 1,
+        ("bias", "product"): 1,
+        ("nothing", "product"): 3,
+    }
+
+
+def test_contiguous_tensors_are_left_alone() -> None:
+    """Products would have to move every pixel."""
+    block = Block().eval()
+    x = torch.randn(2, 8, 6, 6)
+    out, seen = compiled_with(block, x, lambda _: "product")
+    torch.testing.assert_close(out, block(x))
+    assert not seen
+
+
+def test_fused_convolutions_are_put_in_place() -> None:
+    """With cuDNN's stood in for, since the CPU has none."""
+    library = torch.library.Library("nimble_jobs", "IMPL")
+
+    def relu(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups).relu()
+
+    def add_relu(x: Any, weight: Any, z: Any, bias: Any, *rest: Any) -> Any:
+        return (torch.conv2d(x, weight, bias, *rest) + z).relu()
+
+    library.impl("convolution_relu", relu, "CPU")
+    library.impl("convolution_add_relu", add_relu, "CPU")
+    try:
+        torch.manual_seed(0)
+        block = Block().eval().to(memory_format=torch.channels_last)
+        x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+        out, seen = compiled_with(block, x, lambda group: "fused" if group.follows.endswith("relu") else "library")
+        torch.testing.assert_close(out, block(x))
+        assert seen[("relu", "fused")] == 2
+        assert seen[("add-relu", "fused")] == 1
+    finally:
+        library._destroy()
+
+
+def test_schedules_name_the_operators() -> None:
+    """A process that only loads schedules knows them."""
+    assert operator("nimble_jobs.convolution_relu.default")._schema.name == "nimble_jobs::convolution_relu"
+    assert operator("nimble_jobs.convolution_add_relu.default")._schema.name == "nimble_jobs::convolution_add_relu"
+
+
+@pytest.mark.parametrize(("product", "way"), [(9.8, "library"), (9.6, "product")])
+def test_another_way_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, product: float, way: Way) -> None:
+    """Within three percent the library's stays."""
+    monkeypatch.setattr(epilogues, "times_us", lambda *_: {"library": 10.0, "product": product})
+    one = (1, 1)
+    group = Group(
+        dtype=torch.float16,
+        x=(1, 8, 6, 6),
+        weight=(4, 8, 1, 1),
+        out=(1, 4, 6, 6),
+        bias=True,
+        stride=one,
+        padding=(0, 0),
+        dilation=one,
+        groups=1,
+        follows="relu",
+    )
+    epilogues.fastest.cache_clear()
+    assert epilogues.fastest(group, CPU) == way
+    epilogues.fastest.cache_clear()
