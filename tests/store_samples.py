@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
 from nimble_jobs.job import Job
 from nimble_jobs.schedule import (
     Buffer,
@@ -21,6 +24,9 @@ from nimble_jobs.schedule import (
     View,
 )
 from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.ids import new_id
+from nimble_jobs.store.records import dump, sha256
+from nimble_jobs.store.tables import EventRow, JobRow
 
 NOW = 1_800_000_000.0
 PARTS = {"model.source": "torchvision:resnet18", "model.dtype": "fp32", "input": "x:float32[4]", "mode": "inference"}
@@ -29,6 +35,59 @@ PARTS = {"model.source": "torchvision:resnet18", "model.dtype": "fp32", "input":
 def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder where syncing costs nothing, if there is one: for tests of thousands of commits."""
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
+def many_jobs(store: Store, count: int, *, now: float) -> list[str]:
+    """Jobs, one a second, in one transaction: of ten one failed, three wait, six succeeded. Returns their ids."""
+    text = dump(
+        {
+            "name": "n",
+            "model": {"source": "torchvision:resnet18", "args": {"num_classes": 10}},
+            "padding": "x" * 1200,  # a resolved spec has 1.5 kB
+        }
+    )
+    ended = {"timings": dump({"records_per_s": 720.0}), "schedule": dump({"hit": "stored", "runs": "schedule"})}
+    jobs, events = [], []
+    for n in range(count):
+        state = ("failed", "queued", "queued", "queued", *["succeeded"] * 6)[n % 10]
+        began = None if state == "queued" else now + n
+        jobs.append(
+            {
+                "id": new_id(now + n),
+                "name": f"job-{n % 7}",
+                "kind": "score",
+                "state": state,
+                "priority": n % 3,
+                "attempt": 0 if began is None else 1,
+                "max_attempts": 3,
+                "device": "cpu",
+                "foreground": False,
+                "cancel_requested": False,
+                "after": "[]",
+                "not_before": 0.0,
+                "worker": None if began is None else "w",
+                "created_at": now + n,
+                "started_at": began,
+                "finished_at": None if began is None else began + n % 11,
+                "records_done": 0 if began is None else n,
+                "records_bad": 0,
+                "error": "no such file" if state == "failed" else None,
+                "allow_python": "[]",
+                "spec_digest": sha256(text),
+                "spec": text,
+                "outputs": "{}",
+                **(ended if state == "succeeded" else {"timings": "{}", "schedule": "{}"}),
+            }
+        )
+        said = {"job": jobs[-1]["id"], "attempt": None, "data": "{}"}
+        events += [said | {"at": now + n, "kind": kind, "message": f"{kind} as n"} for kind in ("submitted", state)]
+
+    def work(session: Session) -> None:
+        session.execute(insert(JobRow), jobs)
+        session.execute(insert(EventRow), events)
+
+    store.jobs._db.write(work)
+    return [job["id"] for job in jobs]
 
 
 def key_of(name: str) -> str:

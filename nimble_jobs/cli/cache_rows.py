@@ -183,8 +183,6 @@ def explained(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row["state"] != "ready":
             keys.setdefault((row["state"], brief(row["key"], row["reason"])), []).append(row["key"][:12])
-    return [with_reason(f"{state} ({_few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()]
-
-
-def _few(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3:,} more" if len(keys) > 3 else "")
+    return [
+        with_reason(f"{state} ({render.few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()
+    ]

@@ -87,7 +87,7 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
             problems = store.check()
             yield from (Finding(name="store", detail=problem, status="problem") for problem in problems)
             if not problems:
-                jobs, schedules = len(store.jobs.list()), len(store.schedules.list())
+                jobs, schedules = sum(store.jobs.counts().values()), len(store.schedules.list())
                 yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
             workers = client.live_workers(store=store)
             yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")

@@ -49,6 +49,8 @@ class Condition:
     """A key, and what its value must be."""
 
     key: str
+    compare: str  # =, !=, >, <, >= or <=
+    operand: str
     holds: Callable[[Any], bool]
 
 
@@ -61,13 +63,22 @@ def parse(text: str, keys: Keys, now: float) -> Condition:
     if not found:
         raise UsageError(f"--filter: {text!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=")
     key, compare, operand = known(found[1], keys, "--filter"), found[2], found[3].strip()
+
+    def condition(holds: Callable[[Any], bool]) -> Condition:
+        return Condition(key=key, compare=compare, operand=operand, holds=holds)
+
     if compare in _ORDER:
         ordered = _ordered(key, keys[key], _ORDER[compare], operand, now)
-        return Condition(key=key, holds=lambda cell: cell is not None and ordered(cell))
+        return condition(lambda cell: cell is not None and ordered(cell))
     if operand.lower() == "null":
-        return Condition(key=key, holds=lambda cell: (cell is None) == (compare == "="))
+        return condition(lambda cell: (cell is None) == (compare == "="))
     equal = _equal(key, keys[key], operand)
-    return Condition(key=key, holds=lambda cell: (cell is not None and equal(cell)) == (compare == "="))
+    return Condition(
+        key=key,
+        compare=compare,
+        operand=operand,
+        holds=lambda cell: (cell is not None and equal(cell)) == (compare == "="),
+    )
 
 
 def known(key: str, keys: Keys, where: str) -> str:
@@ -90,13 +101,12 @@ def _ordered(
         case Kind.TEXT | Kind.TEXTS | tuple():
             raise UsageError(f"--filter: {key} holds text, which has no order; expected {key}=VALUE or {key}!=VALUE")
         case Kind.TIME:
-            age_s = _duration(operand)
-            if age_s is not None:  # used>30d: longer ago than that
-                return lambda cell: compare(now - _timestamp(cell), age_s)
-            at = _date(key, operand)
+            at, age = span_of(key, operand, now)
+            if age:  # used>30d: longer ago than that
+                return lambda cell: compare(at, _timestamp(cell))
             return lambda cell: compare(_timestamp(cell), at)
         case _:
-            number = _number(key, kind, operand)
+            number = number_of(key, kind, operand)
             return lambda cell: compare(cell, number)
 
 
@@ -120,11 +130,11 @@ def _equal(key: str, kind: Kind | tuple[str, ...], operand: str) -> Callable[[An
             end = start + (0 if ":" in operand else _DAY_S)
             return lambda cell: start <= _timestamp(cell) < end or _timestamp(cell) == start
         case _:
-            number = _number(key, kind, operand)
+            number = number_of(key, kind, operand)
             return lambda cell: bool(cell == number)
 
 
-def _number(key: str, kind: Kind, operand: str) -> float:
+def number_of(key: str, kind: Kind, operand: str) -> float:
     """A plain number; a duration, a size, a factor for keys that hold such."""
     from nimble_jobs.spec.units import parse_bytes, parse_duration
 
@@ -146,6 +156,12 @@ def _number(key: str, kind: Kind, operand: str) -> float:
         raise UsageError(f"--filter: {key}: {e}") from e
     expected = "a number such as 2 or 2.5x" if kind is Kind.FACTOR else "a number such as 3"
     raise UsageError(f"--filter: {key}: found {operand!r}; expected {expected}")
+
+
+def span_of(key: str, operand: str, now: float) -> tuple[float, bool]:
+    """Unix seconds of a date, or of an age counted from `now`; and whether it is an age. Raises UsageError."""
+    age_s = _duration(operand)
+    return (_date(key, operand), False) if age_s is None else (now - age_s, True)
 
 
 def _duration(operand: str) -> float | None:

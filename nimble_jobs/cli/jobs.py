@@ -1,4 +1,4 @@
-"""Commands about jobs that were submitted: ls, show, logs, wait, cancel."""
+"""Commands about jobs that were submitted: show, logs, wait, cancel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import options, output, progress, render
-from nimble_jobs.cli.filters import Keys, Kind
-from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.cli import options, output, progress, render, waits
+from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState
 
@@ -24,76 +23,12 @@ JobIds = Annotated[
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
 
-KEYS: Keys = {
-    "id": Kind.TEXT,
-    "name": Kind.TEXT,
-    "kind": Kind.TEXT,
-    "state": tuple(JobState),
-    "attempt": Kind.NUMBER,
-    "created_at": Kind.TIME,
-    "started_at": Kind.TIME,
-    "finished_at": Kind.TIME,
-    "elapsed_s": Kind.SECONDS,
-    "records_done": Kind.NUMBER,
-    "records_total": Kind.NUMBER,
-    "records_bad": Kind.NUMBER,
-    "records_per_s": Kind.NUMBER,
-    "phase": Kind.TEXT,
-    "hit": Kind.TEXT,
-    "runs": Kind.TEXT,
-    "device": Kind.TEXT,
-    "priority": Kind.NUMBER,
-    "worker": Kind.TEXT,
-    "error": Kind.TEXT,
-}
-
-
-def _state_style(row: Row) -> str:
-    return render.STATE_STYLE.get(row["state"], "")
-
-
-COLUMNS = (
-    Column(header="ID", cell=lambda row: row["id"]),
-    Column(header="NAME", cell=lambda row: row["name"], flexible=True),
-    Column(header="KIND", cell=lambda row: row["kind"], from_width=110),
-    Column(header="STATE", cell=lambda row: _state(row), style=_state_style),
-    Column(header="RECORDS", cell=render.progress, justify="right"),
-    Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
-    Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
-    Column(
-        header="SCHEDULE", cell=lambda row: "eager" if row["runs"] == "eager" else row["hit"] or "-", from_width=100
-    ),
-    Column(header="ERROR", cell=lambda row: row["error"] or "", style=lambda row: "red", flexible=True, from_width=110),
-)
-
 
 def register(app: typer.Typer) -> None:
-    app.command()(ls)
     app.command()(show)
     app.command()(logs)
     app.command()(wait)
     app.command()(cancel)
-
-
-def ls(
-    ctx: typer.Context,
-    filters: options.Filters = None,
-    sort: options.Sort = None,
-    limit: options.Limit = None,
-    quiet: options.IdsOnly = False,
-    json: options.Json = False,
-) -> None:
-    """List jobs, the newest first."""
-    now = time.time()
-    with options.store(ctx) as store:
-        store.recover(now)  # a process that died says nothing; without a worker nobody else would
-        jobs = store.jobs.list()
-    rows = [render.job_row(job, now) for job in jobs]
-    rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(rows, KEYS)
-    empty = "no jobs" if not jobs else "no job matches"
-    print_rows(
-        rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=f"{empty}; submit one with: nimble-jobs submit SPEC"
-    )
 
 
 def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
@@ -105,11 +40,14 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         store.recover(time.time())
         job = store.jobs.get(job_id)
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
-    now = time.time()
+        now = time.time()
+        why = waits.reasons(store, [job], now).get(job.id)
+        if why and (ahead := store.jobs.ahead_of(job, now)):
+            why = f"{why}; {ahead:,} queued {'job comes' if ahead == 1 else 'jobs come'} first, by priority and age"
     if json:
-        output.emit_json(render.job_json(job, attempts, events, now))
+        output.emit_json(render.job_json(job, attempts, events, now, why))
         return
-    row = render.job_row(job, now)
+    row = render.job_row(job, now, why)
     parts = [("Job", _facts(job, row) + render.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
@@ -231,18 +169,13 @@ def _pour(home: Path, job_id: str, offset: int, stream: Any = None) -> int:
     return offset + len(data)
 
 
-def _state(row: Row) -> str:
-    if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
-        return f"running {row['phase']}"
-    return str(row["state"])
-
-
 def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
+    asked = ", cancel requested" if job.cancel_requested and not job.state.final else ""
     lines = [
         ("id", job.id),
         ("name", job.name),
         ("kind", f"{job.kind} of {job.spec.get('model', {}).get('source', 'a model')}"),
-        ("state", _state(row) + (", cancel requested" if job.cancel_requested and not job.state.final else "")),
+        ("state", render.state_text(row) + asked),
         ("records", render.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", render.rate(row["records_per_s"])),
         ("attempt", f"{job.attempt} of {job.max_attempts}"),
@@ -259,6 +192,8 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         lines.append(("key", job.key))
     if job.error:
         lines.append(("error", job.error))
+    if row["waits"]:
+        lines.append(("waits", row["waits"]))
     return lines
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nimble_jobs.cli import output
-from nimble_jobs.cli.filters import Keys, known, parse
+from nimble_jobs.cli.filters import Condition, Keys, known, parse
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # as JSON has it
 
 _GAP = 2  # blanks between columns
 _NARROWEST = 8  # of a flexible column
@@ -29,14 +29,25 @@ class Selection:
         """The rows that pass every filter. Raises UsageError for a key that rows do not have, and for a condition that
         makes no sense, whether there are rows or not.
         """
-        conditions = [parse(condition, keys, self.now) for condition in self.filters]
-        sort = known(self.sort.lstrip("-"), keys, "--sort") if self.sort else None
+        conditions, sort = self.conditions(keys), self.sort_key(keys)
         rows = [row for row in rows if all(condition.holds(row.get(condition.key)) for condition in conditions)]
         if sort is not None:
             present = [row for row in rows if row.get(sort) is not None]
-            present.sort(key=lambda row: row[sort], reverse=str(self.sort).startswith("-"))
+            present.sort(key=lambda row: row[sort], reverse=self.descending)
             rows = present + [row for row in rows if row.get(sort) is None]
         return rows[: self.limit]
+
+    def conditions(self, keys: Keys) -> list[Condition]:
+        """What rows must pass. Raises UsageError, as `apply` does."""
+        return [parse(condition, keys, self.now) for condition in self.filters]
+
+    def sort_key(self, keys: Keys) -> str | None:
+        """The key to sort by, None for the order as it is. Raises UsageError."""
+        return known(self.sort.lstrip("-"), keys, "--sort") if self.sort else None
+
+    @property
+    def descending(self) -> bool:
+        return str(self.sort).startswith("-")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import bench, cache, doctor, jobs, specs, submit, worker
+from nimble_jobs.cli import bench, cache, doctor, job_list, jobs, specs, submit, worker
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note
 from nimble_jobs.errors import NimbleError, SpecError
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 specs.register(app)
 submit.register(app)
+job_list.register(app)
 jobs.register(app)
 doctor.register(app)
 app.add_typer(worker.app)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import output, render, waits
 from nimble_jobs.errors import NotFinishedInTime
 from nimble_jobs.job import Job, JobState
 
@@ -143,7 +143,7 @@ def watch(
             if not told and waited > 2 and all(job.state is JobState.QUEUED for job in open_jobs):
                 told = True
                 if not client.live_workers(store=store):
-                    output.note("no worker is running; start one with: nimble-jobs worker start --detach")
+                    output.note(f"no worker is running; {waits.START}")
             time.sleep(_POLL_S if timeout_s is None else max(0.0, min(_POLL_S, timeout_s - waited)))
     except KeyboardInterrupt:
         shown.close()

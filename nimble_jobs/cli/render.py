@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.cli import output
+from nimble_jobs.cli.listing import Row
 from nimble_jobs.job import Attempt, Event, Job, JobState
 
 STATE_STYLE: dict[str, str] = {
@@ -73,8 +74,8 @@ def rate(records_per_s: float | None) -> str:
     return f"{records_per_s:,.1f}/s" if records_per_s < 100 else f"{records_per_s:,.0f}/s"
 
 
-def job_row(job: Job, now: float) -> dict[str, Any]:
-    """The JSON row of a job in `ls`."""
+def job_row(job: Job, now: float, waits: str | None = None) -> Row:
+    """The JSON row of a job in `ls`; `waits` is why it does not run yet."""
     elapsed = None if job.started_at is None else max(0.0, (job.finished_at or now) - job.started_at)
     return {
         "id": job.id,
@@ -97,6 +98,7 @@ def job_row(job: Job, now: float) -> dict[str, Any]:
         "priority": job.priority,
         "worker": job.worker,
         "error": job.error,
+        "waits": waits,
     }
 
 
@@ -110,9 +112,11 @@ def records_per_s(job: Job, now: float) -> float | None:
     return round(job.records_done / max(now - job.started_at, 1e-3), 3)
 
 
-def job_json(job: Job, attempts: Sequence[Attempt], events: Sequence[Event], now: float) -> dict[str, Any]:
+def job_json(
+    job: Job, attempts: Sequence[Attempt], events: Sequence[Event], now: float, waits: str | None = None
+) -> Row:
     """The JSON of `show`."""
-    return job_row(job, now) | {
+    return job_row(job, now, waits) | {
         "max_attempts": job.max_attempts,
         "key": job.key,
         "after": list(job.after),
@@ -155,6 +159,13 @@ def progress(row: dict[str, Any]) -> str:
     if total is None:
         return str(done) if done else "-"
     return f"{done}/{total} {100 * done // total if total else 100:>3}%"
+
+
+def state_text(row: Row) -> str:
+    """The state of a job's row; of one that prepares its run, what it does."""
+    if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
+        return f"running {row['phase']}"
+    return str(row["state"])
 
 
 def schedule_state(job: Job) -> str:
@@ -299,6 +310,11 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif value is not None:
             lines.append((prefix + name, value_text(name, value)))
     return lines
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def value_text(name: str, value: Any) -> str:

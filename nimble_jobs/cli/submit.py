@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, progress, render
+from nimble_jobs.cli import options, output, progress, render, waits
 from nimble_jobs.cli.jobs import conclude, follow_log
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import JobState
@@ -106,8 +106,7 @@ def submit(
             output.emit_json(render.job_row(job, time.time())) if json else output.emit(job.id)
             sys.stdout.flush()
         if not wait and not _served(store, job):
-            which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
-            output.note(f"no worker{which} is running; start one with: nimble-jobs worker start --detach{option}")
+            output.note(waits.no_worker(job, client.live_workers(store=store)))
         attend = _Attendant(store, quiet=quiet) if wait else None
         if follow:
             ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s, attend=attend)
@@ -145,15 +144,7 @@ def _served(store: Store, job: Job) -> bool:
     """Does a worker run that takes this job?"""
     from nimble_jobs import client
 
-    return any(
-        worker.status != "draining"
-        and (
-            job.device == "auto"
-            or job.device in (worker.device, worker.device.partition(":")[0])
-            or worker.device == "auto"
-        )
-        for worker in client.live_workers(store=store)
-    )
+    return any(waits.takes(worker, job) for worker in client.live_workers(store=store))
 
 
 def _report(store: Store, job: Job, *, json: bool, quiet: bool) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import options, output, render, waits
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 from nimble_jobs.errors import NotFound, UsageError
-from nimble_jobs.job import JobState
 
 if TYPE_CHECKING:
     from nimble_jobs.store.records import WorkerInfo
@@ -85,7 +84,7 @@ def ls(
 ) -> None:
     """List the workers that run now."""
     rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(ctx), KEYS)
-    empty = "no worker is running; start one with: nimble-jobs worker start --detach"
+    empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
 
@@ -136,7 +135,7 @@ def _rows(ctx: typer.Context) -> list[Row]:
     with options.store(ctx) as store:
         live = client.live_workers(store=store)
         residents = store.schedules.residents([worker.id for worker in live])
-        running = {job.worker: job.id for job in store.jobs.list(states=[JobState.RUNNING])}
+        running = {job.worker: job.id for job in store.jobs.running()}
     return [
         {
             "id": worker.id,

@@ -79,10 +79,7 @@ class FieldsSpec(Frozen):
     x: str = Field(
         default="x",
         min_length=1,
-        description=(
-            "Array or column that holds the records. Of parquet and csv also several columns of numbers, which become "
-            "one vector: names and wildcards, separated by commas, as in a,b,c*."
-        ),
+        description="Array or column that holds the records; or columns of numbers that make a vector, such as a,b,c*.",
         examples=["images", "c*"],
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, exists, false, func, or_, select
+from sqlalchemy.orm import Session, defer
 
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
+from nimble_jobs.store.listed import Match, jobs_listed
 from nimble_jobs.store.records import attempt_record, event_record, job_record
-from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
+from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
 
 Sort = Literal["created", "started", "finished", "name", "state", "priority", "records"]
 
@@ -26,6 +27,7 @@ _COLUMNS = {
     "priority": JobRow.priority,
     "records": JobRow.records_done,
 }
+_AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
 _LISTED = 5  # how many candidates an error names
 
 
@@ -84,6 +86,63 @@ class JobQueries:
     def records_done(self) -> int:
         """How many records all jobs together have done."""
         query = select(func.coalesce(func.sum(JobRow.records_done), 0))
+        return self._db.read(lambda session: int(session.scalar(query) or 0))
+
+    def listed(
+        self,
+        *,
+        matches: Sequence[Match] = (),
+        keep: Callable[[Job], bool] | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Jobs without their specs, as `jobs_listed` picks them: only those rows are read that it needs."""
+        return self._db.read(
+            lambda session: jobs_listed(
+                session, matches=matches, keep=keep, sort=sort, descending=descending, limit=limit
+            )
+        )
+
+    def running(self) -> list[Job]:
+        """The jobs that run now, without their specs, the newest first."""
+        return self.listed(matches=[Match(column="state", compare="=", value=JobState.RUNNING.value)])
+
+    def awaited(self, job_ids: Sequence[str]) -> dict[str, list[Job]]:
+        """The jobs, without their specs, that each of these waits for."""
+        query = select(WaitRow.job, JobRow).join(JobRow, JobRow.id == WaitRow.parent).order_by(JobRow.seq)
+        query = query.options(defer(JobRow.spec, raiseload=True))
+
+        def work(session: Session) -> dict[str, list[Job]]:
+            found: dict[str, list[Job]] = {}
+            for first in range(0, len(job_ids), _AT_ONCE):
+                some = query.where(WaitRow.job.in_(job_ids[first : first + _AT_ONCE]))
+                for job, parent in session.execute(some):
+                    found.setdefault(job, []).append(job_record(parent, spec=False))
+            return found
+
+        return self._db.read(work)
+
+    def retries_due(self, now: float) -> bool:
+        """Does a failed attempt of a worker's job wait for its next one?"""
+        query = select(JobRow.id).where(
+            JobRow.state == JobState.QUEUED.value,
+            JobRow.foreground == false(),
+            JobRow.attempt > 0,
+            JobRow.not_before > now,
+        )
+        return self._db.read(lambda session: session.scalar(query.limit(1)) is not None)
+
+    def ahead_of(self, job: Job, now: float) -> int:
+        """How many queued jobs that may run now come before this one, whatever their device."""
+        seq = select(JobRow.seq).where(JobRow.id == job.id).scalar_subquery()
+        query = select(func.count()).where(
+            JobRow.state == JobState.QUEUED.value,
+            JobRow.foreground == false(),
+            JobRow.not_before <= now,
+            ~exists().where(WaitRow.job == JobRow.id),
+            or_(JobRow.priority > job.priority, and_(JobRow.priority == job.priority, JobRow.seq < seq)),
+        )
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 
     def list(

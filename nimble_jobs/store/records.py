@@ -141,8 +141,8 @@ def load_list(text: str) -> tuple[str, ...]:
     return tuple(str(v) for v in value) if isinstance(value, list) else ()
 
 
-def job_record(row: JobRow) -> Job:
-    """A row as a record. Raises Damaged when its state is none of ours."""
+def job_record(row: JobRow, *, spec: bool = True) -> Job:
+    """A row as a record, whose spec is empty without `spec`. Raises Damaged when its state is none of ours."""
     try:
         state = JobState(row.state)
     except ValueError as e:
@@ -172,7 +172,7 @@ def job_record(row: JobRow) -> Job:
         phase=row.phase,
         error=row.error,
         allow_python=load_list(row.allow_python),
-        spec=load_object(row.spec),
+        spec=load_object(row.spec) if spec else {},
         schedule=load_object(row.schedule),
         timings=load_object(row.timings),
         outputs=load_object(row.outputs),

@@ -223,7 +223,7 @@ class Supervisor:
             log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
         jobs.sweep(now=time.time())
         mine = self._running and (self._running.job.id, self._running.job.attempt)
-        for job in jobs.list(states=[JobState.RUNNING]):
+        for job in jobs.running():
             if job.worker == self._lease.id and (job.id, job.attempt) != mine:
                 self._lost(job, "its worker lost track of it")
 
@@ -245,8 +245,7 @@ class Supervisor:
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
             return False
-        soon = [j for j in self._store.jobs.list(states=[JobState.QUEUED]) if j.attempt > 0 and not j.foreground]
-        if any(job.not_before > time.time() for job in soon):  # a failed attempt waits for its next one: that is work
+        if self._store.jobs.retries_due(time.time()):  # that is work
             return False
         log.info("idle for %.0f s", now - self._idle_since)
         return True

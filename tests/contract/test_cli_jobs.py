@@ -132,7 +132,8 @@ def test_submit_says_when_no_worker_takes_the_job(cli: Cli, spec: Path) -> None:
     with store.workers.hold({"role": "worker", "device": "cpu"}) as lease:
         assert cli("submit", spec).lines == []
         assert cli("submit", spec, "run.device=cuda").lines == [
-            "no worker for cuda is running; start one with: nimble-jobs worker start --detach --device cuda"
+            "no worker for cuda is running (only on cpu); "
+            "start one with: nimble-jobs worker start --detach --device cuda"
         ]
         lease.update(status="draining")
         assert "no worker is running" in cli("submit", spec).err

@@ -1,0 +1,75 @@
+"""Why a queued job does not run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from nimble_jobs.cli import output, render
+from nimble_jobs.cli.listing import Row
+from nimble_jobs.job import Job, JobState
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store, WorkerInfo
+
+START = "start one with: nimble-jobs worker start --detach"
+
+
+def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
+    """A reason for each queued job among these, by id."""
+    queued = [job for job in jobs if job.state is JobState.QUEUED]
+    if not queued:
+        return {}
+    from nimble_jobs import client
+
+    live = client.live_workers(store=store)
+    awaited = store.jobs.awaited([job.id for job in queued])
+    busy = {job.worker for job in store.jobs.running()}
+    return {job.id: _reason(job, awaited.get(job.id, []), live, busy, now) for job in queued}
+
+
+def takes(worker: WorkerInfo, job: Job) -> bool:
+    """Will this worker run such a job, once its turn has come?"""
+    return worker.status != "draining" and (
+        job.device == "auto"
+        or job.device in (worker.device, worker.device.partition(":")[0])
+        or worker.device == "auto"  # it has not said yet which one it found
+    )
+
+
+def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
+    """That none of the live workers will run the job, and how to start one that does."""
+    which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
+    others = sorted({worker.device for worker in live if worker.status != "draining"})
+    beside = f" (only on {', '.join(others)})" if others else ""
+    return f"no worker{which} is running{beside}; {START}{option}"
+
+
+def _reason(
+    job: Job, awaited: Sequence[Job], live: Sequence[WorkerInfo], busy: Collection[str | None], now: float
+) -> str:
+    if awaited:
+        names = ", ".join(f"{parent.name} {parent.id} ({parent.state.value})" for parent in awaited[:3])
+        return f"waits for {names}" + (f" and {len(awaited) - 3} more" if len(awaited) > 3 else "")
+    if job.foreground:
+        return "its run command has not begun with it"
+    if job.not_before > now:
+        when = f"{render.clock(job.not_before)}, in {render.duration(job.not_before - now)}"
+        return f"attempt {job.attempt + 1} begins at {when}" if job.attempt else f"held back until {when}"
+    takers = [worker for worker in live if takes(worker, job)]
+    if not takers:
+        return no_worker(job, live)
+    free = [worker for worker in takers if worker.id not in busy]
+    if free:
+        return "a worker is starting" if all(w.status == "starting" for w in free) else "a worker is about to take it"
+    return "the worker is busy" if len(takers) == 1 else f"all {len(takers)} workers are busy"
+
+
+def note(rows: Sequence[Row]) -> None:
+    """On stderr: each reason once, with the jobs that it holds back."""
+    held: dict[str, list[str]] = {}
+    for row in rows:
+        if row["waits"]:
+            held.setdefault(row["waits"], []).append(row["id"])
+    for reason, ids in held.items():
+        output.note(f"queued ({render.few(ids)}): {reason}")

@@ -1,0 +1,159 @@
+"""Listings of many jobs: the database filters, sorts and cuts, and no spec is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from nimble_jobs.cli import job_list
+from nimble_jobs.cli.listing import Selection
+from nimble_jobs.cli.render import job_row
+from nimble_jobs.job import JobState
+from nimble_jobs.store import Store, listed, open_store
+from nimble_jobs.store.home import resolve
+from tests.cli import Cli
+from tests.store_samples import many_jobs
+
+SPEC = {"name": "n", "padding": "x" * 5000}
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A hundred jobs, of which ten failed."""
+    with open_store(resolve(str(tmp_path_factory.mktemp("listing") / "home"))) as store:
+        many_jobs(store, 100, now=NOW)
+        yield store
+
+
+class Watch:
+    """The statements that a store sends, and how many jobs it makes of rows."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.records, self.sent = store, 0, list[tuple[str, Any]]()
+        record = listed.job_record
+
+        def counted(*args: Any, **more: Any) -> Any:
+            self.records += 1
+            return record(*args, **more)
+
+        monkeypatch.setattr(listed, "job_record", counted)
+        event.listen(store.jobs._db._engine, "before_cursor_execute", self._see)
+
+    def _see(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("SELECT"):
+            self.sent.append((statement, parameters))
+
+    def plans(self) -> list[str]:
+        """How the database answers each statement that asked for jobs."""
+        event.remove(self.store.jobs._db._engine, "before_cursor_execute", self._see)
+        connection = self.store.jobs._db._engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            return [
+                " | ".join(row[3] for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
+                for statement, parameters in self.sent
+            ]
+        finally:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("filters", "sort", "index"),
+    [
+        ((), None, None),
+        (("state=failed",), None, "ix_jobs_state"),
+        (("name=job-3",), None, "ix_jobs_name"),
+        (("state=failed", "created<1000d"), None, "ix_jobs_state"),
+    ],
+)
+def test_a_short_listing_reads_few_jobs(
+    store: Store, monkeypatch: pytest.MonkeyPatch, filters: tuple[str, ...], sort: str | None, index: str | None
+) -> None:
+    """With a limit no more rows become jobs than are shown; an index finds them in order, and no spec is asked for."""
+    watch = Watch(store, monkeypatch)
+    rows = job_list.job_rows(store, Selection(filters=filters, sort=sort, limit=5, now=NOW + 1000))
+    assert (len(rows), watch.records) == (5, 5)
+    asked, plan = watch.sent[0][0], watch.plans()[0]
+    assert "jobs.spec," not in asked
+    assert "TEMP B-TREE" not in plan
+    assert index is None or f"USING INDEX {index}" in plan
+
+
+def test_the_database_chooses_as_the_rows_would(store: Store) -> None:
+    """Whatever of a selection the database does, the rows are those that pass the conditions in Python."""
+    everything = [job_row(job, NOW + 1000) for job in store.jobs.list()]
+    for filters in (
+        ["state=failed"],
+        ["state!=failed", "priority>=1"],
+        ["state=f*", "name=job-[23]"],
+        ["name!=job-1", "error=null"],
+        ["error!=null", "attempt=1"],
+        ["created>800s", "records_done<1"],
+        ["started=null", "kind=score"],
+        ["finished<900s", "worker=w"],
+        ["worker!=w", "device=cpu"],
+    ):
+        for sort in (None, "finished", "-finished", "elapsed"):
+            for limit in (None, 7):
+                selection = Selection(filters=filters, sort=sort, limit=limit, now=NOW + 1000)
+                expected = [row["id"] for row in selection.apply(everything, job_list.KEYS)]
+                assert [row["id"] for row in job_list.job_rows(store, selection)] == expected, (filters, sort, limit)
+
+
+def test_maintenance_reads_no_queue(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `ls` and an idle worker look for at each turn is found by an index, without reading the jobs that wait."""
+    watch = Watch(store, monkeypatch)
+    store.recover(NOW)
+    store.jobs.retries_due(NOW)
+    store.jobs.running()
+    for plan in watch.plans():
+        assert "SCAN jobs" not in plan
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path / "home", capsys)
+
+
+def queue(store: Store, name: str, **more: Any) -> str:
+    return store.jobs.submit(spec=SPEC, name=name, kind="score", now=time.time(), **more).id
+
+
+def test_a_queued_job_says_why_it_waits(cli: Cli) -> None:
+    """No worker, none for its device, another job, a time, or its turn: in `ls`, in `show` and in JSON."""
+    store = cli.store()
+    first = queue(store, "first")
+    gpu = queue(store, "gpu", device="cuda:1")
+    after = queue(store, "after", after=[first])
+    later = queue(store, "later", not_before=time.time() + 600)
+    start = "start one with: nimble-jobs worker start --detach"
+
+    def said(*more: str) -> dict[str, str]:
+        return {row["name"]: row["waits"] for row in cli("ls", "--json", *more).json}
+
+    assert said()["first"] == f"no worker is running; {start}"
+    assert said()["gpu"] == f"no worker for cuda:1 is running; {start} --device cuda:1"
+    assert said()["after"] == f"waits for first {first} (queued)"
+    assert said()["later"].startswith("held back until ")
+    assert set(said("--filter", "waits=no worker*")) == {"first", "gpu"}
+    with store.workers.hold({"role": "worker", "device": "cpu", "status": "ready"}) as lease:
+        assert said()["gpu"] == f"no worker for cuda:1 is running (only on cpu); {start} --device cuda:1"
+        assert said()["first"] == "a worker is about to take it"
+        taken = store.jobs.claim(lease.id, device="cpu", now=time.time())
+        assert taken is not None
+        queue(store, "second")
+        third = queue(store, "third")
+        assert said() | {"later": ""} == said() | {"later": "", "first": None, "second": "the worker is busy"}
+        shown = cli("show", third, "--json").json["waits"]
+        assert shown == "the worker is busy; 2 queued jobs come first, by priority and age"
+        assert f"job.waits: {shown}" in cli("show", third).out.splitlines()
+        assert "the worker is busy" in cli("ls").out
+    assert taken.state is JobState.RUNNING
+    assert (gpu, after, later) != ("", "", "")
+    store.close()
