@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
+from nimble_jobs.engine.private import below_autograd, wants_grad_mode
 from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.check import check_memory
@@ -205,7 +206,7 @@ def _call(
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]],
 ) -> Callable[[Env], None]:
-    op: Callable[..., Any] = kernels[task.op] if task.op in kernels else operator(task.op)
+    op: Callable[..., Any] = kernels[task.op] if task.op in kernels else _operator(task.op)
 
     def at_bind_time(view: View) -> Any:
         if view.buffer not in fixed:
@@ -224,6 +225,8 @@ def _call(
             value = result
             for position in path:
                 value = value[position]
+            if value is None:
+                raise EngineError(f"{task.op} returned nothing; the schedule expects {list(view.shape)}")
             if value.stride() != view.stride or value.shape != view.shape:
                 raise EngineError(
                     f"{task.op} returned {list(value.shape)} with strides {list(value.stride())}; "
@@ -232,6 +235,18 @@ def _call(
             env[view.buffer] = value
 
     return call
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    op = operator(name)
+    if not wants_grad_mode(name):
+        return op
+
+    def with_grad_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), below_autograd():
+            return op(*args, **kwargs)
+
+    return with_grad_mode
 
 
 def _resolve(value: Any, env: Env) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from nimble_jobs.engine.private import tree_leaves
+from nimble_jobs.engine.private import backward_call, tree_leaves
 from nimble_jobs.engine.recorder import Recorder
 
 # What gives values, or a way to them, to Python, and is no operator.
@@ -43,6 +43,8 @@ _READ_ARGUMENTS = {
     "ctc_loss": ((2, "input_lengths"), (3, "target_lengths")),
 }
 _BUILDERS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}  # out of nested lists, which may hold tensors
+# Hooks on gradients, which run Python in each backward of eager, and in none of a replay's.
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 _LAYOUT_QUESTIONS = {"as_strided", "as_strided_", "is_contiguous", "is_set_to", "storage_offset", "stride"}
 
 
@@ -66,10 +68,18 @@ class HostReads(TorchFunctionMode):
         elif name in _BUILDERS:
             nested = (a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple))
             self._refuse(name, [leaf for a in nested for leaf in tree_leaves(a)])
+        elif name in _HOOKS:
+            self._recorder.refuse(
+                f"{name}() at {{source}} has Python called in each backward, which a replay does not do"
+            )
         elif name in _LAYOUT_QUESTIONS and self._recorder.varies(args[:1]):
             self._recorder.note_layout_question(name)
         elif name == "data =":
             self._recorder.refuse_moved(*args[:2])
+        backward = backward_call(function)
+        if backward is not None:
+            with self:  # torch turns a mode off while it is asked
+                return backward(*args, **kwargs)
         result = function(*args, **kwargs)
         if name in _CONVERSIONS:
             self._refuse(name, args[:1])

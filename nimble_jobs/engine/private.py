@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils import _pytree
@@ -23,6 +24,9 @@ _UNDECLARED_WRITES = {
 
 __all__ = [
     "TorchDispatchMode",
+    "backward_call",
+    "backward_hooks",
+    "below_autograd",
     "clear_workspaces",
     "conv_backend",
     "cuda_driver",
@@ -30,11 +34,14 @@ __all__ = [
     "draws_random",
     "forget_compiled",
     "functions_off",
+    "gradient_hooks",
     "has_kernel",
+    "in_transform",
     "launch_kernel",
     "modes_off",
     "returns_seeds",
     "returns_unused_seeds",
+    "saved_tensor_hooks",
     "storage_id",
     "tested_version",
     "tree_children",
@@ -43,6 +50,7 @@ __all__ = [
     "tree_unflatten",
     "unscale_",
     "update_scale_",
+    "wants_grad_mode",
     "write_arguments",
     "write_only_arguments",
 ]
@@ -170,6 +178,68 @@ def modes_off() -> AbstractContextManager[Any]:
 def functions_off() -> AbstractContextManager[Any]:
     """While inside, no mode over torch's Python functions sees what is called."""
     manager: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return manager
+
+
+def backward_call(function: Any) -> Any:
+    """What does the same as a function that runs a backward, and is seen by no mode itself, so that modes stay on for
+    the Python in that backward; None for other functions.
+    """
+    if function not in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch.autograd, "has_torch_function", return_value=False):
+            if function is torch.Tensor.backward:
+                return of_tensor(*args, **kwargs)
+            return function(*args, **kwargs)
+
+    def of_tensor(
+        tensor: torch.Tensor, gradient: Any = None, retain: Any = None, create: bool = False, **kwargs: Any
+    ) -> None:
+        retain, create = kwargs.pop("retain_graph", retain), kwargs.pop("create_graph", create)
+        torch.autograd.backward(tensor, gradient, retain, create, **kwargs)
+
+    return call
+
+
+def gradient_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
+    """The tables of hooks that autograd runs when a leaf's gradient arrives, and once it is added up."""
+    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return [table for table in tables if table is not None]
+
+
+def backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module, or every module, has hooks on its backward pass."""
+    own = module._backward_hooks or module._backward_pre_hooks
+    everywhere = torch.nn.modules.module
+    return bool(own or everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks)
+
+
+def saved_tensor_hooks() -> bool:
+    """Whether the tensors that autograd saves now go through hooks of the caller's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def in_transform() -> str | None:
+    """The transform of torch.func, or the forward-mode derivative, that is at work around this call; else None."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    return "forward-mode differentiation" if torch.autograd.forward_ad._current_level >= 0 else None
+
+
+# Operators that leave out what their backward needs unless gradients are on.
+_WANT_GRAD_MODE = {"aten.mkldnn_rnn_layer.default"}
+
+
+def wants_grad_mode(name: str) -> bool:
+    """Whether an operator returns less without gradients."""
+    return name in _WANT_GRAD_MODE
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """While inside, operators are not differentiated, whatever the grad mode."""
+    manager: AbstractContextManager[Any] = torch._C._AutoDispatchBelowAutograd()
     return manager
 
 

@@ -7,12 +7,14 @@ forward's program and state of the backward's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.record import flatten_outputs, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recording
@@ -51,36 +53,61 @@ def gradient_name(name: str) -> str:
 
 
 def differentiate(
-    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    *,
+    accumulate: bool,
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the leaves, by leaf name, given those of some outputs by output name; unused leaves are left out."""
+    """Gradients of the leaves, by leaf name, given those of some outputs by output name; unused leaves are left out.
+
+    With `accumulate` autograd adds them up in the leaves, as `Tensor.backward` does, and what lay there before is put
+    back: it finds what reentrant checkpoints hide, and runs every hook. Without, it copies nothing.
+    """
+    roots = [outputs[name] for name in gradients]
+    if not roots or not leaves:
+        return {}
     with torch.autograd.set_multithreading_enabled(False):  # modes and patches are of this thread
-        found = torch.autograd.grad(
-            [outputs[name] for name in gradients],
-            list(leaves.values()),
-            grad_outputs=list(gradients.values()),
-            allow_unused=True,
-        )
-    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        if not accumulate:
+            found = torch.autograd.grad(
+                roots, list(leaves.values()), grad_outputs=list(gradients.values()), allow_unused=True
+            )
+            return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        kept = {name: leaf.grad for name, leaf in leaves.items()}
+        try:
+            for leaf in leaves.values():
+                leaf.grad = None
+            torch.autograd.backward(roots, list(gradients.values()))
+            return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        finally:
+            for name, leaf in leaves.items():
+                leaf.grad = kept[name]
+
+
+def foreign_leaf(outputs: Iterable[torch.Tensor], leaves: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """A tensor that a backward would give a gradient, and that is none of these leaves."""
+    known = {id(leaf) for leaf in leaves}
+    variables = (getattr(node, "variable", None) for node in _graph(outputs))
+    return next((v for v in variables if v is not None and id(v) not in known), None)
 
 
 def reached(output: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> frozenset[str]:
     """Names of the leaves that an output depends on."""
     names = {id(leaf): name for name, leaf in leaves.items()}
-    found, seen = set(), set()
-    waiting: list[Any] = [output.grad_fn] if output.grad_fn is not None else []
-    if id(output) in names:
-        found.add(names[id(output)])
+    ends = [output, *(getattr(node, "variable", None) for node in _graph([output]))]
+    return frozenset(names[id(end)] for end in ends if id(end) in names)
+
+
+def _graph(outputs: Iterable[torch.Tensor]) -> set[Any]:
+    """The nodes of autograd's graph behind these tensors."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn for output in outputs]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        name = names.get(id(getattr(node, "variable", None)))
-        if name is not None:
-            found.add(name)
-        waiting += [following for following, _ in node.next_functions]
-    return frozenset(found)
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return seen
 
 
 def record_step(
@@ -92,23 +119,27 @@ def record_step(
     *,
     module: nn.Module,
     compiled: bool = False,
+    accumulate: bool = False,
 ) -> Step:
-    """Record one call and its backward, as to `leaves`: parameters, and inputs that require grad.
+    """Record one call and its backward, as to `leaves`: parameters, and inputs that require grad. `accumulate`: as in
+    `differentiate`.
 
     Raises CannotRecord as `record` does, and where no output depends on a leaf.
     """
     recorder = recorder_for(inputs, state, device)
-    watched = kernels_to(recorder) if compiled else recorder
+
+    def watched() -> AbstractContextManager[object]:
+        return kernels_to(recorder) if compiled else watching(recorder)
 
     def in_eager() -> None:
         found = flatten_outputs(call(*inputs.values()))
-        differentiate(found, leaves, _ones_like(found))
+        differentiate(found, leaves, _ones_like(found), accumulate=accumulate)
 
     with torch.enable_grad():
         for _ in range(_WARM_UP_STEPS if compiled else 0):
             in_eager()
     with torch.enable_grad(), refusing(in_eager), held(module, state, recorder):
-        with module_names(None if compiled else module, recorder), watched:
+        with module_names(None if compiled else module, recorder), watched():
             outputs = flatten_outputs(call(*inputs.values()))
         with recorder:
             outputs = recorder.own(outputs)
@@ -119,13 +150,13 @@ def record_step(
         for name, gradient in gradients.items():
             recorder.add_known(gradient, BufferKind.INPUT, gradient_name(name))
         recorder.path = ["backward"]
-        with kernels_to(recorder) if compiled else recorder:
-            found = differentiate(outputs, leaves, gradients)
+        with watched():
+            found = differentiate(outputs, leaves, gradients, accumulate=accumulate)
         with recorder:
             found = recorder.own(found, since=buffers)
     whole = recorder.finish(
-        {**inputs, **{gradient_name(n): g for n, g in gradients.items()}},
-        {**outputs, **{gradient_name(n): g for n, g in found.items()}},
+        _apart(inputs, {gradient_name(n): g for n, g in gradients.items()}),
+        _apart(outputs, {gradient_name(n): g for n, g in found.items()}),
     )
     forward, backward = _split(whole.program, tasks, len(inputs), len(outputs))
     return Step(
@@ -135,6 +166,14 @@ def record_step(
         differentiable=tuple(gradients),
         leaves=tuple(found),
     )
+
+
+def _apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Both. Raises CannotRecord for a name that is in both, or that only steps use."""
+    twice = next((n for n in first if n in second or n.startswith("@")), None)
+    if twice is not None:
+        raise CannotRecord(f"the model names a tensor {twice!r}, which the step needs for one of its own; rename it")
+    return {**first, **second}
 
 
 def _ones_like(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Subject:
     input_leaves: tuple[str, ...]  # inputs that require grad
     state: dict[str, torch.Tensor]
     device: torch.device
+    hides_gradients: bool = False  # from all but a backward that accumulates, as reentrant checkpoints do
 
     def with_grad(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Copies of inputs, those that require grad as leaves."""
@@ -39,14 +40,25 @@ class Subject:
         """All that gets a gradient, by name."""
         return {**{n: inputs[n] for n in self.input_leaves}, **self.parameters}
 
-    def step(self, inputs: Tensors, gradients: Tensors | None = None) -> tuple[Tensors, Tensors]:
+    def probed(self) -> Subject:
+        """The same, which knows whether it hides gradients. Runs two steps in eager, and raises what they raise."""
+        _, accumulated = self.step(self.inputs)
+        try:
+            _, asked = self.step(self.inputs, accumulate=False)
+        except RuntimeError:  # what reentrant checkpoints answer
+            return replace(self, hides_gradients=True)
+        return replace(self, hides_gradients=asked.keys() != accumulated.keys())
+
+    def step(
+        self, inputs: Tensors, gradients: Tensors | None = None, *, accumulate: bool = True
+    ) -> tuple[Tensors, Tensors]:
         """Outputs and gradients in eager, given the gradients of some outputs; ones by default."""
         given = self.with_grad(inputs)
         leaves = self.leaves(given)
         with torch.enable_grad():
             outputs = flatten_outputs(self.call(*given.values()))
         wanted = gradients or {n: torch.ones_like(t) for n, t in outputs.items() if t.requires_grad}
-        return outputs, differentiate(outputs, leaves, wanted)
+        return outputs, differentiate(outputs, leaves, wanted, accumulate=accumulate)
 
 
 class Forward:
@@ -109,7 +121,7 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
         before = copies(changing)
         seed_device(seed + turn, device)
         expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
-        expected = {n: t.detach().clone() for n, t in expected.items()} | copies(changing)
+        expected, statistics = copies(expected), copies(changing)
         put(changing, before)
         noise = _noise(
             subject, inputs, {n: made[gradient_name(n)] for n in step.differentiable}, expected_gradients, seed + turn
@@ -123,9 +135,9 @@ def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: i
         pair.forward.replay()
         pair.backward.replay()
         synchronize(device)
-        found = {**pair.forward.instance.outputs, **changing}
-        for name, tensor in expected.items():
-            worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
+        for found, right in ((pair.forward.instance.outputs, expected), (changing, statistics)):
+            for name, tensor in right.items():
+                worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
         floor = NOISE * max((rms(g) for g in expected_gradients.values()), default=0.0)
         if set(expected_gradients) != set(step.leaves):
             raise CheckFailed(f"gradients of {sorted(set(expected_gradients) ^ set(step.leaves))} come and go")

@@ -203,6 +203,7 @@ class StepSearch:
             subject.device,
             module=self._module,
             compiled=compiled,
+            accumulate=subject.hides_gradients,
         )
 
     def _left_out(self, name: str, reason: str, *, error: float | None = None) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.private import in_transform, saved_tensor_hooks
 from nimble_jobs.engine.record import flatten_outputs, state_of
-from nimble_jobs.engine.step import gradient_name, reached
-from nimble_jobs.errors import CannotRecord, EngineError, UsageError
+from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
+from nimble_jobs.errors import CannotRecord, EngineError, NimbleError, UsageError, first_line
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.inference import parts_of
@@ -24,7 +27,9 @@ from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import integers_below, tolerance_for
+from nimble_jobs.planner.compare import Tensors
 from nimble_jobs.planner.half import Half, explained
+from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import Places, no_traces
@@ -77,8 +82,12 @@ class Training:
         self.pair.backward.replay()
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        """The model's outputs for these inputs, part of autograd's graph. Raises UsageError as `refuse_shared`."""
+        """The model's outputs for these inputs, part of autograd's graph.
+
+        Raises UsageError as `refuse_shared`, and where autograd would want what no replay has.
+        """
         refuse_shared(self.signature, tensors, self.written)
+        _refuse_surroundings()
         if torch.is_grad_enabled():
             for slot, tensor in zip(self.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad and slot.name not in self.input_leaves:
@@ -134,6 +143,14 @@ class Training:
         given_for = {leaf for name, leaves in self.reached.items() if gradients[name] is not None for leaf in leaves}
         return [fresh.get(name) if name in given_for else None for name in self._leaves]
 
+    def flowing(self, needed: tuple[bool, ...]) -> tuple[str, ...]:
+        """Names of the outputs that require grad, where these inputs and parameters do."""
+        differentiable = self.pair.step.differentiable
+        if all(needed):
+            return differentiable
+        wanted = {name for name, needs in zip(self._leaves, needed, strict=True) if needs}
+        return tuple(name for name in differentiable if self.reached[gradient_name(name)] & wanted)
+
     def versions(self) -> int:
         """Grows whenever a parameter is changed in place."""
         return sum(p._version for p in (*self.parameters.values(), *self.frozen.values()))
@@ -162,20 +179,67 @@ class _Replay(torch.autograd.Function):
         ctx.call, outputs = training.forward(inputs)
         ctx.save_for_backward(training._token)  # lets autograd notice a second backward, as it does in eager
         ctx.set_materialize_grads(False)
-        flowing = training.pair.step.differentiable
+        ctx.inputs = [weakref.ref(t) for t in inputs if t.requires_grad]
+        flowing = training.flowing(ctx.needs_input_grad[1:])
         names = training.structure.names
         ctx.mark_non_differentiable(*(t for n, t in zip(names, outputs, strict=True) if n not in flowing))
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.saved_tensors  # noqa: B018  # raises where they were freed
         training: Training = ctx.training
         if training.versions() != ctx.versions:
             raise EngineError("a parameter was changed in place between forward and backward")
+        if torch.is_autocast_enabled(training.device.type):
+            raise UsageError("backward was called under torch.autocast, which a schedule knows nothing of")
         names = (gradient_name(n) for n in training.structure.names)
-        return None, *training.backward(ctx.call, dict(zip(names, gradients, strict=True)))
+        with torch.no_grad():
+            found = training.backward(ctx.call, dict(zip(names, gradients, strict=True)))
+        if torch.is_grad_enabled():  # with create_graph=True
+            given = *gradients, *(ref() for ref in ctx.inputs), *training.parameters.values()
+            behind = [t for t in given if t is not None and t.requires_grad]
+            found = list(_Once.apply(len(behind), *behind, *found))  # type: ignore[no-untyped-call]
+        return None, *found
+
+
+class _Once(torch.autograd.Function):
+    """Passes gradients on, and refuses to be differentiated: a schedule holds first derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, behind: int, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The gradients after the first tensors, which they depend on."""
+        return tuple(None if g is None else g.view_as(g) for g in tensors[behind:])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise EngineError(
+            "a second derivative (create_graph=True) was asked of a replay, which holds first ones; "
+            "call the module itself where gradients are differentiated"
+        )
+
+
+def _refuse_surroundings() -> None:
+    """Raises UsageError inside of a transform, or where hooks wait for tensors that are saved."""
+    transform = in_transform()
+    if transform is not None:
+        raise UsageError(f"called inside of {transform}, which no replay takes part in; call the module itself there")
+    if torch.is_grad_enabled() and saved_tensor_hooks():
+        raise UsageError(
+            "called under torch.autograd.graph.saved_tensors_hooks, which a replay would not run; "
+            "call the module itself there"
+        )
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raises CannotRecord for what a model raises only because it is called several times over."""
+    try:
+        yield
+    except (NimbleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        raise CannotRecord(f"the model fails while it is prepared: {first_line(e)}") from e
 
 
 def prepare(
@@ -187,43 +251,51 @@ def prepare(
     """
     if not module.training:
         raise UsageError("training: the module is in evaluation mode; call its train() before prepare")
+    _refuse_surroundings()
+    refuse_backward_hooks(module)
     start = time.perf_counter()
-    names = [slot.name for slot in signature.tensors]
-    with no_traces(module, device), torch.inference_mode(False), torch.enable_grad():
+    inputs = {s.name: t.detach().clone() for s, t in zip(signature.tensors, tensors, strict=True)}
+    with (
+        no_traces(module, device),
+        gradient_hooks_off(module.parameters()),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         call = flat(module, signature)
         subject = Subject(
             call=call,
-            inputs={n: t.detach().clone() for n, t in zip(names, tensors, strict=True)},
+            inputs=inputs,
             parameters={n: p for n, p in module.named_parameters() if p.requires_grad},
-            input_leaves=tuple(n for n, t in zip(names, tensors, strict=True) if t.requires_grad),
+            input_leaves=tuple(n for n, t in zip(inputs, tensors, strict=True) if t.requires_grad),
             state=state_of(call),
             device=device,
         )
         given = subject.with_grad(subject.inputs)
         result = call(*given.values())
         structure = Structure.of(result)
-        reaches = {
-            gradient_name(name): frozenset(gradient_name(leaf) for leaf in reached(tensor, subject.leaves(given)))
-            for name, tensor in flatten_outputs(result).items()
-        }
-        del result
-        search = StepSearch(
-            call,
-            subject,
-            options,
-            tolerance=options.tolerance or tolerance_for(module, tensors[0]),
-            below=integers_below(module),
-        )
-        found = search.run()
-        _refuse_writes(found, call, subject)
-        forward_us = measure.time_us(lambda: call(*given.values()), device)
-        step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
-        pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
-        try:
-            search.check(pair)
-        except BaseException:
-            pair.close()
-            raise
+        with _refusing():
+            subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
+            _refuse_strange_leaves(subject, given, result)
+            subject = subject.probed()
+            reaches = _reaches(subject, given, flatten_outputs(result))
+            del result
+            search = StepSearch(
+                call,
+                subject,
+                options,
+                tolerance=options.tolerance or tolerance_for(module, tensors[0]),
+                below=integers_below(module),
+            )
+            found = search.run()
+            _refuse_writes(found, call, subject)
+            forward_us = measure.time_us(lambda: call(*given.values()), device)
+            step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
+            pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
+            try:
+                search.check(pair)
+            except BaseException:
+                pair.close()
+                raise
     eager = Candidate(
         name="eager",
         replay_us=step_us,
@@ -289,6 +361,40 @@ class _Common:
             peak_bytes=nbytes,
             build_s=self.build_s,
         )
+
+
+def _refuse_strange_leaves(subject: Subject, given: Tensors, result: Any) -> None:
+    """Raises CannotRecord where autograd would give gradients to tensors that a replay gives none."""
+    for name, tensor in given.items():
+        if tensor.is_leaf and tensor.requires_grad and name not in subject.input_leaves:
+            raise CannotRecord(f"the model has its input {name!r} require grad; the example did not")
+    strange = foreign_leaf(flatten_outputs(result).values(), subject.leaves(given).values())
+    if strange is not None:
+        raise CannotRecord(
+            f"the model's outputs depend on a tensor of shape {list(strange.shape)} that requires grad and is neither "
+            "a parameter of the module nor an input; make it an nn.Parameter"
+        )
+
+
+def _named_apart(parameters: Tensors, taken: set[str]) -> dict[str, torch.Tensor]:
+    """Parameters by names under which neither they nor their gradients are mistaken for what is called `taken`."""
+    found = {}
+    for name, parameter in parameters.items():
+        while name in taken or gradient_name(name) in taken or name in found:
+            name = f"module.{name}"
+        found[name] = parameter
+    return found
+
+
+def _reaches(subject: Subject, given: Tensors, outputs: Tensors) -> dict[str, frozenset[str]]:
+    """Names of the gradients that depend on an output's, by the name of the output's gradient."""
+    found = {}
+    for name, tensor in outputs.items():
+        leaves: Iterable[str] = reached(tensor, subject.leaves(given))
+        if subject.hides_gradients and tensor.requires_grad:
+            _, leaves = subject.step(subject.inputs, {name: torch.ones_like(tensor)})
+        found[gradient_name(name)] = frozenset(gradient_name(leaf) for leaf in leaves)
+    return found
 
 
 def _refuse_writes(found: FoundStep, call: nn.Module, subject: Subject) -> None:

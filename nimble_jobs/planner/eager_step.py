@@ -101,6 +101,7 @@ class Arithmetic:
             self.accumulated = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
         self.counters = Counters(request.module)
         self._share = 1.0 / request.accumulate
+        self._hides_gradients: bool | None = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """The live tensors that outlast a step, beside the module's own."""
@@ -126,9 +127,27 @@ class Arithmetic:
         scale = self.optimizer.scale
         return torch.full_like(loss, self._share) if scale is None else scale * self._share
 
-    def gradients(self, loss: torch.Tensor, seed: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Of the parameters that the loss depends on."""
-        return differentiate({"loss": loss}, self.parameters, {"loss": seed})
+    def gradients(self, loss: torch.Tensor, seed: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
+        """Of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
+        return differentiate({"loss": loss}, self.parameters, {"loss": seed}, accumulate=accumulate)
+
+    def hides_gradients(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        """Whether some gradients show only where autograd accumulates them, as behind reentrant checkpoints.
+
+        The first time this runs the batch forward and backward, which may move statistics and random states.
+        """
+        if self._hides_gradients is None:
+            found = []
+            for accumulate in (True, False):
+                with torch.enable_grad():
+                    (loss, _), _ = self.forward(self.objective, x, y)
+                try:
+                    found.append(self.gradients(loss, self.seed(loss.detach()), accumulate=accumulate).keys())
+                except RuntimeError:  # what reentrant checkpoints answer
+                    if accumulate:
+                        raise
+            self._hides_gradients = len(found) == 1 or found[0] != found[1]
+        return self._hides_gradients
 
     @torch.no_grad()
     def finish(self, found: Tensors, *, update: bool) -> Update | None:

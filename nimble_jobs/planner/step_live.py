@@ -13,6 +13,7 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.compare import copies, put
 from nimble_jobs.planner.eager_step import EagerStep
+from nimble_jobs.planner.hooks import refuse_backward_hooks, refuse_gradient_hooks
 from nimble_jobs.planner.source import Layout, Source, Variants
 from nimble_jobs.planner.step_check import check_step
 from nimble_jobs.planner.step_record import objective_with, record_step, state_of_step
@@ -62,6 +63,11 @@ class LiveStep:
         """Give weights, state and inputs the values that they had at first."""
         put(self.state(), self._values)
 
+    def refuse_hooks(self) -> None:
+        """Raises CannotRecord for hooks on gradients, which replays would not call."""
+        refuse_backward_hooks(self.request.module)
+        refuse_gradient_hooks(self.request.parameters.items())
+
     def objective(self, source: Source) -> Callable[..., Any]:
         """The module with its loss, in the source's kernels."""
         return objective_with(self.eager.arithmetic, source.kernels)
@@ -70,13 +76,17 @@ class LiveStep:
         self, source: Source, objective: Callable[..., Any], *, update: bool, like: Program | None = None
     ) -> Recording:
         """Record one program, `like` it was before. The values are then as they were at first. Raises CannotRecord."""
+        arithmetic = self.eager.arithmetic
+        accumulate = arithmetic.hides_gradients(*self.inputs.values())
+        self.restore()
         recording = record_step(
-            self.eager.arithmetic,
+            arithmetic,
             self.inputs,
             self.device,
             objective=objective,
             compiled=source.kernels != "eager",
             update=update,
+            accumulate=accumulate,
             like=like,
         )
         self.restore()

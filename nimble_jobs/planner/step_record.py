@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.depthwise import with_own_depthwise
+from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import compile_module, kernels_to
 from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
@@ -51,19 +52,23 @@ def record_step(
     objective: Callable[..., Any],
     compiled: bool,
     update: bool,
+    accumulate: bool = False,
     like: Program | None = None,
 ) -> Recording:
     """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
     those of found_inf and grad_norm that there are.
 
-    The batch is trained on, with `compiled` several times. With `like`, what it was before, nothing is measured. Raises
-    CannotRecord as `engine.record.record` does, and where the backward pass draws random numbers.
+    The batch is trained on, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. With
+    `like`, what it was before, nothing is measured. Raises CannotRecord as `engine.record.record` does, and where the
+    backward pass draws random numbers.
     """
     with warnings.catch_warnings() if compiled else contextlib.nullcontext():
         if compiled:
             warnings.simplefilter("ignore")  # advice from compilers to their own users
         try:
-            found = _recorded(arithmetic, inputs, device, objective, compiled=compiled, update=update)
+            found = _recorded(
+                arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
+            )
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
             raise CannotRecord(f"Inductor cannot compile the backward pass: {str(e).splitlines()[0]}") from e
         split = replace(found, program=split_convolutions(found.program))
@@ -78,18 +83,21 @@ def _recorded(
     *,
     compiled: bool,
     update: bool,
+    accumulate: bool,
 ) -> Recording:
     recorder = recorder_for({}, state_of_step(arithmetic, inputs), device)
 
     def in_eager() -> None:
         with torch.enable_grad():
             (loss, _), _ = arithmetic.forward(objective, inputs["x"], inputs["y"])
-            arithmetic.gradients(loss, arithmetic.seed(loss.detach()))
+            arithmetic.gradients(loss, arithmetic.seed(loss.detach()), accumulate=accumulate)
 
     for _ in range(_WARM_UP_STEPS if compiled else 0):
         in_eager()
     with refusing(in_eager), held(arithmetic.objective.module, arithmetic.tensors, recorder):
-        outputs, forward = _watched(recorder, arithmetic, inputs, objective, compiled=compiled, update=update)
+        outputs, forward = _watched(
+            recorder, arithmetic, inputs, objective, compiled=compiled, update=update, accumulate=accumulate
+        )
     recording = recorder.finish({}, outputs)
     late = next((t for t in recording.program.tasks[forward:] if t.random), None)
     if late is not None:
@@ -105,12 +113,13 @@ def _watched(
     *,
     compiled: bool,
     update: bool,
+    accumulate: bool,
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Train on the batch while the recorder looks on: the outputs, and how many tasks come before the backward pass."""
     with torch.enable_grad():
         with (
             module_names(None if compiled else arithmetic.objective.module, recorder),
-            kernels_to(recorder) if compiled else recorder,
+            kernels_to(recorder) if compiled else watching(recorder),
         ):
             (loss, correct), counters = arithmetic.forward(objective, inputs["x"], inputs["y"])
         if not loss.requires_grad:
@@ -121,8 +130,8 @@ def _watched(
             if counters:
                 torch._foreach_add_(counters, 1)
         forward, _ = recorder.counts
-        with kernels_to(recorder) if compiled else recorder:
-            found = arithmetic.gradients(loss, seed)
+        with kernels_to(recorder) if compiled else watching(recorder):
+            found = arithmetic.gradients(loss, seed, accumulate=accumulate)
     recorder.path = ["update"]
     with recorder:
         done = arithmetic.finish(found, update=update)

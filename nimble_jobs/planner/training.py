@@ -142,6 +142,7 @@ def build_step(
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
             try:
+                live.refuse_hooks()
                 eager_us = _eager_us(live)
                 found = search.run()
                 if device.type == "cuda":

@@ -7,6 +7,7 @@ import warnings
 
 import torch
 
+from nimble_jobs.engine.step import differentiate
 from nimble_jobs.planner.eager_step import Objective
 from nimble_jobs.planner.step_request import StepRequest
 from nimble_jobs.planner.switches import VARIES, as_in_training
@@ -26,6 +27,6 @@ def unsteady(request: StepRequest, device: torch.device) -> tuple[str, ...]:
     ):
         warnings.simplefilter("always")
         loss, _ = Objective(request, device)(request.x, request.y)
-        torch.autograd.grad(loss, list(request.parameters.values()), allow_unused=True)
+        differentiate({"loss": loss}, request.parameters, {"loss": torch.ones_like(loss)}, accumulate=True)
     found = [re.match(VARIES, str(warning.message)) for warning in caught]
     return tuple(sorted({match[1] for match in found if match is not None}))
