@@ -51,6 +51,7 @@ def submit(
     now = time.time() if now is None else now
     folders = permitted(spec, allow_python)
     with _opened(store, home) as store:
+        specs.check_home(spec, store.home)
         return store.jobs.submit(
             spec=specs.dump(spec),
             name=spec.name,

@@ -78,6 +78,17 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A folder that a job publishes. A manifest counts only where it and its folder agree with all of this."""
+
+    token: str  # random; the manifest carries it
+    job_id: str
+    path: str  # where it is published, links resolved
+    folder: str  # DEVICE:INODE
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened, kept for `show` and `logs`."""
 

@@ -72,6 +72,13 @@ def home(ctx: typer.Context) -> Path:
     return resolve(settings(ctx).home)
 
 
+def chosen_home(ctx: typer.Context) -> Path:
+    """Where the state folder is, or will be."""
+    from nimble_jobs.store.home import choose
+
+    return choose(settings(ctx).home)
+
+
 @contextmanager
 def store(ctx: typer.Context) -> Iterator[Store]:
     """The open store of this state folder."""

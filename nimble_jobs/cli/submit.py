@@ -38,7 +38,7 @@ def run(
     from nimble_jobs import client
     from nimble_jobs.spec import load
 
-    loaded = load(spec, overrides or ())
+    loaded = load(spec, overrides or (), home=options.chosen_home(ctx))
     with options.store(ctx) as store:
         job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python or ())
         with progress.beside(store.home, job.id, quiet=quiet):
@@ -84,7 +84,8 @@ def submit(
     from nimble_jobs import client
     from nimble_jobs.spec import dump, load
 
-    loaded = load(spec, overrides or (), check_files=not after)  # what it waits for may make the files
+    # What it waits for may make the files.
+    loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx))
     delay_s = options.duration(delay, "--delay") or 0.0
     timeout_s = options.duration(timeout, "--timeout")
     if dry_run:

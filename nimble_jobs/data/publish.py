@@ -1,23 +1,47 @@
-"""The one step that makes output visible, and what is made of a path that is taken already."""
+"""The one step that makes output visible, and what is made of a path that is taken already.
+
+A folder that lies at the output path is replaced, or taken for this job's, only if the store knows its manifest: it
+notes the manifest's SHA-256 and the folder's inode under a random token before the folder takes its place.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from nimble_jobs.data.files import exchange, sync_folder
-from nimble_jobs.errors import OutputExists
+from nimble_jobs.data.files import exchange, remove_tree, sync_folder
+from nimble_jobs.errors import DataError, OutputExists
+from nimble_jobs.job import Publication
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.model import OutputSpec
+from nimble_jobs.spec.places import about_home
 
 MANIFEST = "manifest.json"
 _MADE_BY = "nimble-jobs"
 _TRIES = 16  # each after somebody else put something there in the meantime
+_NAMED = 3  # files of others, in a message
+
+
+class Ledger(Protocol):
+    """What the store knows of publications."""
+
+    home: Path  # the state folder; nothing is published in or around it
+
+    def note(self, publication: Publication, attempt: int) -> None:
+        """Keep it durably. Raises FencedOut when another attempt owns the job."""
+
+    def find(self, token: str) -> Publication | None: ...
+
+    def outputs(self, job_id: str) -> dict[str, Any] | None:
+        """What `outputs` gave for a job that succeeded before publications were noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +54,18 @@ class FileEntry:
     records: int | None  # None for a file that holds no records
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The manifest in a folder, and why the store does not take it for one of its own; None: it does."""
+
+    manifest: dict[str, Any]
+    doubt: str | None
+
+    @property
+    def job_id(self) -> str:
+        return str(self.manifest.get("job_id"))
+
+
 def manifest(
     *,
     job_id: str,
@@ -40,10 +76,11 @@ def manifest(
     bad: int,
     summary: dict[str, Any],
 ) -> dict[str, Any]:
-    """What `manifest.json` says."""
+    """What `manifest.json` says, with a token of its own."""
     return {
         "made_by": _MADE_BY,
         "version": 1,
+        "token": secrets.token_hex(16),
         "job_id": job_id,
         "attempt": attempt,
         "basis": basis,
@@ -54,13 +91,67 @@ def manifest(
     }
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a published folder; None if this is not one."""
+def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None:
+    """The manifest of the folder at `path`, or of that which lay there and is at `folder` now; None if it has none."""
+    folder = folder or path
     try:
-        raw = json.loads(read_regular(path / MANIFEST))
-    except (OSError, ValueError):
+        raw = read_regular(folder / MANIFEST)
+        said = json.loads(raw)
+    except (OSError, ValueError, RecursionError):
         return None
-    return raw if isinstance(raw, dict) and raw.get("made_by") == _MADE_BY else None
+    if not isinstance(said, dict) or said.get("made_by") != _MADE_BY:
+        return None
+    return Found(manifest=said, doubt=_doubt(path, folder, said, hashlib.sha256(raw).hexdigest(), ledger))
+
+
+def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: Ledger) -> str | None:
+    token, job_id = said.get("token"), said.get("job_id")
+    unknown = f"job {job_id} of its {MANIFEST} is not known to the state folder {ledger.home} as one that published it"
+    if token is None:  # of an earlier version
+        known_outputs = ledger.outputs(job_id) if isinstance(job_id, str) else None
+        return None if known_outputs is not None and _says(said, path) == _of(known_outputs) else unknown
+    known = ledger.find(token) if isinstance(token, str) else None
+    if known is None:
+        return unknown
+    if known.manifest_sha256 != digest:
+        return f"its {MANIFEST} was changed after job {known.job_id} published it"
+    device, _, inode = folder_id(folder).partition(":")
+    moved = known.path != _resolved(path)
+    if known.folder.partition(":")[2] != inode or (moved and known.folder.partition(":")[0] != device):
+        return f"its {MANIFEST} is that of another folder, which job {known.job_id} published at {known.path}"
+    return None
+
+
+def _says(said: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    try:
+        return _of(outputs(path, said))
+    except (KeyError, TypeError):
+        return None
+
+
+def _of(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "path": _resolved(Path(str(given.get("path"))))}
+
+
+def folder_id(path: Path) -> str:
+    """DEVICE:INODE of a folder. A rename keeps them, a copy does not."""
+    info = path.stat()
+    return f"{info.st_dev}:{info.st_ino}"
+
+
+def _resolved(path: Path) -> str:
+    return str(Path(os.path.realpath(path.parent)) / path.name)
+
+
+def publication(output: OutputSpec, folder: Path, said: dict[str, Any], raw: bytes) -> Publication:
+    """What the store notes of a complete folder, whose manifest is `raw`, before it is published."""
+    return Publication(
+        token=said["token"],
+        job_id=said["job_id"],
+        path=_resolved(output.path),
+        folder=folder_id(folder),
+        manifest_sha256=hashlib.sha256(raw).hexdigest(),
+    )
 
 
 def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
@@ -74,51 +165,88 @@ def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def adoptable(output: OutputSpec, job_id: str, basis: str) -> dict[str, Any] | None:
+def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
     """Outputs of the folder that is there, if this job published it (and died before it could say so), or, under
     `if_exists: resume`, if it was made from the same basis."""
-    held = read_manifest(output.path)
-    if held is None:
+    found = find(output.path, ledger)
+    if found is None or found.doubt is not None:
         return None
-    same = output.if_exists == "resume" and basis != "" and held.get("basis") == basis
-    return outputs(output.path, held) if held.get("job_id") == job_id or same else None
+    same = output.if_exists == "resume" and basis != "" and found.manifest.get("basis") == basis
+    return outputs(output.path, found.manifest) if found.job_id == job_id or same else None
 
 
-def check_free(output: OutputSpec, job_id: str) -> None:
-    """Raises OutputExists when `if_exists` forbids to publish over what is there."""
+def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
+    """Raises OutputExists when `if_exists` forbids to publish over what is there, DataError for a path in or around the
+    state folder.
+    """
     path = output.path
-    if not (path.exists() or path.is_symlink()):
+    if problem := about_home(path, ledger.home):
+        raise DataError(f"output.path: {path} {problem}; expected a folder of its own")
+    if path.is_symlink():
+        raise OutputExists(f"{path}: is a symbolic link; expected a folder, or a free output.path")
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+    found = find(path, ledger)
+    if found is not None and found.doubt is None and found.job_id == job_id:
         return
-    held = read_manifest(path)
-    if held is not None and held.get("job_id") == job_id:
-        return
-    if output.if_exists == "fail":
-        raise OutputExists(f"{path}: exists already; expected a free output.path, or output.if_exists: replace")
-    if output.if_exists == "replace" and held is None:
-        raise OutputExists(
-            f"{path}: was not published by nimble-jobs, so it is not replaced; expected a free output.path"
-        )
-    if output.if_exists == "resume":
-        raise OutputExists(f"{path}: holds the output of something else; expected a free output.path")
+    match output.if_exists:
+        case "fail":
+            raise OutputExists(f"{path}: exists already; expected a free output.path, or output.if_exists: replace")
+        case "resume":
+            why = f" ({found.doubt})" if found is not None and found.doubt is not None else ""
+            raise OutputExists(f"{path}: holds the output of something else{why}; expected a free output.path")
+        case _:
+            if refusal := _why_kept(path, found):
+                raise OutputExists(f"{path}: {refusal}")
 
 
-def publish(output: OutputSpec, folder: Path, held: dict[str, Any]) -> dict[str, Any]:
-    """Moves a complete, synced folder to the output path. Raises OutputExists."""
+def _why_kept(path: Path, found: Found | None) -> str | None:
+    """Why `replace` must leave a folder alone; None where nothing but our own files would go."""
+    if found is None:
+        return "was not published by nimble-jobs, so it is not replaced; expected a free output.path"
+    if found.doubt is not None:
+        return f"is not replaced: {found.doubt}; remove the folder yourself, or choose another output.path"
+    others = _of_others(path, found.manifest)
+    if not others:
+        return None
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return (
+        f"is not replaced: it holds {len(others)} {'file' if len(others) == 1 else 'files'} that job {found.job_id} "
+        f"did not publish so: {', '.join(others[:_NAMED])}{more}; move what you want to keep, or choose another "
+        "output.path"
+    )
+
+
+def _of_others(path: Path, said: dict[str, Any]) -> list[str]:
+    """What lies in a published folder and is not what its manifest lists, by name, kind and size."""
+    sizes = {str(f["name"]): f["bytes"] for f in said["files"]}
+    others = []
+    with os.scandir(path) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            if entry.name not in sizes and entry.name != MANIFEST:
+                others.append(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name)
+            elif not entry.is_file(follow_symlinks=False):
+                others.append(f"{entry.name} (not a file any more)")
+            elif entry.name != MANIFEST and entry.stat(follow_symlinks=False).st_size != sizes[entry.name]:
+                others.append(f"{entry.name} (changed)")
+    return others
+
+
+def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Moves a complete, synced folder, which the ledger has noted, to the output path. Raises OutputExists."""
     path = output.path
     for _ in range(_TRIES):
-        found = adoptable(output, held["job_id"], held["basis"])
+        found = adoptable(output, held["job_id"], held["basis"], ledger)
         if found is not None:  # another attempt of this job was faster
             return found
-        check_free(output, held["job_id"])
+        check_free(output, held["job_id"], ledger)
         try:
             folder.rename(path)  # over nothing, or over an empty folder
             break
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-        if output.if_exists == "replace" and read_manifest(path) is not None and _swap(path, folder):
+        if output.if_exists == "replace" and _swap(path, folder, ledger):
             break
     else:
         raise OutputExists(f"{path}: others keep writing to it; expected a free output.path")
@@ -127,11 +255,21 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any]) -> dict[str,
     return outputs(path, held)
 
 
-def _swap(path: Path, folder: Path) -> bool:
-    """Puts `folder` in the place of `path` without a moment in which neither is there, where the system can."""
+def _swap(path: Path, folder: Path, ledger: Ledger) -> bool:
+    """Puts `folder` in the place of `path` without a moment in which neither is there, where the system can.
+
+    What came into the old folder since it was looked at is found in its new place, and all is put back.
+    """
+    old = folder.with_name(folder.name.replace("attempt", "old"))
     if exchange(folder, path):
+        if _why_kept(folder, find(path, ledger, folder)) is not None:
+            exchange(folder, path)
+            return False
+        folder.rename(old)
         return True
-    path.rename(folder.with_name(folder.name.replace("attempt", "old")))
+    path.rename(old)
+    if _why_kept(old, find(path, ledger, old)) is not None:
+        old.rename(path)
     return False  # the place is free now: the loop renames into it
 
 
@@ -141,3 +279,27 @@ def restore(path: Path, root: Path) -> None:
         if not path.exists():
             old.rename(path)
             sync_folder(path.parent)
+
+
+def remove(folder: Path, job_id: str) -> None:
+    """Removes what an attempt staged, or what its output replaced: of the latter only what the manifest lists.
+
+    A file that came in at the last moment stays where it is, with its folder.
+    """
+    try:
+        said = json.loads(read_regular(folder / MANIFEST))
+        theirs = said["job_id"] != job_id
+        names = [str(f["name"]) for f in said["files"]] if theirs else []
+    except (OSError, ValueError, KeyError, TypeError):
+        theirs, names = False, []
+    if not theirs or folder.is_symlink():
+        remove_tree(folder)
+        return
+    for name in (*names, MANIFEST):  # by the manifest to the last
+        if Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_file, sync_folder, write_file
-from nimble_jobs.data.publish import MANIFEST, FileEntry
+from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.regular import NotRegular, read_regular
@@ -67,13 +67,14 @@ class Staging:
     publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets.
     """
 
-    def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, basis: str = "") -> None:
+    def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, ledger: Ledger, basis: str = "") -> None:
         if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
         self._output = output
         self._job_id = job_id
         self._attempt = attempt
         self._basis = basis
+        self._ledger = ledger
         self._root = staging_root(output.path, job_id)
         self._folder = self._root / f"attempt-{attempt}"
         self._sheets = self._root / f"shards-{attempt}"
@@ -81,10 +82,10 @@ class Staging:
         self._unsynced: set[str] = set()  # files that may not be on the disk yet
         self._root_synced = False
         self.done: dict[int, Shard] = {}
-        self.finished = publication.adoptable(output, job_id, basis)
+        self.finished = publication.adoptable(output, job_id, basis, ledger)
         if self.finished is not None:
             return
-        check_writable(output, job_id)
+        check_writable(output, ledger, job_id)
         with reported(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._sheets.mkdir(exist_ok=True)
@@ -146,7 +147,7 @@ class Staging:
         Raises OutputExists as `if_exists` says, FencedOut when a newer attempt took over, DataError when a shard is
         missing or nothing can be written.
         """
-        self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis)
+        self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
         if self.finished is None:
             wanted = max(self.done, default=-1) + 1 if shards is None else shards
             if sorted(self.done) != list(range(wanted)):
@@ -154,7 +155,7 @@ class Staging:
                 raise DataError(f"{self._output.path}: {held}; expected {wanted}, numbered from 0")
             with self._writing():
                 manifest = self._complete(summary)
-                self.finished = publication.publish(self._output, self._folder, manifest)
+                self.finished = publication.publish(self._output, self._folder, manifest, self._ledger)
         self._clear()
         return self.finished
 
@@ -188,12 +189,14 @@ class Staging:
             bad=len(bad),
             summary=summary,
         )
-        write_file(self._folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
+        write_file(self._folder / MANIFEST, raw)
         known = {e.name for e in entries} | {MANIFEST}
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
         sync_folder(self._folder)
+        self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
         return manifest
 
     def _adopt(self) -> None:
@@ -245,7 +248,7 @@ class Staging:
         with reported(self._root):
             for kind in ("attempt", "shards", "old"):
                 for _, path in self._attempts(kind):
-                    remove_tree(path)
+                    publication.remove(path, self._job_id)
             try:
                 self._root.rmdir()
             except OSError:  # gone already, or a newer attempt is at work
@@ -273,16 +276,19 @@ def discard_staging(output: OutputSpec, job_id: str) -> None:
     with reported(root):
         if root.exists():
             publication.restore(output.path, root)
-            remove_tree(root)
+            for path in root.iterdir():
+                publication.remove(path, job_id)
+            with suppress(OSError):  # something of others came in
+                root.rmdir()
 
 
-def check_writable(output: OutputSpec, job_id: str = "") -> None:
+def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
     """Raises DataError when nothing can be written beside the output path, OutputExists when it is taken. Makes the
     parent folder.
     """
     parent = output.path.parent
     with reported(parent):
-        publication.check_free(output, job_id)
+        publication.check_free(output, job_id, ledger)
         parent.mkdir(parents=True, exist_ok=True)
         probe = parent / f".{output.path.name}.{job_id or 'probe'}.writable"
         probe.touch()

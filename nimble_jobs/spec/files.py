@@ -14,6 +14,7 @@ from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.spec.findings import Finding
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
+from nimble_jobs.spec.places import about_home, holds
 from nimble_jobs.spec.units import show
 
 Known = Callable[[Iterable[str]], bool]
@@ -27,8 +28,8 @@ SUFFIXES = {
 }
 
 
-def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool) -> Iterator[Finding]:
-    """Everything about files that is wrong with the fields that are known."""
+def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: Path | None = None) -> Iterator[Finding]:
+    """Everything about files that is wrong with the fields that are known. `home`: the state folder, where known."""
     inputs = dict(_inputs(spec, known))
     if known(("input.format",)):
         for field, path in inputs.items():
@@ -51,6 +52,8 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool) -> Iter
         if resume := _resume(spec, known):
             kept["train.resume"] = resume
         yield from _output(spec.output.path, kept, base)
+        if home is not None and (problem := about_home(spec.output.path, home)):
+            yield Finding("output.path", problem, "a folder of its own")
         if check_files:
             yield from _output_place(spec.output.path)
 
@@ -132,20 +135,19 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:
     """Publishing may replace the whole folder, so nothing that matters may lie in it, nor it in the input."""
-    folder = _real(output)
     places: dict[str, str | Path] = {
         "the root folder": "/",
         "the home folder": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises where there is none
         "the spec's folder": base,
     }
     for name, place in places.items():
-        if _real(place).is_relative_to(folder):
+        if holds(output, place):
             yield Finding("output.path", f"is {name} or holds it", "a folder of its own")
             return
     for field, path in kept.items():
-        if _real(_fixed_part(path)).is_relative_to(folder):
+        if holds(output, _fixed_part(path)):
             yield Finding("output.path", f"is {field} or holds it", "a folder of its own")
-        elif field.endswith("source") and folder.is_relative_to(_real(path)):
+        elif field.endswith("source") and holds(path, output):
             yield Finding("output.path", f"lies inside {field}", "a folder of its own")
 
 
@@ -158,10 +160,6 @@ def _output_place(output: Path) -> Iterator[Finding]:
         around = next((p for p in output.parents if exists(p)), Path("/"))
         if not isdir(around):
             yield Finding("output.path", f"{around} is not a folder", "a folder")
-
-
-def _real(path: str | Path) -> Path:
-    return Path(os.path.realpath(path))
 
 
 def _fixed_part(path: str) -> str:

@@ -17,6 +17,7 @@ from nimble_jobs.regular import NotRegular, open_regular
 from nimble_jobs.spec import overrides as override
 from nimble_jobs.spec import rules
 from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.places import about_home
 from nimble_jobs.spec.tree import MAX_BYTES, parse
 from nimble_jobs.spec.units import show
 from nimble_jobs.spec.validate import validate
@@ -26,16 +27,16 @@ _STDIN_NAME = "<stdin>"
 _TOO_LARGE = "larger than 1 MiB"
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True) -> JobSpec:
+def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True, home: Path | None = None) -> JobSpec:
     """Read a spec file, or standard input where `path` is `-`. Relative paths, those in overrides too, are relative to
     the folder of the file, or to the current folder.
 
     With `check_files` the files that the spec names must exist, unless earlier jobs (`run.after`) may still make them.
-    Raises SpecError with all problems.
+    With `home`, the state folder, the output must be apart from it. Raises SpecError with all problems.
     """
     file = name_of(path)
     if str(path) == STDIN:
-        return loads(_standard_input(), file, Path.cwd(), overrides, check_files=check_files)
+        return loads(_standard_input(), file, Path.cwd(), overrides, check_files=check_files, home=home)
     try:
         with open_regular(path) as stream:
             source = stream.read(MAX_BYTES + 1)
@@ -49,7 +50,7 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     if len(source) > MAX_BYTES:
         raise _unreadable(file, _TOO_LARGE)
     base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
-    return loads(source, file, base, overrides, check_files=check_files)
+    return loads(source, file, base, overrides, check_files=check_files, home=home)
 
 
 def name_of(path: Path) -> str:
@@ -58,7 +59,13 @@ def name_of(path: Path) -> str:
 
 
 def loads(
-    text: str | bytes, file: str, base: Path, overrides: Sequence[str] = (), *, check_files: bool = True
+    text: str | bytes,
+    file: str,
+    base: Path,
+    overrides: Sequence[str] = (),
+    *,
+    check_files: bool = True,
+    home: Path | None = None,
 ) -> JobSpec:
     """Read a spec from text. `file` is the name in messages; relative paths are relative to the absolute folder `base`.
 
@@ -74,10 +81,20 @@ def loads(
             override.apply(tree, assignment)
         spec = validate(tree, base)
         if spec is not None:
-            rules.check(spec, tree, base=base, check_files=check_files)
+            rules.check(spec, tree, base=base, check_files=check_files, home=home)
             if not tree.problems:
                 return spec
     raise SpecError(sorted(tree.problems, key=lambda p: (p.file != file, p.line)))
+
+
+def check_home(spec: JobSpec, home: Path) -> None:
+    """Raises SpecError for an output path in or around the state folder."""
+    problem = about_home(spec.output.path, home)
+    if problem is not None:
+        found = Problem(
+            file=f"job {spec.name}", line=0, field="output.path", problem=problem, expected="a folder of its own"
+        )
+        raise SpecError([found])
 
 
 def dump(spec: JobSpec) -> dict[str, Any]:

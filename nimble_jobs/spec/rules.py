@@ -41,7 +41,7 @@ RULES: list[Rule] = []
 rule = register(RULES)
 
 
-def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
+def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool, home: Path | None = None) -> None:
     """Report every contradiction into the tree, and everything asked for that is not built yet."""
 
     def known(needs: Iterable[str]) -> bool:
@@ -54,7 +54,7 @@ def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool) -> None:
     for needs, rule_check in (*RULES, *training_rules.RULES):
         if known(needs):
             findings += rule_check(spec)
-    findings += files.check(spec, known, base=base, check_files=check_files)
+    findings += files.check(spec, known, base=base, check_files=check_files, home=home)
     for found in findings:
         at = None if found.at is None else place(found.at)
         tree.report(place(found.field, found.index), found.problem, found.expected, at=at)

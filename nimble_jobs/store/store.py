@@ -17,6 +17,7 @@ from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.workers import Workers
@@ -31,6 +32,7 @@ class Store:
         self.jobs = Jobs(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts")
+        self.publications = Publications(database, home)
         self.builds = Builds(home / "builds")
         self.workers = Workers(home / "workers")
 

@@ -97,6 +97,19 @@ class AttemptRow(Base):
     error: Mapped[str | None] = mapped_column(Words)
 
 
+class PublicationRow(Base):
+    """A folder that a job published, or was about to. Kept when its job is removed: the folder is, too."""
+
+    __tablename__ = "publications"
+
+    token: Mapped[str] = mapped_column(String(32), primary_key=True)  # random; in the folder's manifest
+    job: Mapped[str] = mapped_column(String(12))
+    path: Mapped[str] = mapped_column(Text)
+    folder: Mapped[str] = mapped_column(String(41))  # DEVICE:INODE
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float]
+
+
 class EventRow(Base):
     """Something that happened. Kept when its job is removed."""
 

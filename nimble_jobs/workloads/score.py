@@ -37,7 +37,8 @@ def run(context: JobContext) -> Outcome:
     permission.check(spec.model, context.allowed_python)  # before a resident of a job that was allowed more is found
     device = devices.resolve(context.device)
     with open_reader(spec.input) as reader:
-        staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis(spec, reader))
+        job, ledger = context.job, context.store.publications
+        staging = Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=basis(spec, reader))
         context.report(total=reader.total)
         if staging.finished is not None:
             return already_published(context, staging)

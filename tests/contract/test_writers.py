@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import BadRecord, Staging, discard_staging, open_reader
+from nimble_jobs.data import BadRecord, discard_staging, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, OutputSpec
+from tests.ledger import staged
 
 FORMATS = ["parquet", "jsonl", "npy"]
 formats = pytest.mark.parametrize("format_", FORMATS)
@@ -74,7 +75,7 @@ def test_what_was_written_is_read_back(
 ) -> None:
     """Whatever the sizes of the shards, empty ones included, the published records are those written, in order."""
     folder = tmp_path_factory.mktemp("d")
-    staging = Staging(output(folder / "out", format_), "job", 1)
+    staging = staged(output(folder / "out", format_), "job", 1)
     expected: dict[str, list[Any]] = {}
     start = 0
     for index, n in enumerate(sizes):
@@ -96,7 +97,7 @@ def test_equal_columns_give_equal_bytes(format_: str, tmp_path: Path) -> None:
     """Two runs of the same job leave the same files, except for the manifest."""
     contents = []
     for i in range(2):
-        staging = Staging(output(tmp_path / str(i), format_), f"job{i}", 1 + i)
+        staging = staged(output(tmp_path / str(i), format_), f"job{i}", 1 + i)
         staging.write_shard(0, shard(0, 7), [BadRecord(index=3, id="x", reason="y")])
         staging.publish({})
         contents.append({p.name: p.read_bytes() for p in (tmp_path / str(i)).iterdir() if p.name != "manifest.json"})
@@ -106,7 +107,7 @@ def test_equal_columns_give_equal_bytes(format_: str, tmp_path: Path) -> None:
 @formats
 def test_bad_records_are_published_in_input_order(format_: str, tmp_path: Path) -> None:
     """errors.jsonl holds index, id and reason of each; a shard of bad records only has no part file."""
-    staging = Staging(output(tmp_path / "out", format_), "job", 1)
+    staging = staged(output(tmp_path / "out", format_), "job", 1)
     staging.write_shard(
         1, {}, [BadRecord(index=3, id="d", reason="broken\nhere"), BadRecord(index=2, id="ç", reason="r")]
     )
@@ -126,7 +127,7 @@ def test_bad_records_are_published_in_input_order(format_: str, tmp_path: Path) 
 @formats
 def test_columns_of_different_lengths_are_refused(format_: str, tmp_path: Path) -> None:
     """A column that lost a record cannot be published."""
-    staging = Staging(output(tmp_path / "out", format_), "job", 1)
+    staging = staged(output(tmp_path / "out", format_), "job", 1)
     with pytest.raises(DataError, match=r"differ in length: \{'id': 2, 'x': 3\}"):
         staging.write_shard(0, {"id": ["a", "b"], "x": np.ones(3)})
     staging.discard()
@@ -134,7 +135,7 @@ def test_columns_of_different_lengths_are_refused(format_: str, tmp_path: Path) 
 
 def test_numbers_that_json_has_no_word_for_are_null(tmp_path: Path) -> None:
     """NaN and infinities become null in jsonl, so that every JSON reader takes the file."""
-    staging = Staging(output(tmp_path / "out", "jsonl"), "job", 1)
+    staging = staged(output(tmp_path / "out", "jsonl"), "job", 1)
     staging.write_shard(0, {"x": np.array([[1.5, np.nan], [np.inf, 2.0]], np.float32)})
     staging.publish({})
     assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"x":[1.5,null]}\n{"x":[null,2.0]}\n'
@@ -142,7 +143,7 @@ def test_numbers_that_json_has_no_word_for_are_null(tmp_path: Path) -> None:
 
 def test_a_field_that_is_no_file_name_is_refused_for_npy(tmp_path: Path) -> None:
     """A model's output name cannot write outside the output folder."""
-    staging = Staging(output(tmp_path / "out", "npy"), "job", 1)
+    staging = staged(output(tmp_path / "out", "npy"), "job", 1)
     for name in ("../x", "a/b", "", ".x"):
         with pytest.raises(DataError, match="cannot be in a file name"):
             staging.write_shard(0, {name: np.ones(2)})
@@ -152,7 +153,7 @@ def test_a_field_that_is_no_file_name_is_refused_for_npy(tmp_path: Path) -> None
 
 def test_published_output_is_an_input_for_the_next_job(tmp_path: Path) -> None:
     """A folder of Parquet shards can be read as it is, the ids included."""
-    staging = Staging(output(tmp_path / "out", "parquet"), "job", 1)
+    staging = staged(output(tmp_path / "out", "parquet"), "job", 1)
     x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
     for i, part in enumerate((slice(0, 4), slice(4, 7))):
         staging.write_shard(i, {"id": [f"r{j}" for j in range(7)[part]], "embedding": x[part]})
@@ -167,9 +168,9 @@ def test_published_output_is_an_input_for_the_next_job(tmp_path: Path) -> None:
 def test_a_job_that_ended_badly_leaves_nothing_beside_its_output(tmp_path: Path) -> None:
     """Discarding removes what every attempt staged, and nothing else; doing it again does no harm."""
     wanted = output(tmp_path / "out", "jsonl")
-    other = Staging(wanted, "other", 1)
+    other = staged(wanted, "other", 1)
     for attempt in (1, 2):
-        Staging(wanted, "job", attempt).write_shard(attempt, shard(0, 3))
+        staged(wanted, "job", attempt).write_shard(attempt, shard(0, 3))
     for _ in range(2):
         discard_staging(wanted, "job")
     assert [p.name for p in tmp_path.iterdir()] == [".out.other"]

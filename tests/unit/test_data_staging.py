@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nimble_jobs.data import BadRecord, Staging, check_writable, files, publish
+from nimble_jobs.data import BadRecord, Staging, check_writable, discard_staging, files, publish
 from nimble_jobs.errors import DataError, FencedOut, OutputExists
 from nimble_jobs.spec.model import OutputSpec
+from tests.ledger import Book, staged
 
 SHARDS = 3
 
@@ -43,7 +45,7 @@ def attempt(
     path: Path, number: int, if_exists: str = "fail", job: str = "job", basis: str = "b", salt: int = 0
 ) -> dict[str, Any]:
     """One whole attempt, as a workload makes it."""
-    staging = Staging(output(path, if_exists), job, number, basis=basis)
+    staging = staged(output(path, if_exists), job, number, basis=basis)
     if staging.finished is None:
         write(staging, salt=salt)
     return staging.publish({"salt": salt}, shards=SHARDS)
@@ -67,8 +69,8 @@ def leftovers(folder: Path) -> list[str]:
 def test_finished_shards_of_an_earlier_attempt_are_taken_over(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     """The second attempt finds what the first one finished, and writes only the rest."""
     path = tmp_path / "w" / "out"
-    write(Staging(output(path), "job", 1, basis="b"), upto=3)
-    second = Staging(output(path), "job", 2, basis="b")
+    write(staged(output(path), "job", 1, basis="b"), upto=3)
+    second = staged(output(path), "job", 2, basis="b")
     assert sorted(second.done) == [0, 1, 2]
     assert [b.index for b in second.bad] == [0, 1, 2]
     write(second)
@@ -81,7 +83,7 @@ def test_finished_shards_of_an_earlier_attempt_are_taken_over(tmp_path: Path, un
 def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     """A shard whose bytes or sheet are not what was written is not taken over."""
     path = tmp_path / "w" / "out"
-    write(Staging(output(path), "job", 1, basis="b"), upto=3)
+    write(staged(output(path), "job", 1, basis="b"), upto=3)
     root = tmp_path / "w" / ".out.job"
     victim = root / ("shards-1/00001.json" if how.startswith("sheet") else "attempt-1/part-00001.jsonl")
     data = bytearray(victim.read_bytes())
@@ -90,7 +92,7 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path, undisturbed:
     else:
         data[len(data) // 2] ^= 1
         victim.write_bytes(data[:-9] if how.endswith("cut") else data)
-    second = Staging(output(path), "job", 2, basis="b")
+    second = staged(output(path), "job", 2, basis="b")
     assert sorted(second.done) == [0, 2]
     write(second)
     second.publish({})
@@ -99,13 +101,13 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path, undisturbed:
 
 def test_shards_of_another_basis_are_not_taken_over(tmp_path: Path) -> None:
     """When the input or the weights changed between two attempts, nothing of the first one is used."""
-    write(Staging(output(tmp_path / "out"), "job", 1, basis="old weights"))
-    assert Staging(output(tmp_path / "out"), "job", 2, basis="new weights").done == {}
+    write(staged(output(tmp_path / "out"), "job", 1, basis="old weights"))
+    assert staged(output(tmp_path / "out"), "job", 2, basis="new weights").done == {}
 
 
 def test_an_unfinished_output_is_not_published(tmp_path: Path) -> None:
     """A missing shard is an error, whether in the middle or at the end."""
-    staging = Staging(output(tmp_path / "out"), "job", 1)
+    staging = staged(output(tmp_path / "out"), "job", 1)
     staging.write_shard(1, columns(1))
     with pytest.raises(DataError, match="1 shards were written; expected 2, numbered from 0"):
         staging.publish({})
@@ -117,14 +119,14 @@ def test_an_unfinished_output_is_not_published(tmp_path: Path) -> None:
 
 def test_discarding_leaves_nothing(tmp_path: Path) -> None:
     """A cancelled job removes what all of its attempts staged."""
-    write(Staging(output(tmp_path / "out"), "job", 1), upto=2)
-    Staging(output(tmp_path / "out"), "job", 2).discard()
+    write(staged(output(tmp_path / "out"), "job", 1), upto=2)
+    staged(output(tmp_path / "out"), "job", 2).discard()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_files_are_published_with_the_rest(tmp_path: Path) -> None:
     """A training's weights and metrics are in the folder and in the manifest, and what nobody named is not."""
-    staging = Staging(output(tmp_path / "out"), "job", 1)
+    staging = staged(output(tmp_path / "out"), "job", 1)
     staging.file("model.safetensors").write_bytes(b"weights")
     (staging.file("model.safetensors").parent / "stray").touch()
     outputs = staging.publish({"accuracy": 1.0})
@@ -133,7 +135,7 @@ def test_other_files_are_published_with_the_rest(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "model.safetensors"]
     for name in ("../x", "a/b", "manifest.json", "errors.jsonl", "part-00000.parquet", ".x", ""):
         with pytest.raises(DataError, match="cannot be published"):
-            Staging(output(tmp_path / "o"), "job", 1).file(name)
+            staged(output(tmp_path / "o"), "job", 1).file(name)
 
 
 # ---- a path that is taken
@@ -143,27 +145,25 @@ def test_if_exists_fail(tmp_path: Path) -> None:
     """An existing folder or file is refused at the start and again at publication; an empty folder is free."""
     path = tmp_path / "out"
     path.mkdir()
-    staging = Staging(output(path), "late", 1)
+    staging = staged(output(path), "late", 1)
     write(staging)
     attempt(path, 1, job="early")
     with pytest.raises(OutputExists, match=r"out: exists already; expected a free output\.path"):
-        Staging(output(path), "job", 1)
+        staged(output(path), "job", 1)
     with pytest.raises(OutputExists, match="exists already"):
         staging.publish({})
-    assert publish.read_manifest(path)["job_id"] == "early"  # type: ignore[index]
+    assert publish.find(path, Book(path.parent)).job_id == "early"  # type: ignore[union-attr]
     (tmp_path / "file").touch()
     with pytest.raises(OutputExists):
-        check_writable(output(tmp_path / "file"))
+        check_writable(output(tmp_path / "file"), Book(tmp_path))
 
 
 def test_if_exists_replace(tmp_path: Path) -> None:
     """An earlier output is replaced whole; a folder that was not published by us is never deleted."""
     path = tmp_path / "out"
     attempt(path, 1, job="old", salt=5)
-    (path / "mine.txt").touch()
     attempt(path, 1, if_exists="replace", job="new")
-    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
-    assert not (path / "mine.txt").exists()
+    assert publish.find(path, Book(path.parent)).job_id == "new"  # type: ignore[union-attr]
     assert leftovers(tmp_path) == []
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -173,18 +173,167 @@ def test_if_exists_replace(tmp_path: Path) -> None:
     assert (foreign / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("mine.txt", r"it holds 1 file that job old did not publish so: mine\.txt; move"),
+        ("mine/a", r"mine/; move"),
+        (".hidden", r"\.hidden; move"),
+        ("part-00000.jsonl", r"part-00000\.jsonl \(changed\); move"),
+        ("errors.jsonl/a", r"errors\.jsonl \(not a file any more\); move"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_replace_keeps_files_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, named: str, late: bool, atomic: bool
+) -> None:
+    """Whatever is in the folder and was not published so stays, and is named, even if it came in at the last moment."""
+    path = tmp_path / "out"
+    attempt(path, 1, job="old")
+
+    def add(*_: Any) -> None:
+        if (path / Path(name).parts[0]).is_file() and "/" in name:
+            (path / Path(name).parts[0]).unlink()
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("mine")
+
+    if late:
+        swap = publish._swap
+
+        def late_swap(*args: Any) -> bool:
+            monkeypatch.setattr(publish, "_swap", swap)
+            add()
+            return swap(*args)
+
+        monkeypatch.setattr(publish, "_swap", late_swap)
+    else:
+        add()
+    if not atomic:
+        monkeypatch.setattr(publish, "exchange", lambda _a, _b: False)
+    with pytest.raises(OutputExists, match=named):
+        attempt(path, 1, if_exists="replace", job="new", salt=1)
+    assert (path / name).read_text() == "mine"
+    assert publish.find(path, Book(tmp_path)).job_id == "old"  # type: ignore[union-attr]
+    discard_staging(output(path, "replace"), "new")
+    assert (path / name).read_text() == "mine"
+    assert leftovers(tmp_path) == []
+
+
+def test_many_files_of_others_are_counted(tmp_path: Path) -> None:
+    """Three are named."""
+    path = tmp_path / "out"
+    attempt(path, 1, job="old")
+    for i in range(5):
+        (path / f"note-{i}").touch()
+    with pytest.raises(OutputExists, match=r"it holds 5 files .*: note-0, note-1, note-2 and 2 more; move"):
+        attempt(path, 1, if_exists="replace", job="new")
+
+
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        ("by hand", "job evil of its manifest.json is not known to the state folder"),
+        ("by hand without a token", "job evil of its manifest.json is not known to the state folder"),
+        ("copied", "its manifest.json is that of another folder, which job old published at"),
+        ("copied with all files", "its manifest.json is that of another folder, which job old published at"),
+        ("changed", "its manifest.json was changed after job old published it"),
+        ("other home", "job old of its manifest.json is not known to the state folder"),
+    ],
+)
+@pytest.mark.parametrize("if_exists", ["replace", "resume", "own"])
+def test_a_manifest_that_the_store_does_not_know(tmp_path: Path, forged: str, why: str, if_exists: str) -> None:
+    """It makes no folder replaceable, and no job take the folder for its output."""
+    attempt(tmp_path / "real", 1, job="old")
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / "part-00000.jsonl").write_text("mine")
+    held = json.loads((tmp_path / "real" / "manifest.json").read_bytes())
+    ledger = Book(tmp_path)
+    match forged:
+        case "by hand":
+            (path / "manifest.json").write_text(json.dumps({**held, "job_id": "evil", "token": "0" * 32}))
+        case "by hand without a token":
+            (path / "manifest.json").write_text(
+                json.dumps({k: v for k, v in {**held, "job_id": "evil"}.items() if k != "token"})
+            )
+        case "copied":
+            shutil.copy(tmp_path / "real" / "manifest.json", path)
+        case "copied with all files":
+            shutil.copytree(tmp_path / "real", path, dirs_exist_ok=True)
+        case "changed":
+            shutil.rmtree(path)
+            attempt(path, 1, job="old")
+            held = json.loads((path / "manifest.json").read_bytes())
+            held["files"].append({"name": "thesis.tex", "bytes": 0, "records": None, "sha256": ""})
+            (path / "manifest.json").write_text(json.dumps(held))
+            (path / "thesis.tex").touch()
+        case _:
+            shutil.rmtree(path)
+            attempt(path, 1, job="old")
+            ledger = Book(tmp_path / "elsewhere")
+    before = contents(path)
+    job = "evil" if if_exists == "own" else "new"
+    with pytest.raises(OutputExists) as caught:
+        staged(output(path, "replace" if if_exists == "own" else if_exists), job, 1, basis="b", ledger=ledger)
+    assert why in str(caught.value)
+    assert contents(path) == before
+
+
+def test_a_published_folder_that_was_moved_is_still_known(tmp_path: Path) -> None:
+    """A rename, be it of a folder above it, keeps the folder what it is."""
+    (tmp_path / "a").mkdir()
+    attempt(tmp_path / "a" / "out", 1, job="old")
+    (tmp_path / "a").rename(tmp_path / "b")
+    path = tmp_path / "b" / "out"
+    staging = staged(output(path, "replace"), "new", 1, basis="b", ledger=Book(tmp_path / "a"))
+    write(staging, salt=1)
+    assert staging.publish({})["records"] == 3 * SHARDS
+    assert leftovers(tmp_path / "b") == []
+
+
+def test_folders_of_earlier_versions(tmp_path: Path) -> None:
+    """Their manifests have no token: they count where a job of this store says of its output what they say."""
+    path = tmp_path / "out"
+    given = attempt(path, 1, job="old")
+    held = json.loads((path / "manifest.json").read_bytes())
+    del held["token"]
+    (path / "manifest.json").write_text(json.dumps(held))
+    ledger = Book(tmp_path)
+    ledger.before["old"] = {**given, "bytes": 1}
+    with pytest.raises(OutputExists, match=r"job old of its manifest\.json is not known to the state folder"):
+        staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)
+    ledger.before["old"] = given
+    staging = staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)
+    write(staging, salt=1)
+    staging.publish({})
+    assert publish.find(path, ledger).job_id == "new"  # type: ignore[union-attr]
+    assert leftovers(tmp_path) == []
+
+
+def test_a_link_at_the_output_path(tmp_path: Path) -> None:
+    """It is refused whatever it leads to, and stays."""
+    attempt(tmp_path / "real", 1, job="old")
+    for target in ("real", "nothing"):
+        link = tmp_path / f"to-{target}"
+        link.symlink_to(target)
+        with pytest.raises(OutputExists, match="is a symbolic link; expected a folder"):
+            attempt(link, 1, if_exists="replace", job="new")
+        assert link.is_symlink()
+
+
 def test_if_exists_resume(tmp_path: Path) -> None:
     """Output of the same basis is taken as finished; anything else is refused."""
     path = tmp_path / "out"
     attempt(path, 1, job="old", basis="same")
     held = (path / "manifest.json").read_bytes()
-    staging = Staging(output(path, "resume"), "new", 1, basis="same")
+    staging = staged(output(path, "resume"), "new", 1, basis="same")
     assert staging.finished is not None
     assert staging.publish({})["records"] == 3 * SHARDS
     assert (path / "manifest.json").read_bytes() == held
     for basis in ("other", ""):
         with pytest.raises(OutputExists, match="holds the output of something else"):
-            Staging(output(path, "resume"), "new", 1, basis=basis)
+            staged(output(path, "resume"), "new", 1, basis=basis)
 
 
 def test_no_reader_ever_sees_a_half_folder(tmp_path: Path) -> None:
@@ -229,12 +378,12 @@ def test_replacing_without_an_atomic_swap(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "out"
     attempt(path, 1, job="old")
     attempt(path, 1, if_exists="replace", job="new", salt=1)
-    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
+    assert publish.find(path, Book(path.parent)).job_id == "new"  # type: ignore[union-attr]
     assert leftovers(tmp_path) == []
     (tmp_path / ".out.third").mkdir()
     path.rename(tmp_path / ".out.third" / "old-1")
-    Staging(output(path, "replace"), "third", 2).discard()
-    assert publish.read_manifest(path)["job_id"] == "new"  # type: ignore[index]
+    staged(output(path, "replace"), "third", 2).discard()
+    assert publish.find(path, Book(path.parent)).job_id == "new"  # type: ignore[union-attr]
 
 
 # ---- several attempts at once
@@ -243,7 +392,7 @@ def test_replacing_without_an_atomic_swap(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_stale_attempt_is_fenced_out(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     """An attempt whose folder a newer one cleared away can write nothing any more."""
     path = tmp_path / "w" / "out"
-    stale = Staging(output(path), "job", 1, basis="b")
+    stale = staged(output(path), "job", 1, basis="b")
     write(stale, upto=2)
     attempt(path, 2)
     with pytest.raises(FencedOut):
@@ -255,9 +404,9 @@ def test_a_stale_attempt_is_fenced_out(tmp_path: Path, undisturbed: dict[str, by
 def test_a_stale_attempt_that_publishes_first_harms_nobody(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     """The newer attempt keeps its folder, writes on, finds the job's output there and takes it for its own."""
     path = tmp_path / "w" / "out"
-    stale = Staging(output(path), "job", 1, basis="b")
+    stale = staged(output(path), "job", 1, basis="b")
     write(stale, upto=2)
-    newer = Staging(output(path), "job", 2, basis="b")
+    newer = staged(output(path), "job", 2, basis="b")
     write(stale)
     first = stale.publish({})
     write(newer)
@@ -269,9 +418,9 @@ def test_a_stale_attempt_that_publishes_first_harms_nobody(tmp_path: Path, undis
 def test_a_stale_attempt_cannot_change_shards_that_were_taken_over(tmp_path: Path) -> None:
     """Writing a shard again replaces the file; the one that the newer attempt linked stays as it was."""
     path = tmp_path / "out"
-    stale = Staging(output(path), "job", 1, basis="b")
+    stale = staged(output(path), "job", 1, basis="b")
     write(stale, upto=2)
-    newer = Staging(output(path), "job", 2, basis="b")
+    newer = staged(output(path), "job", 2, basis="b")
     before = contents(tmp_path / ".out.job" / "attempt-2")
     stale.write_shard(0, columns(0, salt=7))
     assert contents(tmp_path / ".out.job" / "attempt-2") == before
@@ -285,8 +434,8 @@ def test_without_hard_links_shards_are_copied(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.EPERM, "not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    write(Staging(output(tmp_path / "out"), "job", 1, basis="b"), upto=3)
-    assert sorted(Staging(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1, 2]
+    write(staged(output(tmp_path / "out"), "job", 1, basis="b"), upto=3)
+    assert sorted(staged(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1, 2]
 
 
 # ---- crashes
@@ -390,16 +539,16 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A parent that is a file, or in which nothing can be made, is refused before the job begins."""
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file: cannot be written"):
-        check_writable(output(tmp_path / "file" / "out"))
+        check_writable(output(tmp_path / "file" / "out"), Book(tmp_path))
     with pytest.raises(DataError, match="cannot be written"):
-        check_writable(output(Path("/proc/nimble/out")))
-    check_writable(output(tmp_path / "a" / "b" / "out"))
+        check_writable(output(Path("/proc/nimble/out")), Book(tmp_path))
+    check_writable(output(tmp_path / "a" / "b" / "out"), Book(tmp_path))
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_a_full_disk_is_an_error_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No space left: the job fails with that reason, and the shards before it are kept for another attempt."""
-    staging = Staging(output(tmp_path / "out"), "job", 1, basis="b")
+    staging = staged(output(tmp_path / "out"), "job", 1, basis="b")
     write(staging, upto=2)
 
     def full(_handle: int) -> None:
@@ -409,13 +558,13 @@ def test_a_full_disk_is_an_error_with_a_reason(tmp_path: Path, monkeypatch: pyte
         patch.setattr(os, "fsync", full)
         with pytest.raises(DataError, match="cannot be written: No space left on device"):
             staging.write_shard(2, columns(2))
-    assert sorted(Staging(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1]
+    assert sorted(staged(output(tmp_path / "out"), "job", 2, basis="b").done) == [0, 1]
 
 
 def test_a_job_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
     """Nothing is written outside the output's own folder."""
     with pytest.raises(DataError, match="cannot be part of a folder name"):
-        Staging(output(tmp_path / "out"), "../x", 1)
+        staged(output(tmp_path / "out"), "../x", 1)
 
 
 @pytest.mark.parametrize("adopted", [False, True])
@@ -441,7 +590,7 @@ def test_whatever_is_published_was_synced_before(
     checked: list[Path] = []
     number = 1
     if adopted:
-        write(Staging(output(tmp_path / "out"), "job", 1, basis="b"))
+        write(staged(output(tmp_path / "out"), "job", 1, basis="b"))
         number = 2
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)

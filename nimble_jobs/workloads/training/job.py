@@ -62,7 +62,8 @@ def run(context: JobContext) -> Outcome:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
         parts = basis_parts(spec, reader, held_out)
         basis = digest(parts)
-        staging = Staging(spec.output, context.job.id, context.job.attempt, basis=basis)
+        job, ledger = context.job, context.store.publications
+        staging = Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=basis)
         key = basis[:16] if spec.train.resume != "never" else f"{basis[:16]}-{context.job.id}"
         checkpoints = Checkpoints(spec.output.path, key, owner=context.job.id)
         if staging.finished is not None:

@@ -1,0 +1,51 @@
+"""Where a folder lies, whatever it is called: through links, `..`, other cases of letters and other mounts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+Identity = tuple[int, int]
+
+
+def holds(folder: str | Path, path: str | Path) -> bool:
+    """Is `path` the folder, or does it lie in it? Neither need exist."""
+    real = Path(os.path.realpath(path))
+    if real.is_relative_to(os.path.realpath(folder)):
+        return True
+    identity = _identity(folder)
+    return identity is not None and identity in _around(real)
+
+
+def about_home(output: Path, home: Path) -> str | None:
+    """What is wrong with an output folder that is the state folder, lies in it or holds it; None where it is apart."""
+    if holds(output, home):
+        return f"is the state folder {home} or holds it"
+    around = _around(Path(os.path.realpath(output)))
+    inside = any(_identity(folder) in around for folder in _folders(home))
+    return f"lies in the state folder {home}" if inside or holds(home, output) else None
+
+
+def _folders(home: Path) -> Iterator[str]:
+    """The folders of a state folder: one of them may be mounted somewhere else, too."""
+    yield str(home)
+    for folder in (home, home / "artifacts"):
+        try:
+            with os.scandir(folder) as entries:
+                yield from (entry.path for entry in entries if entry.is_dir())
+        except OSError:  # not there yet
+            continue
+
+
+def _around(real: Path) -> set[Identity]:
+    """Of the path and of every folder above it, as far as they exist."""
+    return {found for place in (real, *real.parents) if (found := _identity(place)) is not None}
+
+
+def _identity(path: str | Path) -> Identity | None:
+    try:
+        info = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    return info.st_dev, info.st_ino

@@ -1,0 +1,60 @@
+"""What this store's jobs published: a manifest that lies in a folder is believed only if it is noted here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import FencedOut
+from nimble_jobs.job import JobState, Publication
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.records import load_object
+from nimble_jobs.store.tables import JobRow, PublicationRow
+from nimble_jobs.store.transitions import held
+
+
+class Publications:
+    """The table of publications. Rows outlive their jobs: what was published lies there after them."""
+
+    def __init__(self, database: Database, home: Path) -> None:
+        self._db = database
+        self.home = home
+
+    def note(self, publication: Publication, attempt: int) -> None:
+        """Keep it, durably, before its folder takes its place. Raises FencedOut when another attempt owns the job."""
+
+        def work(session: Session) -> None:
+            if held(session, publication.job_id, attempt) is None:
+                raise FencedOut
+            session.add(
+                PublicationRow(
+                    token=publication.token,
+                    job=publication.job_id,
+                    path=publication.path,
+                    folder=publication.folder,
+                    manifest_sha256=publication.manifest_sha256,
+                    at=time.time(),
+                )
+            )
+
+        self._db.write(work)
+
+    def find(self, token: str) -> Publication | None:
+        """The publication whose manifest carries this token."""
+        row = self._db.read(lambda session: session.get(PublicationRow, token))
+        if row is None:
+            return None
+        return Publication(
+            token=row.token, job_id=row.job, path=row.path, folder=row.folder, manifest_sha256=row.manifest_sha256
+        )
+
+    def outputs(self, job_id: str) -> dict[str, Any] | None:
+        """What a job that succeeded said of its output, if no publication of it is noted: an earlier version ran it."""
+        noted = exists().where(PublicationRow.job == JobRow.id)
+        query = select(JobRow.outputs).where(JobRow.id == job_id, JobRow.state == JobState.SUCCEEDED.value, ~noted)
+        found = self._db.read(lambda session: session.scalar(query))
+        return None if found is None else load_object(found)
