@@ -156,8 +156,9 @@ def table(rows: list[dict[str, Any]], commit: str) -> str:
         "",
         f"{len(rows)} models of timm and torchvision with random weights, batch {BATCH}, on one thread of a CPU, "
         f"commit {commit}: {counts['equal']} equal to eager, {counts['different']} different, "
-        f"{counts['refused']} refused, {counts['crashed']} without a result. Each is prepared with an input of scale 1 and called with new inputs "
-        "of scale 1, 1e-6 and 1e4; the columns are relative norms of the difference, of the worst output.",
+        f"{counts['refused']} refused, {counts['crashed']} without a result. Each is prepared with an input of scale 1 "
+        "and called with new inputs of scale 1, 1e-6 and 1e4; the columns are relative norms of the difference, of the "
+        "worst output.",
         "`scripts/check_models.py --json FILE --table docs/measurements/models.md` measures and writes this page.",
         "",
         "| model | input | tasks | scale 1 | 1e-6 | 1e4 | prepare, s |",

@@ -29,7 +29,6 @@ def test_equal_or_refused(case: Case) -> None:
 
 
 @pytest.mark.parametrize("function", chance.UNREPEATABLE)
-@pytest.mark.xfail
 def test_what_nothing_repeats_is_refused(function: object) -> None:
     """A clock or the system's random numbers differ at each call in eager, so that no schedule is accepted."""
     cases: list[Case] = []
