@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -31,10 +34,12 @@ __all__ = [
     "conv_backend",
     "cuda_driver",
     "deterministic",
+    "dict_behind",
     "draws_random",
     "forget_compiled",
     "functions_off",
     "gradient_hooks",
+    "global_hooks",
     "has_kernel",
     "in_transform",
     "launch_kernel",
@@ -43,6 +48,7 @@ __all__ = [
     "returns_unused_seeds",
     "saved_tensor_hooks",
     "storage_id",
+    "tensor_id",
     "tested_version",
     "tree_children",
     "tree_flatten",
@@ -66,6 +72,27 @@ def tested_version() -> str | None:
 def storage_id(tensor: torch.Tensor) -> int:
     """Identity of the storage behind a tensor, valid while any tensor over it lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def tensor_id(tensor: torch.Tensor) -> int:
+    """Identity of what a tensor's Python object stands for, valid while it stands for it."""
+    return int(tensor._cdata)
+
+
+def global_hooks(*, backward: bool) -> dict[str, dict[int, Any]]:
+    """The hooks that every module calls, by name; those of the backward pass where asked for."""
+    names = ["_global_forward_pre_hooks", "_global_forward_hooks"]
+    if backward:
+        names += ["_global_backward_pre_hooks", "_global_backward_hooks"]
+    return {f"torch.nn.modules.module.{name}": getattr(torch.nn.modules.module, name) for name in names}
+
+
+def dict_behind(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The dict itself, for what a class shows of its own."""
+    if not isinstance(value, MappingProxyType):
+        return value
+    behind: dict[str, Any] = gc.get_referents(value)[0]
+    return behind
 
 
 def tree_leaves(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
+from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
@@ -26,7 +27,7 @@ from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.restore import Restored
 from nimble_jobs.planner.source import Source, record_source
-from nimble_jobs.planner.traces import Places, eval_mode, no_traces
+from nimble_jobs.planner.traces import eval_mode, no_traces
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
 from nimble_jobs.store import Store
 
@@ -40,7 +41,7 @@ class Inference:
     schedule: Schedule
     structure: Structure
     instances: tuple[Instance, ...]
-    places: Places
+    guard: Guard | None
     written: tuple[str, ...]  # inputs that the model writes into
     device: torch.device
     training = False
@@ -49,6 +50,9 @@ class Inference:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._turns = itertools.cycle(self.instances)
+        # What a replay writes cannot be taken back, and on a CPU nothing is gained by asking afterwards.
+        program = self.schedule.program
+        self._asks_first = self.device.type == "cpu" or bool(self.written or names_written(program))
         self._done = {id(i): torch.cuda.Event() for i in self.instances if self.device.type == "cuda"}
 
     @property
@@ -63,7 +67,11 @@ class Inference:
         self.instances[0].replay()
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        """The model's outputs for these inputs, as tensors of their own. Raises UsageError as `refuse_shared`."""
+        """The model's outputs for these inputs, as tensors of their own. Raises UsageError as `refuse_shared`, and
+        ModuleChanged.
+        """
+        if self.guard is not None and self._asks_first:
+            self.guard.check()
         refuse_shared(self.signature, tensors, self.written)
         with self._lock, torch.no_grad():
             instance = next(self._turns)
@@ -80,7 +88,8 @@ class Inference:
                     given.copy_(instance.inputs[slot.name])
             if done is not None:
                 done.record(torch.cuda.current_stream(self.device))
-        self.places.check()  # a GPU is at work meanwhile
+        if self.guard is not None and not self._asks_first:
+            self.guard.check()  # a GPU is at work meanwhile
         return self.structure.build(own)
 
     def close(self) -> None:
@@ -119,6 +128,7 @@ def prepare(
     options: BuildOptions,
     device: torch.device,
     store: Store | None = None,
+    guard: Choice = "on",
 ) -> Inference:
     """Capture and check the schedule of a call in evaluation mode: from the store, or else by a search for the fastest,
     which the store then keeps.
@@ -130,7 +140,7 @@ def prepare(
     with no_traces(module, device), eval_mode(module), torch.inference_mode(False):
         call = flat(module, signature)
         example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
-        with torch.no_grad():
+        with torch.no_grad(), changed_by_calls(module, training=False) as changed:
             structure = Structure.of(call(*(t.clone() for t in example.values())))
         program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
         _refuse_writes_in_flight(program, options)
@@ -144,7 +154,7 @@ def prepare(
         schedule=built.schedule,
         structure=structure,
         instances=built.instances,
-        places=Places.of(call, {port.name for port in built.schedule.program.state}),
+        guard=Guard(module, training=False, but_for=frozenset(changed)) if guard == "on" else None,
         written=written_inputs(built.schedule.program),
         device=device,
     )

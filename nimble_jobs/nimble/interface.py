@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,6 +15,7 @@ from nimble_jobs.errors import EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble import inference
 from nimble_jobs.nimble import training as train
+from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.signature import Signature, mismatch, read, split
 from nimble_jobs.nimble.stored import opened
@@ -55,6 +58,9 @@ class Nimble:
         if not isinstance(module, nn.Module):
             raise UsageError(f"module: found {type(module).__name__}; expected a torch.nn.Module")
         self.module = module
+        self._gate = _gate_of(module)
+        self._falls_back: set[tuple[Signature, bool]] = set()
+        self._left: list[Prepared] = []  # schedules of what the module was, which other threads may still replay
         self._prepared: dict[tuple[Signature, bool], Prepared] = {}
         self._positional: dict[tuple[Any, ...], Prepared] = {}  # calls of tensors by position, found without a walk
         self._current: Prepared | None = None
@@ -70,6 +76,7 @@ class Nimble:
         in_flight: int = 1,
         store: str | Path | Store | None = None,
         fallback: bool = False,
+        guard: Choice = "on",
     ) -> None:
         """Build a schedule for calls like `example`: a tensor, a tuple of arguments, a dict of keyword arguments, or a
         pair of both. Other signatures that were prepared stay.
@@ -84,8 +91,14 @@ class Nimble:
         Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
+
+        Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or plain
+        attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"` leaves that
+        out. Calls of other threads wait while a signature is prepared.
         """
         _check_options(streams, fuse, in_flight)
+        if guard not in ("on", "off"):
+            raise UsageError(f"guard: found {guard!r}; expected 'on' or 'off'")
         if training and in_flight != 1:
             raise UsageError(f"in_flight: found {in_flight}; expected 1 with training=True")
         if training and store is not None:
@@ -101,13 +114,27 @@ class Nimble:
             in_flight=in_flight,
             layout="given" if self._prepared else "auto",  # schedules that exist read the weights where they lie
         )
+        with self._gate.alone():
+            self._build(signature, tensors, options, device, training, store, fallback, guard)
+
+    def _build(
+        self,
+        signature: Signature,
+        tensors: list[torch.Tensor],
+        options: BuildOptions,
+        device: torch.device,
+        training: bool,
+        store: str | Path | Store | None,
+        fallback: bool,
+        guard: Choice,
+    ) -> None:
         prepared: Prepared
         try:
             if training:
-                prepared = train.prepare(self.module, signature, tensors, options, device)
+                prepared = train.prepare(self.module, signature, tensors, options, device, guard)
             else:
                 with opened(store) as found:
-                    prepared = inference.prepare(self.module, signature, tensors, options, device, found)
+                    prepared = inference.prepare(self.module, signature, tensors, options, device, found, guard)
         except OutOfMemory:
             raise
         except EngineError as e:
@@ -115,13 +142,24 @@ class Nimble:
                 raise
             prepared = Eager(signature=signature, module=self.module, fallback=str(e), training=training)
         self._keep(prepared)
+        (self._falls_back.add if fallback else self._falls_back.discard)((signature, training))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs, in its own structure; the tensors are the caller's to keep.
 
-        Raises UsageError, naming the argument, where a call fits no prepared signature.
+        Raises UsageError, naming the argument, where a call fits no prepared signature, and EngineError, naming the
+        change, where the module is not what it was when it was prepared.
         """
-        prepared, tensors = self._find(args, kwargs)
+        with self._gate:
+            prepared, tensors = self._find(args, kwargs)
+            try:
+                return self._run(prepared, tensors)
+            except ModuleChanged as e:
+                if (prepared.signature, prepared.training) not in self._falls_back:
+                    raise
+                return self._run(self._eager_instead(prepared, str(e)), tensors)
+
+    def _run(self, prepared: Prepared, tensors: list[torch.Tensor]) -> Any:
         if prepared.schedule is not None and torch.is_autocast_enabled(prepared.signature.tensors[0].device.type):
             raise UsageError("called under torch.autocast, which a schedule knows nothing of")
         if not prepared.training and torch.is_grad_enabled():
@@ -177,8 +215,9 @@ class Nimble:
 
     def release(self) -> None:
         """Give the memory of all schedules back, and lay the weights out as they were."""
-        for prepared in self._prepared.values():
+        for prepared in (*self._prepared.values(), *self._left):
             prepared.close()
+        self._left.clear()
         self._prepared.clear()
         self._positional.clear()
         self._current = None
@@ -205,6 +244,14 @@ class Nimble:
             self._positional[prepared.training, key] = prepared
         self._current = prepared
 
+    def _eager_instead(self, prepared: Prepared, reason: str) -> Prepared:
+        """What runs the module as it is now, in place of a schedule of what it was."""
+        eager = Eager(signature=prepared.signature, module=self.module, fallback=reason, training=prepared.training)
+        self._left.append(prepared)
+        self._prepared.pop((prepared.signature, prepared.training), None)
+        self._keep(eager)
+        return eager
+
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         if not kwargs:
             key = tuple([(t.shape, t.dtype, t.device, t.layout) if type(t) is torch.Tensor else None for t in args])
@@ -224,6 +271,16 @@ class Nimble:
         if self._current is None:
             raise UsageError("nothing is prepared; call prepare first")
         return self._current
+
+
+_gates: weakref.WeakKeyDictionary[nn.Module, Gate] = weakref.WeakKeyDictionary()
+_gates_lock = threading.Lock()
+
+
+def _gate_of(module: nn.Module) -> Gate:
+    """The same for all that call one module."""
+    with _gates_lock:
+        return _gates.setdefault(module, Gate())
 
 
 def _check_options(streams: object, fuse: object, in_flight: object) -> None:

@@ -21,6 +21,7 @@ from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, NimbleError, UsageError, first_line
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
+from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.inference import parts_of
 from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
@@ -32,7 +33,7 @@ from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.traces import Places, no_traces
+from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.schedule import Candidate, Program, Schedule
 
 
@@ -45,7 +46,7 @@ class Training:
     backward_schedule: Schedule
     structure: Structure
     pair: Pair
-    places: Places
+    guard: Guard | None
     parameters: dict[str, torch.Tensor]  # those that get gradients
     frozen: dict[str, torch.Tensor]  # and those that do not
     input_leaves: tuple[str, ...]
@@ -61,6 +62,9 @@ class Training:
         self._calls = 0
         self._spent = 0  # the call whose saved tensors the backward has written into
         self._consumes = bool(names_written(self.pair.step.backward.program))
+        # What a replay writes cannot be taken back, and on a CPU nothing is gained by asking afterwards.
+        program = self.pair.step.forward.program
+        self._asks_first = self.device.type == "cpu" or bool(self.written or names_written(program))
         self._token = torch.empty(0)
         self._leaves = [gradient_name(s.name) for s in self.signature.tensors] + [
             gradient_name(n) for n in self.parameters
@@ -84,7 +88,7 @@ class Training:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """The model's outputs for these inputs, part of autograd's graph.
 
-        Raises UsageError as `refuse_shared`, and where autograd would want what no replay has.
+        Raises UsageError as `refuse_shared`, and where autograd would want what no replay has; ModuleChanged.
         """
         refuse_shared(self.signature, tensors, self.written)
         _refuse_surroundings()
@@ -95,7 +99,11 @@ class Training:
             for name, parameter in self.frozen.items():
                 if parameter.requires_grad:
                     raise UsageError(f"the parameter {name!r} requires grad; it did not when it was prepared")
+        if self.guard is not None and self._asks_first:
+            self.guard.check()
         outputs = _Replay.apply(self, *tensors, *self.parameters.values())  # type: ignore[no-untyped-call]
+        if self.guard is not None and not self._asks_first:
+            self.guard.check()  # a GPU is at work meanwhile
         return self.structure.build(list(outputs))
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[int, list[torch.Tensor]]:
@@ -113,7 +121,6 @@ class Training:
                     given.copy_(instance.inputs[slot.name])
             self._end()
             call = self._calls
-        self.places.check()
         return call, own
 
     def backward(self, call: int, gradients: dict[str, torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -243,7 +250,12 @@ def _refusing() -> Iterator[None]:
 
 
 def prepare(
-    module: nn.Module, signature: Signature, tensors: list[torch.Tensor], options: BuildOptions, device: torch.device
+    module: nn.Module,
+    signature: Signature,
+    tensors: list[torch.Tensor],
+    options: BuildOptions,
+    device: torch.device,
+    guard: Choice = "on",
 ) -> Training:
     """Search, check and capture the fastest schedules of a call in training mode and of its backward.
 
@@ -271,7 +283,8 @@ def prepare(
             device=device,
         )
         given = subject.with_grad(subject.inputs)
-        result = call(*given.values())
+        with changed_by_calls(module, training=True) as changed:
+            result = call(*given.values())
         structure = Structure.of(result)
         with _refusing():
             subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
@@ -322,7 +335,7 @@ def prepare(
         ),
         structure=structure,
         pair=pair,
-        places=Places.of(call, {p.name for p in (*step.forward.program.state, *step.backward.program.state)}),
+        guard=Guard(module, training=True, but_for=frozenset(changed)) if guard == "on" else None,
         parameters=subject.parameters,
         frozen={n: p for n, p in module.named_parameters() if not p.requires_grad},
         input_leaves=subject.input_leaves,
