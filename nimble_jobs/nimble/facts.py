@@ -17,6 +17,7 @@ from nimble_jobs.engine.private import global_hooks
 from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.engine.words import Words, layout
 from nimble_jobs.nimble.signature import PLAIN
+from nimble_jobs.planner.modes import own_mode
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.Generator)
@@ -154,7 +155,9 @@ class Facts:
             if hooks in attributes:
                 self._hooks(f"{prefix}{hooks}", attributes[hooks])
         ignored = _IGNORED if self.training else {*_IGNORED, "training"}
-        self._entries(prefix, {key: value for key, value in attributes.items() if key not in ignored})
+        own = {"training": own_mode(module)} if "training" in attributes else {}
+        entries = {**attributes, **own}
+        self._entries(prefix, {key: value for key, value in entries.items() if key not in ignored})
 
     def _entries(self, prefix: str, entries: Mapping[Any, Any]) -> None:
         for key, value in list(entries.items()):

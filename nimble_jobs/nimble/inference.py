@@ -22,12 +22,13 @@ from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.misses import BUILD_WAIT_S
+from nimble_jobs.planner.modes import eval_mode, own_modes
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import save_built
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.restore import Restored
 from nimble_jobs.planner.source import Source, record_source
-from nimble_jobs.planner.traces import eval_mode, no_traces
+from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
 from nimble_jobs.store import Store
 
@@ -113,7 +114,8 @@ class Eager:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         args, kwargs = self.signature.arguments(tuple(tensors))
         if self.training:
-            return self.module(*args, **kwargs)
+            with own_modes(self.module):
+                return self.module(*args, **kwargs)
         with eval_mode(self.module), torch.no_grad():
             return self.module(*args, **kwargs)
 
@@ -137,7 +139,7 @@ def prepare(
     where no candidate agrees with eager, EngineError, OutOfMemory; the module is then as it was.
     """
     names = [slot.name for slot in signature.tensors]
-    with no_traces(module, device), eval_mode(module), torch.inference_mode(False):
+    with eval_mode(module), no_traces(module, device), torch.inference_mode(False):
         call = flat(module, signature)
         example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
         with torch.no_grad(), changed_by_calls(module, training=False) as changed:

@@ -19,6 +19,7 @@ from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.signature import Signature, mismatch, read, split
 from nimble_jobs.nimble.stored import opened
+from nimble_jobs.planner.modes import own_mode, own_modes
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
@@ -94,7 +95,8 @@ class Nimble:
 
         Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or plain
         attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"` leaves that
-        out. Calls of other threads wait while a signature is prepared.
+        out. Calls of other threads wait while a signature is prepared. `train()` or `eval()` of another thread during a
+        prepare, or during a call that runs in eager, may be lost.
         """
         _check_options(streams, fuse, in_flight)
         if guard not in ("on", "off"):
@@ -131,7 +133,8 @@ class Nimble:
         prepared: Prepared
         try:
             if training:
-                prepared = train.prepare(self.module, signature, tensors, options, device, guard)
+                with own_modes(self.module):
+                    prepared = train.prepare(self.module, signature, tensors, options, device, guard)
             else:
                 with opened(store) as found:
                     prepared = inference.prepare(self.module, signature, tensors, options, device, found, guard)
@@ -255,12 +258,12 @@ class Nimble:
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         if not kwargs:
             key = tuple([(t.shape, t.dtype, t.device, t.layout) if type(t) is torch.Tensor else None for t in args])
-            quick = self._positional.get((self.module.training, key)) or self._positional.get((False, key))
+            quick = self._positional.get((own_mode(self.module), key)) or self._positional.get((False, key))
             if quick is not None:
                 return quick, list(args)
         self._latest()
         signature, tensors = read(args, kwargs)
-        prepared = self._prepared.get((signature, self.module.training)) or self._prepared.get((signature, False))
+        prepared = self._prepared.get((signature, own_mode(self.module))) or self._prepared.get((signature, False))
         if prepared is None and (signature, True) in self._prepared:
             raise UsageError("the module is in evaluation mode; this signature was prepared with training=True only")
         if prepared is None:

@@ -19,19 +19,6 @@ from nimble_jobs.planner.compare import copies, put, writable
 
 
 @contextlib.contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """While inside, every submodule is in evaluation mode; then each is in its own mode again."""
-    modes = [(m, m.training) for m in module.modules()]
-    for m, _ in modes:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m, training in modes:
-            m.training = training
-
-
-@contextlib.contextmanager
 def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever runs inside, buffers, tensor attributes, random states and compilers are then as before.
 
