@@ -114,7 +114,7 @@ def wait(
 
 
 def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: bool = False) -> list[Job]:
-    """Cancel jobs: queued ones now, running ones at their next batch.
+    """Cancel jobs: queued ones now, running ones at their next batch, or killed by their worker after 20 s without one.
 
     `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
     Raises NotFound. A job that is final already stays as it is.
@@ -123,9 +123,27 @@ def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home =
         at = time.time()
         found = [store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)]
         for job in found:
-            if store.jobs.cancel(job.id, now=at) is JobState.RUNNING and now:
+            state = store.jobs.cancel(job.id, now=at)
+            if state is JobState.RUNNING and now:
                 store.jobs.cancelled(job.id, store.jobs.get(job.id).attempt, now=at)
+            elif state is JobState.CANCELLED and job.state is JobState.QUEUED and job.attempt:
+                _tidy(store, job.id)  # a running one is tidied by its worker
         return [store.jobs.get(job.id) for job in found]
+
+
+def recover(store: Store) -> None:
+    """Give up attempts whose process died. One that says nothing any more is missed by nobody, where no worker runs."""
+    for job in store.recover(time.time()):
+        _tidy(store, job.id)
+
+
+def _tidy(store: Store, job_id: str) -> None:
+    from nimble_jobs.data import hidden  # loads numpy, which few commands need
+
+    job = store.jobs.get(job_id)
+    told = hidden.tidy(job)
+    if told is not None:
+        store.jobs.event_soon(*told, job.id, job.attempt, {}, now=time.time())
 
 
 def list_jobs(

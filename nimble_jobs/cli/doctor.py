@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs import __version__
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.errors import JobFailed, NimbleError
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
 
 _PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
 _OPTIONAL = ("triton", "timm", "transformers")
@@ -89,10 +92,23 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
             if not problems:
                 jobs, schedules = sum(store.jobs.counts().values()), len(store.schedules.list())
                 yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
+            yield from _left(store)
             workers = client.live_workers(store=store)
             yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")
     except NimbleError as e:
         yield Finding(name="home", detail=str(e), status="problem")
+
+
+def _left(store: Store) -> Iterator[Finding]:
+    """Hidden folders beside outputs, whose jobs have ended."""
+    import shlex
+
+    from nimble_jobs.data import hidden
+
+    for path, job in hidden.left(store.jobs.list()).items():
+        what = "checkpoints, from which the same training goes on" if path.suffix == ".training" else "never published"
+        detail = f"{path}: left by job {job.id} ({job.state}), {what}; to remove it: rm -r {shlex.quote(str(path))}"
+        yield Finding(name="left", detail=detail, status="note")
 
 
 def _device() -> Iterator[Finding]:

@@ -82,8 +82,10 @@ def ls(
 ) -> None:
     """List jobs, the newest first."""
     selection = Selection(filters=filters or (), sort=sort, limit=limit)
+    from nimble_jobs import client
+
     with options.store(ctx) as store:
-        store.recover(selection.now)  # a process that died says nothing; without a worker nobody else would
+        client.recover(store)  # a process that died says nothing; without a worker nobody else would
         rows = job_rows(store, selection)
         empty = "no job matches" if rows or any(store.jobs.counts().values()) else "no jobs"
     print_rows(

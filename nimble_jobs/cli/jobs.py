@@ -36,8 +36,10 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
 
     State, attempts, schedule, timings, outputs, events.
     """
+    from nimble_jobs import client
+
     with options.store(ctx) as store:
-        store.recover(time.time())
+        client.recover(store)
         job = store.jobs.get(job_id)
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
         now = time.time()
@@ -139,9 +141,11 @@ def follow_log(
     attend: Callable[[Job], None] | None = None,
 ) -> Job:
     """Copies a job's log as it grows, until the job ends, which `attend` sees till then. Raises NotFinishedInTime."""
+    from nimble_jobs import client
+
     offset, started = 0, time.monotonic()
     while True:
-        store.recover(time.time())
+        client.recover(store)
         job = store.jobs.get(job_id)
         offset = _pour(store.home, job_id, offset, stream)
         if job.state.final:

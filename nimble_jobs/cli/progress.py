@@ -127,7 +127,7 @@ def watch(
         while True:
             if time.monotonic() >= recover_at:
                 recover_at = time.monotonic() + _RECOVER_S
-                store.recover(time.time())
+                client.recover(store)
             jobs = [done.get(job_id) or store.jobs.get(job_id) for job_id in ids]
             done |= {job.id: job for job in jobs if job.state.final}
             shown.update(jobs)

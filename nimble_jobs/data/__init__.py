@@ -2,7 +2,7 @@
 
 from nimble_jobs.data.reader import Reader, open_reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.staging import Shard, Staging, check_writable, discard_staging
+from nimble_jobs.data.staging import Shard, Staging, check_writable
 
 __all__ = [
     "BadRecord",
@@ -12,6 +12,5 @@ __all__ = [
     "Signature",
     "Staging",
     "check_writable",
-    "discard_staging",
     "open_reader",
 ]

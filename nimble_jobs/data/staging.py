@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_file, sync_folder, write_file
+from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.errors import DataError, FencedOut
@@ -266,22 +267,6 @@ class Staging:
             raise
 
 
-def staging_root(path: Path, job_id: str) -> Path:
-    return path.parent / f".{path.name}.{job_id}"
-
-
-def discard_staging(output: OutputSpec, job_id: str) -> None:
-    """Removes whatever any attempt of a job staged. For jobs that have ended for good. Raises DataError."""
-    root = staging_root(output.path, job_id)
-    with reported(root):
-        if root.exists():
-            publication.restore(output.path, root)
-            for path in root.iterdir():
-                publication.remove(path, job_id)
-            with suppress(OSError):  # something of others came in
-                root.rmdir()
-
-
 def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
     """Raises DataError when nothing can be written beside the output path, OutputExists when it is taken. Makes the
     parent folder.
@@ -290,6 +275,6 @@ def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None
     with reported(parent):
         publication.check_free(output, job_id, ledger)
         parent.mkdir(parents=True, exist_ok=True)
-        probe = parent / f".{output.path.name}.{job_id or 'probe'}.writable"
+        probe = probe_of(output.path, job_id)
         probe.touch()
         probe.unlink(missing_ok=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import spec as specs
-from nimble_jobs.data import discard_staging
 from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError, foreseen
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.faults import explain
+from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
@@ -81,10 +81,10 @@ def execute(
             kind, found = type(found), _bare(found)
         else:
             _record(job, station.store, outcome)
-            _tidy(job, station.store)
+            tidy(station.store, job.id)
             return True
         endings.failed(jobs, job, found, retry=retry)
-        _tidy(job, station.store)
+        tidy(station.store, job.id)
     if issubclass(kind, OutOfMemory):
         _free(station)
     return not kind.ends_process
@@ -119,8 +119,10 @@ def run_inline(
                 )
             except KeyboardInterrupt:
                 endings.cancelled(store.jobs, job)
+                tidy(store, job.id)
             except NimbleError as error:
                 endings.failed(store.jobs, job, error, retry=False)
+                tidy(store, job.id)
             finally:
                 if station is not None and station.builders is not None:
                     station.builders.close()
@@ -198,17 +200,6 @@ def _record(job: Job, store: Store, outcome: Outcome) -> None:
             endings.cancelled(store.jobs, job)
         case Stop.TIMEOUT:
             endings.timed_out(store.jobs, job)
-
-
-def _tidy(job: Job, store: Store) -> None:
-    """A job that ended badly, for good, leaves nothing beside its output path."""
-    state = store.jobs.get(job.id).state
-    if not state.final or state is JobState.SUCCEEDED:
-        return
-    try:
-        discard_staging(specs.restore(job.spec).output, job.id)
-    except (NimbleError, ValueError) as error:  # how the job ended is recorded; what it left is named here
-        log.warning("its unpublished output was not removed: %s", error)
 
 
 def _bare(error: NimbleError) -> NimbleError:

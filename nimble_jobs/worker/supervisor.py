@@ -6,6 +6,7 @@ The child may die at any moment, and so may this process: what was claimed is fo
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, WorkerLease, open_store
 from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker import endings, logs
+from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.messages import Done, Ready, Refused
 from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.signals import StopSignals
@@ -28,6 +30,7 @@ WATCH_S = 0.25  # how often the job that runs is looked at
 MAINTAIN_S = 5.0  # how often lost jobs are looked for
 OVERTIME_S = 10.0  # after a job's timeout, for the child to stop by itself
 CANCELLED_S = 1.0  # after `cancel --now`, likewise
+CANCEL_GRACE_S = 20.0  # after `cancel`: it asks between batches, but a read may never return
 TROUBLE_S = 60.0  # how long the store may refuse before the worker gives up
 STARTS = 5  # child processes in a row that die before they are ready
 BACKOFF_S = 0.2  # before the next start, doubled each time
@@ -215,12 +218,14 @@ class Supervisor:
         state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
         if state:
             log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
+        tidy(self._store, job.id)
 
     def _maintain(self) -> None:
         """Find jobs whose worker is gone, and jobs that wait for what can never come."""
         jobs = self._store.jobs
         for job in self._store.recover(now=time.time()):
             log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
+            tidy(self._store, job.id)
         jobs.sweep(now=time.time())
         mine = self._running and (self._running.job.id, self._running.job.attempt)
         for job in jobs.running():
@@ -236,11 +241,14 @@ class Supervisor:
             self._child.kill()
             endings.timed_out(self._store.jobs, running.job)
             return
-        if running.kill_at is None and self._store.jobs.get(running.job.id).state is JobState.CANCELLED:
-            running.kill_at = now + CANCELLED_S
-        elif running.kill_at is not None and now > running.kill_at:
-            log.warning("%s: cancelled; the process that runs it is killed", running.job.id)
-            self._child.kill()
+        job = self._store.jobs.get(running.job.id)
+        if job.state is JobState.CANCELLED or job.cancel_requested:
+            grace_s = CANCELLED_S if job.state is JobState.CANCELLED else CANCEL_GRACE_S
+            running.kill_at = min(now + grace_s, running.kill_at or math.inf)
+            if now > running.kill_at:
+                log.warning("%s: cancelled; the process that runs it is killed", job.id)
+                self._child.kill()
+                endings.cancelled(self._store.jobs, running.job)
 
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:

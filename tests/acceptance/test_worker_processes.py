@@ -192,6 +192,63 @@ def test_cancel_now_kills_what_does_not_stop(store: Store, start: Start, tmp_pat
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["cancelled"]
 
 
+def test_cancel_ends_a_job_that_blocks_in_a_read(store: Store, start: Start, tmp_path: Path) -> None:
+    """A read that never returns costs the grace period, not the worker: the next job runs in a new process."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)  # it opens, and then nothing comes
+    job = submit(store, tmp_path, name="a", do="read", path=str(tmp_path / "pipe"))
+    other = submit(store, tmp_path, name="b", do="batches")
+    start()
+    until(lambda: noted(tmp_path, "a"))
+    assert client.cancel(job.id, store=store)[0].state is JobState.RUNNING
+    done, second = ended(store, job, other)
+    os.close(writer)
+    assert (done.state, second.state) == (JobState.CANCELLED, JobState.SUCCEEDED)
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["cancelled"]
+    assert noted(tmp_path, "a")[0][1] != noted(tmp_path, "b")[0][1]
+
+
+@pytest.mark.parametrize("end", ["quarantined", "failed", "timed out", "cancelled", "cancelled now", "while queued"])
+def test_nothing_stays_beside_the_output(store: Store, start: Start, tmp_path: Path, end: str) -> None:
+    """What a job staged is removed when it is over, also where the process that staged it was killed."""
+    hang = {"do": "hang", "stage": True}
+    match end:
+        case "quarantined":
+            job = submit(store, tmp_path, do="die", times=9, stage=True)
+        case "failed":
+            job = submit(store, tmp_path, do="raise", error="data", stage=True)
+        case "timed out":
+            job = submit(store, tmp_path, timeout_s=0.5, **hang)
+        case "while queued":
+            job = submit(store, tmp_path, do="die", times=1, stage=True, retry_s=600)
+        case _:
+            job = submit(store, tmp_path, **hang)
+    start()
+    if end.startswith("cancelled"):
+        until(lambda: noted(tmp_path))
+        client.cancel(job.id, store=store, now=end == "cancelled now")
+    if end == "while queued":
+        until(lambda: store.jobs.get(job.id).state is JobState.QUEUED and store.jobs.get(job.id).attempt)
+        assert (tmp_path / f".fake.{job.id}").exists()
+        client.cancel(job.id, store=store)
+    (done,) = ended(store, job)
+    assert done.state == {"timed out": "failed"}.get(end, end.split()[0] if end != "while queued" else "cancelled")
+    until(lambda: not (tmp_path / f".fake.{job.id}").exists())
+
+
+def test_nothing_stays_of_a_killed_run(store: Store, tmp_path: Path) -> None:
+    """Whichever command looks next gives the job up and removes what it staged."""
+    job = submit(store, tmp_path, do="hang", foreground=True)
+    with store.workers.hold({"role": "run"}) as lease:
+        assert store.jobs.claim_foreground(job.id, lease.id, time.time()) is not None
+    staged = tmp_path / f".fake.{job.id}" / "attempt-1"
+    staged.mkdir(parents=True)
+    (staged / "part-00000.jsonl").touch()
+    client.recover(store)
+    assert store.jobs.get(job.id).state is JobState.FAILED
+    assert not staged.parent.exists()
+
+
 def test_timeout(store: Store, start: Start, tmp_path: Path) -> None:
     """A job stops at its timeout and fails, once, saying so."""
     job = submit(store, tmp_path, do="batches", count=400, sleep_s=0.05, timeout_s=1.0)

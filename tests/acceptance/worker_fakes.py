@@ -55,10 +55,17 @@ def run(context: Any) -> Any:
         with note.open("a") as file:
             file.write(f"{context.job.attempt} {os.getpid()} {text}\n")
 
+    if args.get("stage"):
+        (Path(context.spec.output.path).with_name(f".{context.job.name}.{context.job.id}") / "attempt-1").mkdir(
+            parents=True, exist_ok=True
+        )
     write("start")
     match args["do"]:
         case "hang":
             time.sleep(600)
+        case "read":  # a pipe stands for a mount that does not answer any more
+            with Path(args["path"]).open("rb") as file:
+                file.read()
         case "raise":
             raise ERRORS[args["error"]]
         case "die" if context.job.attempt <= args["times"]:
@@ -134,6 +141,7 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
 if __name__ == "__main__":
     home, idle, grace, device, target = sys.argv[1:]
     supervisor.OVERTIME_S = 1.0
+    supervisor.CANCEL_GRACE_S = 2.0
     sys.exit(
         supervisor.run(
             Path(home),

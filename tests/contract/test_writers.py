@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import BadRecord, discard_staging, open_reader
+from nimble_jobs.data import BadRecord, open_reader
+from nimble_jobs.data.hidden import discard_staging
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, OutputSpec
 from tests.ledger import staged
@@ -172,9 +173,9 @@ def test_a_job_that_ended_badly_leaves_nothing_beside_its_output(tmp_path: Path)
     for attempt in (1, 2):
         staged(wanted, "job", attempt).write_shard(attempt, shard(0, 3))
     for _ in range(2):
-        discard_staging(wanted, "job")
+        discard_staging(wanted.path, "job")
     assert [p.name for p in tmp_path.iterdir()] == [".out.other"]
     other.write_shard(0, shard(0, 3))
     other.publish({})
-    discard_staging(wanted, "other")
+    discard_staging(wanted.path, "other")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nimble_jobs.data import BadRecord, Staging, check_writable, discard_staging, files, publish
+from nimble_jobs.data import BadRecord, Staging, check_writable, files, publish
+from nimble_jobs.data.hidden import discard_staging
 from nimble_jobs.errors import DataError, FencedOut, OutputExists
 from nimble_jobs.spec.model import OutputSpec
 from tests.ledger import Book, staged
@@ -215,7 +216,7 @@ def test_replace_keeps_files_of_others(
         attempt(path, 1, if_exists="replace", job="new", salt=1)
     assert (path / name).read_text() == "mine"
     assert publish.find(path, Book(tmp_path)).job_id == "old"  # type: ignore[union-attr]
-    discard_staging(output(path, "replace"), "new")
+    discard_staging(path, "new")
     assert (path / name).read_text() == "mine"
     assert leftovers(tmp_path) == []
 

@@ -22,12 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sync_folder
+from nimble_jobs.data.hidden import TEMPORARY
 from nimble_jobs.errors import Damaged
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.paths import CHECKPOINT
 
 MODEL, STATE, STEPS = "model.safetensors", "state.safetensors", "steps.safetensors"
-TEMPORARY = ".tmp-"
 _FORMAT = 1
 
 Bytes = bytes | memoryview

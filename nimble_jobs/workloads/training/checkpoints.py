@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nimble_jobs.data.files import remove_tree, reported
+from nimble_jobs.data.hidden import DAMAGED, STEP, TEMPORARY, training_root
 from nimble_jobs.errors import Damaged
 from nimble_jobs.spec.paths import CHECKPOINT
 from nimble_jobs.workloads.training import checkpoint
-from nimble_jobs.workloads.training.checkpoint import TEMPORARY, Checkpoint
-
-_STEP, _DAMAGED = "step-", "damaged-"
+from nimble_jobs.workloads.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +31,12 @@ class Checkpoints:
 
     def __init__(self, output: Path, key: str, *, owner: str) -> None:
         self.owner = owner
-        self._root = output.parent / f".{output.name}.training"
+        self._root = training_root(output)
         self.folder = self._root / key
 
     def path(self, step: int) -> Path:
         """Where the checkpoint after `step` steps is."""
-        return self.folder / f"{_STEP}{step:08d}"
+        return self.folder / f"{STEP}{step:08d}"
 
     def newest(self) -> Found:
         """Hashes checkpoints, the newest first, until one is sound, and so is the best one that it counts on.
@@ -60,7 +59,7 @@ class Checkpoints:
                         waiting = sorted(self._steps())
                         continue
                     damaged.append(str(e))
-                    aside = self.folder / f"{_DAMAGED}{step:08d}"
+                    aside = self.folder / f"{DAMAGED}{step:08d}"
                     remove_tree(aside)
                     self.path(step).rename(aside)
         return Found(checkpoint=None, damaged=tuple(damaged))
@@ -70,7 +69,7 @@ class Checkpoints:
         found = []
         for folder in sorted(self._root.glob("*")):
             if folder != self.folder:
-                found += sorted(p for p in folder.glob(f"{_STEP}*") if (p / CHECKPOINT).is_file())[-1:]
+                found += sorted(p for p in folder.glob(f"{STEP}*") if (p / CHECKPOINT).is_file())[-1:]
         return found
 
     def prune(self, step: int, keep_last: int, best: int | None) -> None:
@@ -98,5 +97,5 @@ class Checkpoints:
                 remove_tree(path)
 
     def _steps(self) -> list[int]:
-        names = [p.name.removeprefix(_STEP) for p in self.folder.glob(f"{_STEP}*")]
+        names = [p.name.removeprefix(STEP) for p in self.folder.glob(f"{STEP}*")]
         return [int(name) for name in names if name.isdigit()]

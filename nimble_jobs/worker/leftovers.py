@@ -1,0 +1,23 @@
+"""What a job leaves beside its output is removed when the job is over, whoever ended it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from nimble_jobs.data import hidden
+from nimble_jobs.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def tidy(store: Store, job_id: str) -> None:
+    """Nothing stays but checkpoints that the same training can go on from; the job says where they are.
+
+    Not for a job that may run again.
+    """
+    job = store.jobs.get(job_id)
+    told = hidden.tidy(job)
+    if told is not None:
+        log.info("%s: %s: %s", job.id, *told)
+        store.jobs.event_soon(*told, job.id, job.attempt, {}, now=time.time())
