@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+from hypothesis import settings
+
+from tests import prefork
+
 # OpenMP's threads spin while they wait. With more busy processes than cores, as in a parallel test run, they keep each
 # other from working: a training step then takes twenty times as long. Set before torch loads, and inherited by the
 # processes that tests start.
@@ -14,3 +19,34 @@ os.environ.setdefault("NIMBLE_JOBS_TIMING_BUDGET_S", "0.01")
 
 # Python would compile torch's source anew in each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
+_SERVER = pytest.StashKey[prefork.Server]()
+
+settings.register_profile("quick", max_examples=50)
+settings.register_profile("all", max_examples=100)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all`."""
+    text = "what takes long, too: cold starts of all processes, more rounds of kills, more examples"
+    parser.addoption("--all", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are collected, in this process and in each of xdist's, which inherit the environment."""
+    complete = config.getoption("--all")
+    settings.load_profile("all" if complete else "quick")
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.setdefault(ROUNDS, "20" if complete else "4")
+    if complete:
+        os.environ[prefork.COLD] = "1"
+    elif not os.environ.get(prefork.COLD):
+        config.stash[_SERVER] = prefork.Server()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After the last test."""
+    if server := config.stash.get(_SERVER, None):
+        server.close()

@@ -18,6 +18,7 @@ import torch
 from nimble_jobs.models.build import build
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 from tests.acceptance import builders
 
 PATIENCE_S = 240
@@ -38,7 +39,7 @@ def start(tmp_path: Path, model: Path) -> Start:
     def begin(how: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.acceptance.builders", str(tmp_path / "home"), str(model), how]
         root = Path(__file__).parents[2]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+        return prefork.start(command, stdout=subprocess.PIPE, text=True, cwd=root)
 
     return begin
 

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests import prefork
+
 MODEL = """\
 import torch
 
@@ -60,11 +62,10 @@ class Commands:
             "NIMBLE_JOBS_ALLOW_PYTHON": str(folder),
         }
 
-    def __call__(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *args: str, timeout: float = 120, cold: bool = False) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "nimble_jobs.cli.main", *args]
-        return subprocess.run(
-            words, capture_output=True, text=True, check=False, env=self.environment, cwd=self.folder, timeout=timeout
-        )
+        run = subprocess.run if cold else prefork.run
+        return run(words, capture_output=True, text=True, env=self.environment, cwd=self.folder, timeout=timeout)
 
     def show(self, job_id: str) -> dict:
         return json.loads(self("show", job_id, "--json").stdout)
@@ -86,7 +87,7 @@ def published(folder: Path) -> list[dict]:
 
 def test_run_needs_no_worker(commands: Commands) -> None:
     """`run` builds the schedule, publishes every record once, exits 0; a second run finds the schedule stored."""
-    first = commands("run", "job.yaml")
+    first = commands("run", "job.yaml", cold=True)
     assert first.returncode == 0, first.stderr
     assert first.stdout == ""
     rows = published(commands.folder / "out")
@@ -141,7 +142,7 @@ def test_ctrl_c_cancels_a_run(commands: Commands) -> None:
     np.savez(commands.folder / "data.npz", x=x, ids=np.arange(len(x)).astype(str))
     words = [sys.executable, "-m", "nimble_jobs.cli.main", "run", "job.yaml", "input.batch_size=1"]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, env=commands.environment, cwd=commands.folder, **pipes) as process:
+    with prefork.start(words, env=commands.environment, cwd=commands.folder, **pipes) as process:
         said = ""
         while " run " not in said:
             line = process.stderr.readline()

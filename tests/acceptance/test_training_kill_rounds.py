@@ -1,6 +1,7 @@
 """SIGKILL at random moments of trainings, checkpoint writes included: the published bytes are always the same.
 
-NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, few by default; NIMBLE_JOBS_KILL_SEED the random moments.
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, four by default and twenty with --all;
+NIMBLE_JOBS_KILL_SEED the random moments.
 docs/measurements/training-kill-rounds.md holds the result of thirty.
 """
 
@@ -26,7 +27,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests.trainings import digests, lay_out
 
-ROUNDS = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "8"))
+ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
 MOMENTS = ("writing", "running", "publish", "any")  # when a round kills; they take turns
 VARIANTS = {
@@ -137,8 +138,6 @@ class Trainer:
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several processes share few cores
-        if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # every start would compile torch's source anew
-            environment["PYTHONPYCACHEPREFIX"] = str(self.folder / "bytecode")
         return subprocess.Popen(command, stderr=self.log, stdout=self.log, env=environment)
 
 

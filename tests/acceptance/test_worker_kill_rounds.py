@@ -1,6 +1,7 @@
 """SIGKILL at random moments: every accepted job succeeds, once, with the output of an undisturbed run.
 
-NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, few by default; NIMBLE_JOBS_KILL_SEED the random moments.
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, four by default and twenty with --all;
+NIMBLE_JOBS_KILL_SEED the random moments.
 docs/measurements/kill-rounds.md holds the result of fifty.
 """
 
@@ -27,7 +28,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 
-ROUNDS = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "8"))
+ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
 WORKERS = 3  # some start anew while another runs jobs
 VARIANTS = [(name, width) for width in (8, 12) for name in ("parquet", "jsonl", "npy")]  # output format, model width
@@ -157,8 +158,6 @@ class Farm:
     def _worker(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several processes share few cores
-        if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # every start would compile torch's source anew
-            environment["PYTHONPYCACHEPREFIX"] = str(self.folder / "bytecode")
         return subprocess.Popen(command, stderr=self.log, stdout=self.log, env=environment)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import prefork
 from tests.cli import Cli, beside
 
 NET = """
@@ -113,7 +114,7 @@ def test_on_a_terminal_progress_is_one_line_that_vanishes(cli: Cli, spec: Path) 
     """It is drawn where stderr is a terminal; what goes to stdout still gets there, whatever that is."""
     reader, screen = os.openpty()
     args = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(cli.home), "cache", "build", str(spec)]
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=screen, env=os.environ | {"TERM": "xterm"}) as process:
+    with prefork.start(args, stdout=subprocess.PIPE, stderr=screen, env=os.environ | {"TERM": "xterm"}) as process:
         os.close(screen)
         drawn = b""
         with contextlib.suppress(OSError):  # the other end was closed

@@ -22,6 +22,7 @@ from nimble_jobs.data import BadRecord, Staging, check_writable, files, publish
 from nimble_jobs.data.hidden import discard_staging
 from nimble_jobs.errors import DataError, FencedOut, OutputExists
 from nimble_jobs.spec.model import OutputSpec
+from tests import prefork
 from tests.ledger import Book, staged
 
 SHARDS = 3
@@ -341,7 +342,7 @@ def test_no_reader_ever_sees_a_half_folder(tmp_path: Path) -> None:
     """While outputs replace each other, the path always holds one complete folder."""
     path = tmp_path / "out"
     attempt(path, 1, job="j0")
-    watcher = subprocess.Popen([sys.executable, "-c", _WATCH, str(path)], stdout=subprocess.PIPE, text=True)
+    watcher = prefork.start([sys.executable, "-c", _WATCH, str(path)], stdout=subprocess.PIPE, text=True)
     assert watcher.stdout is not None
     assert watcher.stdout.readline() == "ready\n"
     for i in range(1, 40):
@@ -518,7 +519,7 @@ def test_sigkill_at_random_moments(tmp_path: Path, undisturbed: dict[str, bytes]
         folder = tmp_path / f"round{round_}"
         folder.mkdir()
         command = [sys.executable, "-c", _CHILD, str(folder), "1", str(round_ % 2), str(Path(__file__).parent)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        child = prefork.start(command, stdout=subprocess.PIPE)
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(rng.uniform(0.0, 0.04))

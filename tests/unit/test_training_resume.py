@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training import loop
+from tests import prefork
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 ASKED = 22  # how often the training in tests.trainings asks: 14 steps, 2 epochs, 3 batches in each validation
@@ -119,7 +119,7 @@ def killed(folder: Path) -> None:
     numbers = [str(n) for n in range(1, ASKED + 1)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", KILLED, str(folder), *numbers]
-    subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
+    prefork.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
 
 
 @pytest.mark.parametrize("number", range(1, ASKED + 1))

@@ -20,6 +20,7 @@ from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop
+from tests import prefork
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 NO_DROPOUT = {"model__args": {"dropout": 0.0}, "train__epochs": 1, "train__validation": None}
@@ -123,9 +124,9 @@ def test_an_edited_loss_is_another_step(folder: Path) -> None:
     assert key != keys[0]["key"]
 
 
-def in_a_process(code: str, *args: str) -> str:
+def in_a_process(code: str, *args: str, run: Callable[..., Any] = prefork.run) -> str:
     command = [sys.executable, "-c", code, *args]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    done = run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -203,7 +204,7 @@ def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
         "assert found.schedule['hit'] == 'stored', found.schedule\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )
-    assert in_a_process(code, str(folder)) == "[]"
+    assert in_a_process(code, str(folder), run=subprocess.run) == "[]"
 
 
 def resumed(folder: Path, output: str, between: Callable[[], object]) -> tuple[Outcome, tuple[str, dict[str, Any]]]:

@@ -27,6 +27,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, real_station, run_inline
+from tests import prefork
 
 CPU = torch.device("cpu")
 SHARDS, SHARD = 6, 4
@@ -223,7 +224,7 @@ def order_for(folder: Path, body: str) -> dict[str, Any]:
 
 
 def builder(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "nimble_jobs.planner.builder"], stdin=subprocess.PIPE)
+    process = prefork.start([sys.executable, "-m", "nimble_jobs.planner.builder"], stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(json.dumps(order).encode() + b"\n")
     process.stdin.flush()

@@ -1,0 +1,205 @@
+"""Python processes of tests that need not import torch first: `subprocess` for commands that begin with this Python.
+
+A process is forked from one that has imported torch and the package, and used neither (`prefork_server.py`): it has its
+own process id, files, folder, environment and signals, and ends as any other. With `--all`, and wherever COLD is set,
+it is started with `subprocess`. A process whose PYTHONPATH differs from that of the tests, or that is to show what it
+imports, is always started so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+COLD = "NIMBLE_JOBS_TESTS_COLD"
+_SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
+
+
+class Server:
+    """The process that is forked from. Test processes started while it is there find it by their environment."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="prefork-")
+        path = str(Path(self._folder.name) / "socket")
+        life, self._life = os.pipe()
+        command = [sys.executable, "-W", "ignore", "-m", "tests.prefork_server", path, str(life)]
+        single = {
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+            "OPENBLAS_NUM_THREADS": "1",
+        }  # no threads at import
+        self._process = subprocess.Popen(
+            command, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, pass_fds=[life], env=os.environ | single
+        )
+        os.close(life)
+        os.environ[_SOCKET] = path
+
+    def close(self) -> None:
+        """End it; processes that were forked from it live on."""
+        os.environ.pop(_SOCKET, None)
+        os.close(self._life)
+        self._process.wait()
+        self._folder.cleanup()
+
+
+class Process:
+    """A forked process, used as a `subprocess.Popen` is."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        text: bool = False,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        python, *words = map(str, command)
+        assert python == sys.executable, "only processes of this Python can be forked"
+        self.args = command
+        self.returncode: int | None = None
+        self.stdin: IO[Any] | None = None
+        self.stdout: IO[Any] | None = None
+        self.stderr: IO[Any] | None = None
+        request = {
+            "words": words,
+            "folder": str(cwd or Path.cwd()),
+            "environment": dict(os.environ if env is None else env),
+        }
+        with ExitStack() as theirs:
+            files = []
+            for number, given in enumerate((stdin, stdout, stderr)):
+                if given == subprocess.PIPE:
+                    ends = os.pipe()
+                    mine, other = ends if number else ends[::-1]
+                    mode = ("r" if number else "w") + ("" if text else "b")
+                    setattr(self, ("stdin", "stdout", "stderr")[number], open(mine, mode))  # noqa: PTH123, SIM115
+                    theirs.callback(os.close, other)
+                elif given == subprocess.DEVNULL:
+                    theirs.callback(os.close, other := os.open(os.devnull, os.O_RDWR))
+                elif given == subprocess.STDOUT:
+                    other = files[1]
+                else:
+                    other = number if given is None else given if isinstance(given, int) else given.fileno()
+                files.append(other)
+            self._link = _connected()
+            socket.send_fds(self._link, [json.dumps(request).encode()], files)
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        """Its exit code, the negative number of the signal that killed it, or None while it runs."""
+        if self.returncode is None and select.select([self._link], [], [], 0)[0]:
+            self._end()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code when it has ended. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._link], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self._end()
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """What it writes until it ends. Raises subprocess.TimeoutExpired."""
+        said: dict[int, Any] = {}
+
+        def read(number: int, file: IO[Any]) -> None:
+            with file:
+                said[number] = file.read()
+
+        readers = [
+            threading.Thread(target=read, args=(number, file), daemon=True)
+            for number, file in enumerate((self.stdout, self.stderr))
+            if file is not None
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return said.get(0), said.get(1)
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file is not None:
+                file.close()
+        self.wait()
+
+    def _number(self) -> int:
+        packet = self._link.recv(32)
+        if not packet:
+            raise RuntimeError("the process that is forked from has ended; its stderr says why")
+        return int(packet)
+
+    def _end(self) -> None:
+        self.returncode = os.waitstatus_to_exitcode(self._number())
+        self._link.close()
+
+
+def start(command: Sequence[str | Path], **named: Any) -> Any:
+    """The process of a command that begins with `sys.executable`: a Process, or a subprocess.Popen where it is cold.
+
+    Takes stdin, stdout, stderr, text, cwd and env as `subprocess.Popen` does.
+    """
+    return subprocess.Popen(command, **named) if os.environ.get(COLD) else Process(command, **named)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    timeout: float | None = None,
+    capture_output: bool = False,
+    check: bool = False,
+    **named: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run`, for a command that begins with `sys.executable`."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if capture_output else {}
+    with start(command, **pipes, **named) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _connected() -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect(os.environ[_SOCKET])
+    return link

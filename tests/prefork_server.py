@@ -1,0 +1,152 @@
+"""Starts Python processes that have torch already: `python -m tests.prefork_server SOCKET LIFE`.
+
+It imports torch and the package when the first process is asked for, and uses neither: there is one thread, no tensor
+and no open file of the package when it forks. It ends when the pipe LIFE, a file descriptor, is closed.
+
+A client connects to SOCKET, sends one packet (JSON, with its stdin, stdout and stderr) and reads two: the process id
+now, and the wait status when the process has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pkgutil
+import random
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_STARTED_WITH = os.environ.get("PYTHONPATH", "")
+_LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env")  # they run, or need a GPU
+
+
+def main() -> None:
+    """Serve; and in a process that was forked, become what was asked for."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(sys.argv[1])
+    listener.listen(64)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
+    if request := _serve(listener, int(sys.argv[2])):
+        _become(*request)
+
+
+def _serve(listener: socket.socket, life: int) -> tuple[dict[str, Any], list[int]] | None:
+    """None when nobody needs it any more; in a new process, what this is to be and its standard files."""
+    waiting = selectors.DefaultSelector()
+    waiting.register(listener, selectors.EVENT_READ)
+    waiting.register(life, selectors.EVENT_READ)
+    clients: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+    while True:
+        for key, _ in waiting.select():
+            if key.fd == life:
+                return None
+            if key.fd in clients:
+                pid, client = clients.pop(key.fd)
+                waiting.unregister(key.fd)
+                os.close(key.fd)
+                _, status = os.waitpid(pid, 0)
+                _say(client, status)
+                client.close()
+                continue
+            client, _ = listener.accept()
+            packet, files, _, _ = socket.recv_fds(client, 1 << 18, 3)
+            _preload()
+            pid = os.fork()
+            if pid == 0:
+                for open_one in (listener, client, waiting, *(other for _, other in clients.values())):
+                    open_one.close()
+                for fd in (life, *clients):
+                    os.close(fd)
+                return json.loads(packet), list(files)
+            for fd in files:
+                os.close(fd)
+            _say(client, pid)
+            clients[pidfd := os.pidfd_open(pid)] = pid, client
+            waiting.register(pidfd, selectors.EVENT_READ)
+
+
+def _say(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # a test that is over does not listen
+        client.send(str(number).encode())
+
+
+def _preload() -> None:
+    """Import what processes of tests need, once."""
+    if "torch" in sys.modules:
+        return
+    import nimble_jobs
+
+    for module in pkgutil.walk_packages(nimble_jobs.__path__, "nimble_jobs."):
+        if not module.name.endswith(_LEFT_OUT) and not module.name.startswith("nimble_jobs.bench"):
+            importlib.import_module(module.name)
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # names, no paths
+    if threads != 1:
+        raise RuntimeError(f"the imports started {threads - 1} threads; a process forked now could hang")
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Be what `python WORDS` would be, with these standard files, this folder and this environment."""
+    words, environment = request["words"], request["environment"]
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        if file > 2:
+            os.close(file)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  # as Python opens them
+    sys.stdout = sys.__stdout__ = _writer(1, environment, "strict")
+    sys.stderr = sys.__stderr__ = _writer(2, environment, "backslashreplace", line_buffering=True)
+    if environment.get("PYTHONPATH", "") != _STARTED_WITH:
+        raise RuntimeError("a process with another PYTHONPATH has to be started with subprocess")
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _set_apart(environment)
+
+    how, *arguments = words
+    if how in ("-m", "-c"):
+        first, sys.argv = str(Path.cwd()) if how == "-m" else "", [how, *arguments[1:]]
+    else:
+        first, sys.argv = str(Path(how).parent.resolve()), words
+    sys.path[0] = first
+    if how == "-m":
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), module.__dict__)
+    else:
+        runpy.run_path(how, run_name="__main__")
+
+
+def _writer(number: int, environment: dict[str, str], errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
+    raw = io.FileIO(number, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding="utf-8",
+        errors=errors,
+        line_buffering=line_buffering or raw.isatty(),
+        write_through=bool(environment.get("PYTHONUNBUFFERED")),
+    )
+
+
+def _set_apart(environment: dict[str, str]) -> None:
+    """Give this process what a new one reads as its libraries load."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+
+
+if __name__ == "__main__":
+    main()
