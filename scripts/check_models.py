@@ -25,7 +25,7 @@ LIMIT_S = 240.0
 # Side of the input in pixels, by model: the smallest that the architecture takes without much ado.
 TIMM = {
     "resnet18": 64, "resnetv2_18": 64, "legacy_seresnet18": 64, "skresnet18": 64, "resnest14d": 64,
-    "res2net50_14w_8s": 64, "ecaresnet26t": 64, "gcresnext26ts": 64, "bat_resnext26ts": 64, "botnet26t_256": 256,
+    "res2net50_14w_8s": 64, "ecaresnet26t": 64, "gcresnext26ts": 64, "bat_resnext26ts": 256, "botnet26t_256": 256,
     "densenet121": 64, "dla34": 64, "dpn48b": 64, "ese_vovnet19b_slim": 64, "cs3darknet_focus_s": 64,
     "hrnet_w18_small": 64, "efficientnet_b0": 64, "lcnet_035": 64, "mixnet_s": 64, "ghostnet_050": 64,
     "regnetx_002": 64, "dm_nfnet_f0": 64, "nf_resnet26": 64, "eca_nfnet_l0": 64, "repvgg_a0": 64, "mobileone_s0": 64,

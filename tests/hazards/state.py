@@ -362,17 +362,17 @@ def a_generator_that_goes_on() -> nn.Module:
 
 
 SCALE = torch.ones(4)
-FACTORS = {"scale": torch.ones(4)}
 
 
-@case(x, between=lambda _m, turn: SCALE.fill_(turn))
-def a_global_tensor_written_between_calls(_: Any, x: torch.Tensor) -> torch.Tensor:
+@case(x, recorded=True)
+def a_global_tensor(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x * SCALE.to(x.device)
 
 
-@case(x, between=lambda _m, turn: FACTORS.update(scale=torch.full((4,), float(turn))))
-def a_global_tensor_replaced_between_calls(_: Any, x: torch.Tensor) -> torch.Tensor:
-    return x * FACTORS["scale"].to(x.device)
+@case(x, between=lambda _m, _turn: SCALE.fill_(1))
+def a_global_tensor_that_forward_writes(_: Any, x: torch.Tensor) -> torch.Tensor:
+    SCALE.add_(1)
+    return x * SCALE.to(x.device)
 
 
 @case(x, lambda: {"a": torch.zeros(4), "b": torch.ones(4)}, recorded=True)
