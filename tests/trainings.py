@@ -15,6 +15,7 @@ from nimble_jobs import spec as specs
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop, training
+from tests.ledger import Book
 
 MODEL = '''
 import torch
@@ -129,6 +130,8 @@ class Attempt:
 
     def run(self) -> Outcome:
         with open_store(resolve(str(self._home))) as store:
+            ledger: Any = Book(Path(self.spec.output.path).parent)  # this job is not in the store
+            store.publications = ledger
             self._context.store = store
             return training.run(self._context)
 

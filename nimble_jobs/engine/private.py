@@ -44,6 +44,7 @@ __all__ = [
     "in_transform",
     "launch_kernel",
     "modes_off",
+    "random_state",
     "returns_seeds",
     "returns_unused_seeds",
     "saved_tensor_hooks",
@@ -140,6 +141,13 @@ def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
             given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
             return bool(given)
     return True
+
+
+def random_state(device: torch.device) -> bytes:
+    """The state of a device's default generator."""
+    with modes_off():
+        state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.default_generator.get_state()
+        return bytes(state.numpy().tobytes())
 
 
 def returns_unused_seeds(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

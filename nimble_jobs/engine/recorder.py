@@ -24,6 +24,7 @@ from nimble_jobs.engine.private import (
     forget_compiled,
     functions_off,
     modes_off,
+    random_state,
     returns_seeds,
     returns_unused_seeds,
     storage_id,
@@ -101,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
         self._keep: list[torch.Tensor] = []
         self._filled: set[int] = set()  # buffers that some task has written
+        self.draws: dict[int, bytes] = {}  # the generator's state before each draw, by task
         self._varying: set[int] = set()  # buffers whose values may differ between replays
         self._refusal: CannotRecord | None = None  # the first one
         self.layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
@@ -173,6 +175,8 @@ class Recorder(TorchDispatchMode):
             args = self._without_masks(op, args)
             args, kwargs = self._move_host_constants(op, args, kwargs)
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        random = not constant and draws_random(op, args, kwargs)
+        state = random_state(self.device) if random else None
         result = op(*args, **kwargs)
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, outputs)
@@ -194,6 +198,8 @@ class Recorder(TorchDispatchMode):
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             writes = write_arguments(op, args, kwargs)
         self._add_task(op, args, kwargs, result, tensors, outputs, writes)
+        if state is not None:
+            self.draws[len(self._tasks) - 1] = state
         return result
 
     def _add_task(

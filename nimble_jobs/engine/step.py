@@ -16,6 +16,7 @@ from torch import nn
 
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
+from nimble_jobs.engine.recompute import draw_once
 from nimble_jobs.engine.record import flatten_outputs, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord
@@ -158,7 +159,8 @@ def record_step(
         _apart(inputs, {gradient_name(n): g for n, g in gradients.items()}),
         _apart(outputs, {gradient_name(n): g for n, g in found.items()}),
     )
-    forward, backward = _split(whole.program, tasks, len(inputs), len(outputs))
+    program, tasks = draw_once(whole.program, tasks, recorder.draws)
+    forward, backward = _split(program, tasks, len(inputs), len(outputs))
     return Step(
         forward=Recording(program=forward, constants=whole.constants, kernels=whole.kernels),
         backward=Recording(program=split_convolutions(backward), constants=whole.constants, kernels=whole.kernels),
@@ -183,9 +185,6 @@ def _ones_like(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _split(whole: Program, tasks: int, inputs: int, outputs: int) -> tuple[Program, Program]:
     """The program of the first `tasks` tasks with the first inputs and outputs, and that of all the rest."""
     before, after = whole.tasks[:tasks], whole.tasks[tasks:]
-    late = next((t for t in after if t.random), None)
-    if late is not None:
-        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
     made = {
         v.buffer: v
         for t in reversed(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
 from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
 from nimble_jobs.schedule import Plan
+
+_STEPS = 3  # one after another, in a check of a module that changes its own tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,45 +109,85 @@ def capture_backward(step: Step, plan: Plan, forward: Forward, subject: Subject)
     return _capture(step.backward, plan, {**subject.state, **forward.saved}, subject.device)
 
 
-def check(pair: Pair, subject: Subject, *, tolerance: float, seed: int, below: int, integers: Tensors) -> float:
-    """Compare outputs, gradients and running statistics with eager on fresh input; the largest relative norm found.
+def check(
+    pair: Pair,
+    subject: Subject,
+    *,
+    tolerance: float,
+    seed: int,
+    below: int,
+    integers: Tensors,
+    changing: Tensors,
+) -> float:
+    """Compare outputs, gradients and what a step changes with eager on fresh input; the largest relative norm found.
 
-    Random masks are compared too: both sides draw from the same seed. Raises CheckFailed, naming the tensor.
+    `changing` are the module's tensors that steps in eager change. Where there are any, several steps are taken one
+    after another, in eager and by replays, from the same start. Random masks are compared too: both sides draw from the
+    same seed. Raises CheckFailed, naming the tensor.
     """
     step, device = pair.step, subject.device
-    changing = {n: subject.state[n] for n in written_state(step)}
+    changing = {**{n: subject.state[n] for n in written_state(step)}, **changing}
+    before = copies(changing)
     worst = 0.0
     for turn in range(verify.ROUNDS):
-        inputs = verify.random_inputs(step.forward.program.inputs, device, seed + turn, below, integers)
-        made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1)
-        before = copies(changing)
-        seed_device(seed + turn, device)
-        expected, expected_gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
-        expected, statistics = copies(expected), copies(changing)
-        put(changing, before)
-        noise = _noise(
-            subject, inputs, {n: made[gradient_name(n)] for n in step.differentiable}, expected_gradients, seed + turn
+        drawn = []
+        for i in range(_STEPS if changing else 1):
+            number = seed + turn + i * verify.ROUNDS
+            inputs = verify.random_inputs(step.forward.program.inputs, device, number, below, integers)
+            made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1 - i * verify.ROUNDS)
+            drawn.append((inputs, made, number))
+        try:
+            expected = [_in_eager(subject, step, changing, *each) for each in drawn]
+            put(changing, before)
+            inputs, made, number = drawn[0]
+            gradients = {n: made[gradient_name(n)] for n in step.differentiable}
+            noise = _noise(subject, inputs, gradients, expected[0][1], number)
+            put(changing, before)
+            for (inputs, made, number), right in zip(drawn, expected, strict=True):
+                seed_device(number, device)
+                verify.poison(pair.forward.instance)
+                verify.poison(pair.backward)
+                put(pair.forward.instance.inputs, inputs)
+                put(pair.backward.inputs, made)
+                pair.forward.replay()
+                pair.backward.replay()
+                synchronize(device)
+                worst = max(worst, _compared(pair, right, changing, tolerance, noise))
+        finally:
+            put(changing, before)
+    return worst
+
+
+def _in_eager(
+    subject: Subject, step: Step, changing: Tensors, inputs: Tensors, made: Tensors, seed: int
+) -> tuple[Tensors, Tensors, Tensors]:
+    """Outputs, gradients, and what a step leaves in the module."""
+    seed_device(seed, subject.device)
+    outputs, gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
+    return copies(outputs), gradients, copies(changing)
+
+
+def _compared(
+    pair: Pair,
+    right: tuple[Tensors, Tensors, Tensors],
+    changing: Tensors,
+    tolerance: float,
+    noise: Mapping[str, float],
+) -> float:
+    """The largest relative norm of what both replays gave. Raises CheckFailed, naming the tensor."""
+    outputs, gradients, state = right
+    worst = 0.0
+    for found, expected in ((pair.forward.instance.outputs, outputs), (changing, state)):
+        for name, tensor in expected.items():
+            worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
+    if set(gradients) != set(pair.step.leaves):
+        raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} come and go")
+    floor, slack = NOISE * max((rms(g) for g in gradients.values()), default=0.0), tolerance * GRADIENT_SLACK
+    for name, tensor in gradients.items():
+        found_here = pair.backward.outputs[gradient_name(name)]
+        worst = max(
+            worst, compare_gradient(gradient_name(name), found_here, tensor, slack, floor, noise.get(name, 0.0))
         )
-        put(changing, before)
-        seed_device(seed + turn, device)
-        verify.poison(pair.forward.instance)
-        verify.poison(pair.backward)
-        put(pair.forward.instance.inputs, inputs)
-        put(pair.backward.inputs, made)
-        pair.forward.replay()
-        pair.backward.replay()
-        synchronize(device)
-        for found, right in ((pair.forward.instance.outputs, expected), (changing, statistics)):
-            for name, tensor in right.items():
-                worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
-        floor = NOISE * max((rms(g) for g in expected_gradients.values()), default=0.0)
-        if set(expected_gradients) != set(step.leaves):
-            raise CheckFailed(f"gradients of {sorted(set(expected_gradients) ^ set(step.leaves))} come and go")
-        for name, tensor in expected_gradients.items():
-            named = gradient_name(name)
-            slack = tolerance * GRADIENT_SLACK
-            found_here = pair.backward.outputs[named]
-            worst = max(worst, compare_gradient(named, found_here, tensor, slack, floor, noise.get(name, 0.0)))
     return worst
 
 

@@ -21,6 +21,7 @@ from nimble_jobs.engine.step import GENERATOR, Step, record_step
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.nimble.pair import Forward, Pair, Subject, capture_backward, check
 from nimble_jobs.planner.candidate import left_out
+from nimble_jobs.planner.compare import Tensors
 from nimble_jobs.planner.half import Half, with_streams
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import durations_us
@@ -48,13 +49,22 @@ class StepSearch:
     """Tries, checks and measures. `candidates` holds what was tried."""
 
     def __init__(
-        self, module: nn.Module, subject: Subject, options: BuildOptions, *, tolerance: float, below: int
+        self,
+        module: nn.Module,
+        subject: Subject,
+        options: BuildOptions,
+        *,
+        tolerance: float,
+        below: int,
+        changing: Tensors,
     ) -> None:
+        """`changing`: tensors of the module that steps in eager change."""
         self._module = module
         self._subject = subject
         self._options = options
         self.tolerance = tolerance
         self._below = below
+        self._changing = changing
         self._integers = {n: t for n, t in subject.inputs.items() if not (t.is_floating_point() or t.is_complex())}
         first = next(iter(subject.inputs.values()))
         self._batch = first.shape[0] if first.dim() else 1
@@ -88,6 +98,7 @@ class StepSearch:
             seed=secrets.randbits(31),
             below=self._below,
             integers=self._integers,
+            changing=self._changing,
         )
 
     def _try(self, kernels: Kernels, *, must: bool = False) -> FoundStep | None:

@@ -298,6 +298,7 @@ def prepare(
                 options,
                 tolerance=options.tolerance or tolerance_for(module, tensors[0]),
                 below=integers_below(module),
+                changing={},
             )
             found = search.run()
             _refuse_writes(found, call, subject)

@@ -100,6 +100,7 @@ class Arithmetic:
         if request.accumulate > 1:
             self.accumulated = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
         self.counters = Counters(request.module)
+        self._given: set[str] = set()  # parameters with gradients since the last update: others are not updated
         self._share = 1.0 / request.accumulate
         self._hides_gradients: bool | None = None
 
@@ -156,9 +157,11 @@ class Arithmetic:
         if self.accumulated:
             sums = [self.accumulated[n] for n in gradients]
             torch._foreach_add_(sums, list(gradients.values()))
+            self._given |= gradients.keys()
             if not update:
                 return None
-            gradients = {n: self.accumulated[n] for n in gradients}
+            gradients = {n: t for n, t in self.accumulated.items() if n in self._given}
+            self._given.clear()
         done = self.optimizer.apply(gradients)
         if self.accumulated:
             torch._foreach_zero_(list(gradients.values()))

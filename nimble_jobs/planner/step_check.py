@@ -1,4 +1,4 @@
-"""Is a captured training step right? One update on fresh batches, compared with eager's from the same state.
+"""Is a captured training step right? Updates on fresh batches, compared with eager's from the same state.
 
 What is compared: loss, running statistics, the optimizer's state, and how far each weight moved, as far as rounding
 leaves that defined (see `rounding`). For that the learning rate is 1, and Adam's second moments are set to what
@@ -25,6 +25,8 @@ _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
 _HALVINGS = 24
 _FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
 _EPS = 2.0**-23
+_UPDATES = 3  # one after another
+_SHARE_MOVED = 0.02  # of the weights' size, by each of them
 _MOVES = 0.1  # share of a batch's mean in the running mean, by default
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -48,6 +50,7 @@ def check_step(
     arithmetic.optimizer.lr.fill_(1.0)
     examples = copies(inputs)
     worst = 0.0
+    lr = 0.0
     for turn in range(verify.ROUNDS):
         batches = [_fresh(examples, seed + 7 * turn + i) for i in range(len(instances))]
         seed_device(seed + turn, device)
@@ -71,7 +74,61 @@ def check_step(
             if flips > 1 + _FLIPS * y.shape[0]:
                 raise CheckFailed(f"{flips} records more or fewer than in eager are counted as classified right")
         worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
+        lr = _small_rate(arithmetic.parameters, before, expected)
+    put(live, before)
+    arithmetic.optimizer.lr.fill_(lr)
+    course = [
+        [_fresh(examples, seed - 1 - i * len(instances) - j) for j in range(len(instances))] for i in range(_UPDATES)
+    ]
+    return max(worst, _compare_course(eager, instances, inputs, live, course, device, tolerance=tolerance, seed=seed))
+
+
+def _compare_course(
+    eager: EagerStep,
+    instances: Mapping[bool, Instance],
+    inputs: Mapping[str, torch.Tensor],
+    live: Tensors,
+    course: Sequence[Sequence[Batch]],  # of each update
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+) -> float:
+    """The largest relative norm over several updates one after another: what one leaves behind is seen by the next.
+
+    Loss, statistics and weights are compared, from the same start. Raises CheckFailed, naming the tensor.
+    """
+    before = copies(live)
+    expected = []
+    for i, batches in enumerate(course):
+        seed_device(seed + i, device)
+        losses, _ = _in_eager(eager, batches)
+        expected.append((losses, copies(live)))
+    put(live, before)
+    parameters = eager.arithmetic.parameters
+    size = max((rms(before[n]) for n in parameters), default=0.0)
+    worst = 0.0
+    for i, (batches, (losses, state)) in enumerate(zip(course, expected, strict=True)):
+        seed_device(seed + i, device)
+        for (x, y), instance, loss in zip(batches, instances.values(), losses, strict=True):
+            inputs["x"].copy_(x)
+            inputs["y"].copy_(y)
+            instance.replay()
+            synchronize(device)
+            worst = max(worst, compare(f"loss of update {i + 1}", instance.outputs["loss"], loss, tolerance, 0.0))
+        of_buffers = _largest_by_kind(state, (n for n in live if n not in parameters and not n.startswith("@")))
+        for name, tensor in live.items():
+            if not name.startswith("@"):
+                floor = size if name in parameters else _floor_of_buffer(name, state, of_buffers)
+                worst = max(worst, compare(f"{name} after update {i + 1}", tensor, state[name], tolerance, floor))
     return worst
+
+
+def _small_rate(parameters: Tensors, before: Tensors, expected: Tensors) -> float:
+    """A learning rate at which an update changes outputs, and weights by a small share."""
+    moved = max((rms(expected[n] - before[n]) for n in parameters), default=0.0)
+    size = max((rms(before[n]) for n in parameters), default=0.0)
+    return min(1.0, _SHARE_MOVED * size / moved) if moved else 0.0
 
 
 def _in_eager(eager: EagerStep, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -16,6 +16,7 @@ import torch
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import compile_module, kernels_to
+from nimble_jobs.engine.recompute import draw_once
 from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
@@ -99,10 +100,8 @@ def _recorded(
             recorder, arithmetic, inputs, objective, compiled=compiled, update=update, accumulate=accumulate
         )
     recording = recorder.finish({}, outputs)
-    late = next((t for t in recording.program.tasks[forward:] if t.random), None)
-    if late is not None:
-        raise CannotRecord(f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again")
-    return recording
+    program, _ = draw_once(recording.program, forward, recorder.draws)
+    return replace(recording, program=program)
 
 
 def _watched(

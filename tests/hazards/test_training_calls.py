@@ -73,6 +73,29 @@ def test_hooks_after_accumulation_run_once_a_backward() -> None:
     assert seen[0] == pytest.approx(seen[1])
 
 
+def test_a_norm_put_in_evaluation_mode_after_it_was_prepared() -> None:
+    """The guard tells; with a fallback the call runs in eager, and says why."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    nimble = prepared(module)
+    module[1].eval()
+    with pytest.raises(EngineError, match=r"'1\.training' was True, and is False"):
+        nimble(X)
+    module[1].train()
+    nimble = prepared(module, fallback=True)
+    module[1].eval()
+    assert_alike(nimble, module, copy.deepcopy(module))
+    assert "was changed after it was prepared" in str(nimble.fallback)
+
+
+def test_a_backward_hook_that_comes_later_is_noticed() -> None:
+    """A replay would not call it."""
+    module = layers()
+    nimble = prepared(module)
+    module[0].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(EngineError, match="hook"):
+        nimble(X)
+
+
 def test_a_hook_on_the_input_sees_eagers_gradient() -> None:
     """The input's gradient passes the hooks of the tensor that was given."""
     module = layers()
@@ -200,15 +223,22 @@ def test_gradients_of_only_some_tensors() -> None:
     assert all(t.grad is None for t in (x, *module.parameters()))
 
 
-def test_frozen_after_it_was_prepared() -> None:
-    """A parameter that is frozen later gets no gradient, and moves again once it is thawed."""
+@pytest.mark.parametrize("guard", ["on", "off"])
+def test_frozen_after_it_was_prepared(guard: Any) -> None:
+    """The guard tells of a parameter that is frozen; without it, the parameter gets no gradient, and thaws again."""
     module = layers()
     twin = copy.deepcopy(module)
-    nimble = prepared(module)
-    for frozen in (True, False):
-        for m in (module, twin):
-            m[0].requires_grad_(not frozen)
-        assert_alike(nimble, module, twin)
+    nimble = prepared(module, guard=guard)
+    for m in (module, twin):
+        m[0].requires_grad_(False)
+    if guard == "on":
+        with pytest.raises(EngineError, match=r"'0\.weight' was changed: its requires_grad was True, and is False"):
+            nimble(X)
+        return
+    assert_alike(nimble, module, twin)
+    for m in (module, twin):
+        m[0].requires_grad_(True)
+    assert_alike(nimble, module, twin)
     for m in (module, twin):
         m.requires_grad_(False)
     assert nimble(X).requires_grad is twin(X).requires_grad is False
@@ -226,7 +256,7 @@ class Two(nn.Module):
 def test_an_output_of_frozen_layers_does_not_require_grad() -> None:
     """Each output requires grad where it would in eager."""
     module = Two()
-    nimble = prepared(module)
+    nimble = prepared(module, guard="off")
     module.second.requires_grad_(False)
     assert [t.requires_grad for t in nimble(X)] == [t.requires_grad for t in module(X)] == [True, False]
 

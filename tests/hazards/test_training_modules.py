@@ -497,8 +497,7 @@ CASES: dict[str, Any] = {
 WAITING = {
     "hook that only watches", "Python's random in a backward", "a gradient that comes and goes", "Python's random",
     "numpy's random", "counter that nothing reads", "annealing in a dict", "a growing list", "a turn in a list",
-    "parameter written", "parameter assigned", "a max norm", "checkpoint with dropout",
-    "several checkpoints with dropout",
+    "parameter written", "parameter assigned", "a max norm",
     "a random state of its own", "numpy's generator of its own",
 }  # fmt: skip
 
@@ -541,6 +540,9 @@ def test_a_training_of_other_inputs_is_as_in_eager_or_refused(name: str) -> None
 
 
 RECORDED = [
+    "reentrant checkpoint later",
+    "reentrant checkpoint with dropout",
+    "nested checkpoints with dropout",
     "checkpoint",
     "checkpoint with dropout",
     "several checkpoints with dropout",
