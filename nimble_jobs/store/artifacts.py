@@ -6,6 +6,8 @@ import errno
 import hashlib
 import os
 import re
+import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -50,12 +52,14 @@ class Artifacts:
         self._folder = folder
 
     def put(self, data: bytes) -> str:
-        """Keep the bytes, durably; returns their SHA-256 in hex. A damaged file of that name is replaced."""
+        """Keep the bytes, durably; returns their SHA-256 in hex. Whatever else lies under that name is replaced."""
         name = hashlib.sha256(data).hexdigest()
         path = self._path(name)
         try:
             self._make_folder(path.parent)
             if not self._sound(name):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)  # no file can take the place of a folder
                 write_whole(path, data)
         except OSError as e:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not stored") from e
@@ -84,20 +88,32 @@ class Artifacts:
 
     def has(self, name: str) -> bool:
         """Is there a file of that name? Whether it is sound only `get` says."""
-        return self._path(name).is_file()
+        try:
+            return self._path(name).is_file()
+        except OSError:  # in a folder that we may not look into
+            return False
 
     def size(self, name: str) -> int:
-        """Bytes of the file; 0 where there is none."""
+        """Bytes of the file; 0 where there is none, or something else."""
         try:
-            return self._path(name).stat().st_size
-        except FileNotFoundError:
+            info = self._path(name).lstat()
+        except OSError:
             return 0
+        return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
     def remove(self, name: str) -> None:
-        """Delete the file, if it is there. For use inside `alone`, where no schedule needs it. Raises StoreError."""
+        """Delete what lies under the name, if anything does. For use inside `alone`, where no schedule needs it.
+
+        Raises StoreError.
+        """
         path = self._path(name)
         try:
-            path.unlink(missing_ok=True)
+            if path.parent.is_symlink():  # what it leads to is not ours
+                path.parent.unlink()
+            elif path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         except OSError as e:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not removed") from e
 
@@ -108,6 +124,25 @@ class Artifacts:
         except OSError as e:
             raise StoreError(f"{self._folder}: {e.strerror}; its artifacts were not listed") from e
 
+    def strange(self) -> Iterator[str]:
+        """One line for each folder of artifacts that is none of ours, so that nothing in it is used.
+
+        The next artifact that belongs there puts a new one in its place. Raises StoreError when it cannot be looked at.
+        """
+        try:
+            for folder in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
+                try:
+                    info = folder.lstat()
+                    check_ours(folder, info)
+                    if not stat.S_ISDIR(info.st_mode):
+                        yield f"{folder}: is not a folder"
+                    elif stat.S_IMODE(info.st_mode) & 0o700 != 0o700:
+                        yield f"{folder}: its mode is {stat.S_IMODE(info.st_mode):04o}; expected 0700"
+                except Damaged as e:
+                    yield str(e)
+        except OSError as e:
+            raise StoreError(f"{self._folder}: {e.strerror}; its folders were not listed") from e
+
     def _sound(self, name: str) -> bool:
         try:
             self.get(name)
@@ -116,13 +151,21 @@ class Artifacts:
         return True
 
     def _make_folder(self, folder: Path) -> None:
+        """A folder of ours, mode 0700, also where something else lies in its place."""
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
-            if stat.S_IMODE(folder.lstat().st_mode) & 0o022:
-                folder.chmod(0o700)
-        else:
-            sync_folder(self._folder)
+            info = folder.lstat()
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid():
+                if stat.S_IMODE(info.st_mode) != 0o700:
+                    folder.chmod(0o700)
+                return
+            if stat.S_ISDIR(info.st_mode):  # what is in it belongs to somebody else, and so may its removal
+                folder.rename(folder.with_name(f".{folder.name}.{secrets.token_hex(4)}"))
+            else:
+                folder.unlink()
+            folder.mkdir(mode=0o700)
+        sync_folder(self._folder)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -79,6 +79,7 @@ def _schedules(store: Store, _database: Database) -> Iterator[str]:
 
 
 def _artifacts(store: Store) -> Iterator[str]:
+    yield from store.artifacts.strange()
     for name in store.artifacts.names():
         try:
             store.artifacts.get(name)

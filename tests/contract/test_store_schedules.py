@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +307,78 @@ def test_artifact_damaged(store: Store) -> None:
     store.artifacts.put(b"weights")
     assert store.artifacts.get(name) == b"weights"
     assert store.check() == []
+
+
+def other_folder(path: Path) -> Path:
+    made = path.parents[3] / "elsewhere"
+    made.mkdir()
+    (made / path.name).write_bytes(b"weights")
+    (made / "mine.txt").touch()
+    return made
+
+
+# What is done to an artifact or to the folder that it lies in.
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(b"weig"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a folder with files": lambda path: (path.unlink(), (path / "deep").mkdir(parents=True), (path / "a").touch()),
+    "a link to sound bytes": lambda path: path.symlink_to(path.rename(path.with_name("aside"))),
+    "a dangling link": lambda path: (path.unlink(), path.symlink_to("nothing")),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "unreadable": lambda path: path.chmod(0),
+    "others may write": lambda path: path.chmod(0o666),
+    "its folder is a link": lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to(other_folder(path))),
+    "its folder is a dangling link": lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("nothing")),
+    "its folder is a file": lambda path: (shutil.rmtree(path.parent), path.parent.touch()),
+    "its folder is a pipe": lambda path: (shutil.rmtree(path.parent), os.mkfifo(path.parent)),
+    "its folder is read-only": lambda path: (path.write_bytes(b"bad"), path.parent.chmod(0o500)),
+    "its folder is closed": lambda path: path.parent.chmod(0),
+    "others may write to its folder": lambda path: path.parent.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_to_an_artifact_heals(store: Store, damage: str) -> None:
+    """The check names what is there, putting the bytes again mends it, and what a link led to is left alone."""
+    name = store.artifacts.put(b"weights")
+    path = store.home / "artifacts" / name[:2] / name
+    before = (path.parent.lstat().st_mode, path.lstat().st_mode)
+    DAMAGES[damage](path)
+    if os.geteuid() or damage not in ("unreadable", "its folder is closed", "its folder is read-only"):
+        with pytest.raises((Damaged, NotFound)):
+            store.artifacts.get(name)
+    problems = [] if damage == "unreadable" and not os.geteuid() else store.check()
+    assert all(str(path.parent) in line for line in problems)
+    assert problems or (damage == "unreadable" and not os.geteuid())
+    assert store.artifacts.size(name) >= 0
+    store.artifacts.has(name)
+    assert store.artifacts.put(b"weights") == name
+    assert store.artifacts.get(name) == b"weights"
+    if damage not in ("unreadable", "its folder is closed") or os.geteuid():
+        assert (path.parent.lstat().st_mode, path.lstat().st_mode) == before
+    assert store.check() == []
+    elsewhere = store.home.parent / "elsewhere"
+    if elsewhere.exists():
+        assert sorted(p.name for p in elsewhere.iterdir()) == sorted([name, "mine.txt"])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damaged_artifact_can_be_removed(store: Store, damage: str) -> None:
+    """Pruning meets all of them, and what a link led to is left alone."""
+    name = store.artifacts.put(b"weights")
+    path = store.home / "artifacts" / name[:2] / name
+    DAMAGES[damage](path)
+    if os.geteuid() and "its folder" in damage and path.parent.is_dir() and not path.parent.is_symlink():
+        path.parent.chmod(0o700)
+    if not path.parent.is_file() and not path.parent.is_fifo():
+        with store.artifacts.alone():
+            for each in store.artifacts.names():
+                store.artifacts.remove(each)
+    assert list(store.artifacts.names()) == []
+    elsewhere = store.home.parent / "elsewhere"
+    if elsewhere.exists():
+        assert sorted(p.name for p in elsewhere.iterdir()) == sorted([name, "mine.txt"])
 
 
 def test_artifact_missing(store: Store) -> None:
