@@ -60,14 +60,15 @@ def explain(
     Its key and what it was made of, how long each stage took, the graph and its bounds, the memory, and the candidates
     with what was chosen and why. On a miss the schedule is built and stored. Exits 100 where jobs will run in eager.
     """
-    from nimble_jobs.client import permitted
+    from nimble_jobs.client import allowed_python, permitted
     from nimble_jobs.draw import Drawing
     from nimble_jobs.spec import load
 
     asked = ((Drawing.timeline, timeline), (Drawing.trace, trace), (Drawing.dot, dot))
     drawings = [make(path) for make, path in asked if path is not None]
     loaded = load(spec, overrides or ())
-    allowed = permitted(loaded, allow_python or ())
+    named = allow_python or ()
+    allowed = allowed_python(named) if no_build else permitted(loaded, named)  # a look runs no code
     memory_bytes = options.size(gpu_memory, "--gpu-memory")
     with options.store(ctx) as store, telling(quiet=quiet) as told:
         from nimble_jobs.workloads.explain import explain as plan  # loads torch

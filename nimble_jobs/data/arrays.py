@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, unknown_field
+from nimble_jobs.data.source import Loaded, Stamp, as_ids, record_of, unknown_field
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular
@@ -46,6 +46,7 @@ class ArraySource:
     """Records along the first axis of one array."""
 
     piece = None
+    lines = False
 
     def __init__(
         self, spec: InputSpec, stamp: Stamp, x: np.ndarray, ids: Sequence[str] | None, labels: np.ndarray | None
@@ -62,8 +63,8 @@ class ArraySource:
         self.labels = labels
         self.stamps = (stamp,)
 
-    def place(self, index: int) -> str | None:
-        return None
+    def place(self, index: int) -> str:
+        return record_of(self.stamps[0].path, index)
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         if self._mapped:

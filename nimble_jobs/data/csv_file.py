@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from nimble_jobs.data.source import Stamp
+from nimble_jobs.data.source import Stamp, record_of
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
@@ -39,6 +39,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         raise DataError(f"{path}: cannot be read ({e}); expected a .csv file with a header line") from e
     for name in names:
         i = table.schema.get_field_index(name)
+        _refuse_text(table.column(i), f"{path}: input.fields.x: column {name!r}")
         numbers = _numbers(table.column(i), name, bad)
         table = table.set_column(i, name, numbers)
     x = table.select(names)
@@ -50,7 +51,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         read=lambda _group: x,
         extra=table.select(extra),
         bad=bad,
-        place=_Lines(path, stamp, table.num_rows),
+        line=_Lines(path, stamp, table.num_rows),
     )
 
 
@@ -62,8 +63,9 @@ class _Lines:
         self._stamp = stamp
         self._total = total
 
-    def __call__(self, index: int) -> str | None:
-        return f"{self._path}:{self._lines[index]}" if len(self._lines) == self._total else None
+    def __call__(self, index: int) -> str:
+        known = len(self._lines) == self._total
+        return f"{self._path}:{self._lines[index]}" if known else record_of(self._path, index)
 
     @cached_property
     def _lines(self) -> np.ndarray:
@@ -129,6 +131,23 @@ def _read(
         ids = [f"row-{n}" if n in bad else v for n, v in enumerate(table.column(i).to_pylist())]
         table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
     return table
+
+
+def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
+    """Raises DataError for a column of text: one none of whose cells is a number."""
+    if not pa.types.is_string(column.type):
+        return
+    cells = [cell for cell in column.to_pylist() if cell and cell.strip()]
+    if cells and not any(map(_is_number, cells)):
+        raise DataError(f"{where}: holds text, {cells[0][:40]!r} for instance; expected numbers")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:

@@ -151,8 +151,10 @@ class ImageSource:
         self.signature = self._decoder.signature
         self.pixels = self._decoder.pixels
 
-    def place(self, index: int) -> str | None:
-        return None
+    lines = False
+
+    def place(self, index: int) -> str:
+        return self.stamps[index].path
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         return self._decoder.load([partial(_unchanged, self.stamps[i]) for i in indexes.tolist()], raw=raw)

@@ -39,7 +39,7 @@ class Reader:
             raise DataError(f"{source.stamps[0].path}: no records; expected at least one")
         where = source.stamps[0].path
         if source.ids is not None:
-            check_ids(source.ids, f"{where}: input.fields.id", source.place)
+            check_ids(source.ids, f"{where}: input.fields.id", source.place if source.lines else None)
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
@@ -74,6 +74,10 @@ class Reader:
     def id(self, index: int) -> str:
         """The stable id of the record at a position: its path, the id column's value, or the position itself."""
         return str(index) if self._source.ids is None else self._source.ids[index]
+
+    def place(self, index: int) -> str:
+        """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
+        return self._source.place(int(index))
 
     def batches(
         self,
@@ -154,8 +158,7 @@ class Reader:
         for indexes, loaded in parts:
             for i in sorted(loaded.bad):
                 index = int(indexes[i])
-                place = self._source.place(index)
-                reason = f"{place}: {loaded.bad[i]}" if place else loaded.bad[i]
+                reason = f"{self.place(index)}: {loaded.bad[i]}" if self._source.lines else loaded.bad[i]
                 bad.append(BadRecord(index=index, id=self.id(index), reason=reason))
             good.append(np.delete(indexes, list(loaded.bad)) if loaded.bad else indexes)
         kept = np.concatenate(good)

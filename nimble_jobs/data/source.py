@@ -55,8 +55,12 @@ class Source(Protocol):
     def pixels(self) -> Arithmetic | None:
         """What makes values of the bytes that `load` gives with `raw`; None: it gives none."""
 
-    def place(self, index: int) -> str | None:
-        """FILE:LINE of a record; None where records are no lines of text."""
+    @property
+    def lines(self) -> bool:
+        """Whether records are lines of text, which `place` names."""
+
+    def place(self, index: int) -> str:
+        """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic.
@@ -141,20 +145,19 @@ def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str])
     return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'nothing is there'}")
 
 
-def check_ids(ids: Sequence[str], where: str, place: Callable[[int], str | None]) -> None:
+def check_ids(ids: Sequence[str], where: str, line: Callable[[int], str] | None) -> None:
     """Raises DataError when two records share an id: results could not be told apart."""
     if len(set(ids)) == len(ids):
         return
     seen: dict[str, int] = {}
     for i, name in enumerate(ids):
         if name in seen:
-            lines = [line for n in (seen[name], i) if (line := place(n))]
-            at = f"records {seen[name]} and {i}" + (f" ({' and '.join(lines)})" if lines else "")
+            at = f"records {seen[name]} and {i}" + (f" ({line(seen[name])} and {line(i)})" if line else "")
             raise DataError(f"{where}: id {name!r} at {at}; expected a different id for each record")
         seen[name] = i
 
 
-def as_ids(raw: np.ndarray, total: int, where: str, place: Callable[[int], str | None] = lambda _: None) -> list[str]:
+def as_ids(raw: np.ndarray, total: int, where: str, line: Callable[[int], str] | None = None) -> list[str]:
     """Ids as text from whole numbers or text. Raises DataError for anything else."""
     if raw.shape != (total,):
         raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
@@ -165,8 +168,13 @@ def as_ids(raw: np.ndarray, total: int, where: str, place: Callable[[int], str |
     values: list[Any] = raw.tolist()
     for i, value in enumerate(values):
         if value is None or value == "":
-            raise DataError(f"{where}: no id at {place(i) or f'record {i}'}; expected one for each record")
+            raise DataError(f"{where}: no id at {line(i) if line else f'record {i}'}; expected one for each record")
     return [str(v) for v in values]
+
+
+def record_of(path: str | Path, index: int) -> str:
+    """The place of a record that is no line of text."""
+    return f"{path}: record {index}"
 
 
 class Joined:
@@ -196,7 +204,11 @@ class Joined:
         self.piece = first.piece
         self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
 
-    def place(self, index: int) -> str | None:
+    @property
+    def lines(self) -> bool:
+        return self._parts[0].lines
+
+    def place(self, index: int) -> str:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._parts[part].place(index - int(self._starts[part]))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from nimble_jobs.data import columns
 from nimble_jobs.data.columns import Block
 from nimble_jobs.data.images import ImageDecoder, Undecodable, header_size
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, unknown_field
+from nimble_jobs.data.source import Loaded, Stamp, as_ids, record_of, unknown_field
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
@@ -35,12 +35,13 @@ class TableSource:
         read: Callable[[int], pa.Table],
         extra: pa.Table,
         bad: dict[int, str] | None = None,
-        place: Callable[[int], str | None] = lambda _: None,
+        line: Callable[[int], str] | None = None,
     ) -> None:
         self._names = names
         self._read = read
         self._starts = np.cumsum([0, *group_rows])
-        self.place = place
+        self._line = line
+        self.lines = line is not None
         self._bad = bad or {}  # rows that were no rows of the table to begin with
         self._kept: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -53,12 +54,15 @@ class TableSource:
         self.ids = None
         if spec.fields.id is not None:
             self.ids = as_ids(
-                to_objects(extra.column(spec.fields.id)),
+                to_objects(extra.column(spec.fields.id), where := f"{stamp.path}: input.fields.id: {spec.fields.id!r}"),
                 self.total,
-                f"{stamp.path}: input.fields.id: {spec.fields.id!r}",
-                place,
+                where,
+                line,
             )
-        self.labels = None if spec.fields.label is None else to_objects(extra.column(spec.fields.label))
+        self.labels = None
+        if spec.fields.label is not None:
+            where = f"{stamp.path}: input.fields.label: {spec.fields.label!r}"
+            self.labels = to_objects(extra.column(spec.fields.label), where)
         self._transform: ArrayTransform | None = None
         self._decoder: ImageDecoder | None = None
         self._shape: tuple[int, ...] = (len(names),)
@@ -108,6 +112,9 @@ class TableSource:
                 except Undecodable:
                     continue
         raise DataError(f"{self._where}: no record can be decoded; expected encoded images or lists of numbers")
+
+    def place(self, index: int) -> str:
+        return self._line(index) if self._line else record_of(self.stamps[0].path, index)
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
         groups = np.searchsorted(self._starts, indexes, side="right") - 1
@@ -162,12 +169,17 @@ class TableSource:
         return columns.lists(columns.joined(table.column(self._names[0])), self._shape, self._names[0])
 
 
-def to_objects(column: pa.ChunkedArray) -> np.ndarray:
-    """An id or label column: numbers as they are, NaN where empty; text as objects, None where empty."""
+def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """An id or label column: numbers as they are, NaN where empty; text as objects, None where empty.
+
+    Raises DataError for lists, structures and bytes.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     array = columns.joined(column)
     kind = array.type
+    if pa.types.is_nested(kind) or columns.is_binary(kind):
+        raise DataError(f"{where}: holds {kind}; expected whole numbers or text, one for each record")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(array.to_pylist(), dtype=object)
     return np.asarray(array.to_numpy(zero_copy_only=False))

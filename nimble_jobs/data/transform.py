@@ -18,6 +18,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import TransformSpec
 
 _COLOURS = (1, 3, 4)
+_LARGEST = int(np.iinfo(np.int64).max)
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601-2, as Pillow's mode L
 
 
@@ -70,11 +71,14 @@ class ArrayTransform:
     signature: Signature
     layout: Literal["hw", "chw", "hwc"] | None  # None: no images
     arithmetic: Arithmetic | None  # None: whole numbers stay as they are
+    where: str = "input.fields.x"
     pixels: Arithmetic | None = None  # what makes values of the bytes that `raw` gives; None: it cannot give any
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
         """A new C-contiguous batch of `signature`."""
         if self.arithmetic is None:
+            if raw.dtype == np.uint64 and raw.size and int(raw.max()) > _LARGEST:
+                raise DataError(f"{self.where}: holds {raw.max()}; expected whole numbers up to {_LARGEST}")
             return np.array(raw, dtype=np.int64, order="C")
         if self.layout == "hw":
             raw = raw[:, None]
@@ -120,7 +124,11 @@ def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], wher
         wants_arithmetic = not (spec.scale is None and spec.mean is None and spec.std is None)
         if dtype.kind != "f" and not wants_arithmetic:
             return ArrayTransform(
-                spec=spec, signature=Signature(shape=shape, dtype="int64"), layout=None, arithmetic=None
+                spec=spec,
+                signature=Signature(shape=shape, dtype="int64"),
+                layout=None,
+                arithmetic=None,
+                where=where,
             )
         last = shape[-1] if shape else 1
         plain = arithmetic(spec, eight_bit=eight_bit, channels=last, trailing=0, where=where)

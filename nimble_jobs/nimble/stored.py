@@ -14,7 +14,8 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.build import integers_below, tolerance_for
+from nimble_jobs.planner.build import tolerance_for
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.stored import read_stored
 from nimble_jobs.store import Store, open_store

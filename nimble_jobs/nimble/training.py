@@ -27,10 +27,11 @@ from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.build import integers_below, tolerance_for
+from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.compare import Tensors
 from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import no_traces

@@ -19,6 +19,7 @@ from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.candidate import Found
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.plans import capture_several
@@ -172,11 +173,6 @@ def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     kinds = {p.dtype for p in module.parameters()} | {example.dtype}
     return max(verify.TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
-
-
-def integers_below(module: nn.Module) -> int:
-    """A bound on random integers that no embedding of the module can be overrun by."""
-    return min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
 
 
 def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,8 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.build import Built, build_best, integers_below
+from nimble_jobs.planner.build import Built, build_best
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.misses import Waiting, eager_instead, in_turn
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.prepare import save_built

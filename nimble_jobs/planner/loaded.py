@@ -13,6 +13,7 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.flight import Flight
 from nimble_jobs.engine.record import flatten_outputs, state_of
+from nimble_jobs.planner.limits import Limits
 from nimble_jobs.planner.request import Request
 from nimble_jobs.schedule import Schedule
 
@@ -61,6 +62,7 @@ class Loaded:
     instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None
+    limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes

@@ -27,7 +27,7 @@ from nimble_jobs.errors import (
     NotFound,
     OutOfMemory,
 )
-from nimble_jobs.planner.build import integers_below
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.main_file import file_of
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of

@@ -12,7 +12,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.build import integers_below
+from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
 from nimble_jobs.planner.restore import check_loaded, restore

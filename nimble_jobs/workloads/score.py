@@ -12,8 +12,10 @@ import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import CannotRecord, ModelError
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
+from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
@@ -57,6 +59,7 @@ def run(context: JobContext) -> Outcome:
         tell_weights(context, spec.model)
         tell(context, prepared)
         context.report(phase="run", schedule=prepared.summary())
+        limits = _limits(context, prepared.loaded)
         shards = list(_shards(reader.total, spec.output.shard_size))
         adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
         tally = _Tally(done=adopted, bad=len(staging.bad))
@@ -67,7 +70,7 @@ def run(context: JobContext) -> Outcome:
                     if context.stop() is not Stop.GO:
                         raise Stopped
                     prepared = _improved(context, prepared, shard)
-                    columns, bad = _score(context, reader, prepared.loaded, first, last, tally)
+                    columns, bad = _score(context, reader, prepared.loaded, first, last, tally, limits)
                     staging.write_shard(shard, columns, bad, last=shard == len(shards) - 1)
             summary = prepared.summary()
         except Stopped:
@@ -158,12 +161,31 @@ def tell(context: JobContext, prepared: Prepared) -> None:
     )
 
 
+def _limits(context: JobContext, loaded: Loaded) -> Limits:
+    """What the model's whole numbers must lie between. Raises OutOfMemory."""
+    if loaded.request.input_dtype is not torch.int64:
+        return Limits()
+    if loaded.limits is None:
+        try:
+            loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)
+        except (CannotRecord, ModelError) as e:
+            context.event("unchecked", f"the input is not checked for numbers out of range: {e}", {})
+            loaded.limits = Limits()
+    return loaded.limits
+
+
 def _shards(total: int, size: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + size, total)) for first in range(0, total, size))
 
 
 def _score(
-    context: JobContext, reader: Reader, loaded: Loaded, first: int, last: int, tally: _Tally
+    context: JobContext,
+    reader: Reader,
+    loaded: Loaded,
+    first: int,
+    last: int,
+    tally: _Tally,
+    limits: Limits = Limits(),  # noqa: B008
 ) -> tuple[dict[str, np.ndarray | list[str]], list[BadRecord]]:
     columns = Columns(context.spec.output.fields)
     bad: list[BadRecord] = []  # of this shard, as read: batches in flight are not in the tally yet
@@ -175,9 +197,10 @@ def _score(
         context.report(done=tally.done, bad=tally.bad)
 
     def whole_batches() -> Iterator[tuple[torch.Tensor, Batch]]:
-        for batch in reader.batches(first, last, batch_size=loaded.request.batch_size):
+        for read in reader.batches(first, last, batch_size=loaded.request.batch_size):
             if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
                 raise Stopped
+            batch = limits.sift(read, reader.place)
             bad.extend(batch.bad)
             enforce_threshold(context.spec.run, earlier + len(bad), reader.total, bad)
             if len(batch):

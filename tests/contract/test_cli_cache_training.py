@@ -79,7 +79,7 @@ def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.
         assert (missed["hit"], missed["accumulate"]["hit"]) == ("miss", "miss")
         assert "graph" not in missed
         refused = cli("explain", spec)
-        assert (refused.code, "may not be run" in refused.err) == (100, True)
+        assert (refused.code, "may not be run" in refused.err) == (2, True)
     made = cli("explain", spec, "--json", "--timeline", "step.svg").json
     assert (made["hit"], made["fallback"], made["key"]) == ("miss", None, missed["key"])
     assert (spec.parent / "step.svg").read_text().startswith("<svg")

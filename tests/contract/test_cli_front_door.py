@@ -133,3 +133,55 @@ def test_random_weights_are_announced(cli: Cli, tmp_path: Path) -> None:
     said = [e["message"] for e in cli("show", job["id"], "--json").json["events"] if e["kind"] == "weights"]
     assert said == ["weights: as make makes them, from seed 7"]
     assert "job.weights: as make makes them, from seed 7" in cli("show", job["id"]).out.splitlines()
+
+
+TOKENS = (
+    "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.words = torch.nn.Embedding(50, 8)\n        self.out = torch.nn.Linear(8, 3)\n"
+    "    def forward(self, x):\n        return self.out(self.words(x).mean(1))\ndef make():\n    return Net()\n"
+)
+
+
+@pytest.mark.parametrize("on_miss", ["eager", "build"])
+def test_a_token_beyond_the_vocabulary_names_its_record(cli: Cli, tmp_path: Path, on_miss: str) -> None:
+    """Id, file, value and bound; with a threshold it is one bad record and the others are scored."""
+    spec = scored(cli, tmp_path, TOKENS)
+    tokens = np.random.default_rng(0).integers(0, 50, (6, 20))
+    tokens[2, 7] = 50
+    np.savez(tmp_path / "t.npz", x=tokens, ids=np.array(list("abcdef")))
+    told = ["input.source=t.npz", "input.format=npz", "input.fields.id=ids", f"schedule.on_miss={on_miss}"]
+    answer = cli("run", spec, "--allow-python", tmp_path, "--quiet", *told)
+    assert answer.code == 100
+    why = f"{tmp_path}/t.npz: record 2: holds 50 at [7]; expected 0 to 49: the model looks it up in a table of 50 rows"
+    assert f"the last one is c: {why}" in answer.err
+    assert cli("run", spec, "--allow-python", tmp_path, "--quiet", *told, "run.error_threshold=0.5").code == 0
+    (job, _) = cli("ls", "--json").json
+    assert (job["records_bad"], job["records_done"]) == (1, 6)
+
+
+def test_a_training_names_the_record_out_of_range(cli: Cli, tmp_path: Path) -> None:
+    """A token in the input, a label in the input, a label in the validation: each with its record and its bounds."""
+    spec = scored(cli, tmp_path, TOKENS)
+    spec.write_text(
+        spec.read_text().replace("kind: score", "kind: finetune").replace("fields: [id, top1]", "if_exists: replace")
+        + "train: {epochs: 1, loss: cross_entropy, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    draw = np.random.default_rng(0)
+    good, labels = draw.integers(0, 50, (8, 20)), draw.integers(0, 3, 8)
+    told = ["input.source=t.npz", "input.format=npz", "input.fields.label=y", "--allow-python", str(tmp_path)]
+
+    def failed(x: np.ndarray, y: np.ndarray) -> str:
+        np.savez(tmp_path / "t.npz", x=x, y=y)
+        answer = cli("run", spec, "--quiet", *told)
+        assert answer.code == 100
+        return answer.err
+
+    wrong = good.copy()
+    wrong[6, 1] = -1
+    assert f"input.source: record 6 ({tmp_path}/t.npz: record 6) holds -1 at [1]; expected 0 to 49" in failed(
+        wrong, labels
+    )
+    beyond = labels.copy()
+    beyond[5] = 3
+    place = f"{tmp_path}/t.npz: record 5"
+    assert f"input.fields.label: found the label 3 of record 5 ({place}); expected 0 to 2" in failed(good, beyond)

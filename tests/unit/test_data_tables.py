@@ -195,3 +195,42 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(DataError, match=r"d\.parquet: cannot be read"):
             read(path)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"x": ["a", "b"]}, "input.fields.x: 'x': column 'x': holds string; expected numbers"),
+        ({"x": [["a"], ["b"]]}, "input.fields.x: 'x': holds string; expected numbers"),
+        ({"x": [1, 2], "y": [[1], [2]]}, "input.fields.label: 'y': holds list<element: int64>; expected whole numbers"),
+        ({"x": [1, 2], "i": [{"a": 1}, {"a": 2}]}, "input.fields.id: 'i': holds struct<a: int64>; expected whole"),
+        ({"x": [1, 2], "i": [b"a", b"b"]}, "input.fields.id: 'i': holds binary; expected whole numbers or text"),
+    ],
+)
+def test_columns_of_another_type_are_refused_when_opened(tmp_path: Path, held: dict[str, Any], message: str) -> None:
+    """The file, the field, what was found and what was expected; before anything is built."""
+    path = parquet(tmp_path, **held)
+    fields = FieldsSpec(x="x", id="i" if "i" in held else None, label="y" if "y" in held else None)
+    with pytest.raises(DataError) as e:
+        open_reader(InputSpec(source=str(path), format="parquet", fields=fields))
+    assert str(e.value).startswith(f"{path}: {message}")
+
+
+def test_a_csv_column_of_text_is_refused_when_opened(tmp_path: Path) -> None:
+    """Not one bad record after the other: the column was the wrong one."""
+    path = csv(tmp_path, "x,name\n1,Ada\n2,Grace\n")
+    with pytest.raises(DataError) as e:
+        open_reader(InputSpec(source=str(path), format="csv", fields=FieldsSpec(x="*")))
+    assert str(e.value) == f"{path}: input.fields.x: column 'name': holds text, 'Ada' for instance; expected numbers"
+
+
+def test_numbers_beyond_int64_are_refused(tmp_path: Path) -> None:
+    """They would come out negative."""
+    np.save(tmp_path / "x.npy", np.array([[1], [2**63 + 5]], dtype=np.uint64))
+    with (
+        open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader,
+        pytest.raises(
+            DataError, match=r"x\.npy: input\.fields\.x: holds 9223372036854775813; expected whole"
+        ),
+    ):
+        reader.take(np.arange(2))

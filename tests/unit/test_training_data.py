@@ -235,7 +235,7 @@ def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
         feed = Feed([read(reader, batch_size=4, classes=3, together=together)], plain(), torch.device("cpu"))
         segment = feed.segment()
         assert [next(segment).y.tolist(), next(segment).y.tolist()] == [[0, 1, 2, 0], [1, 1, 0, 2]]
-        with pytest.raises(DataError, match="found the label 3; expected 0 to 2"):
+        with pytest.raises(DataError, match=r"found the label 3 of record 10 \(.*d\.npz: record 10\); expected 0 to 2"):
             next(segment)
 
 

@@ -68,7 +68,11 @@ def _asked(spec: JobSpec) -> tuple[dict[bool, dict[str, str]], torch.Tensor]:
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
-        x, y = setup.example(reader, spec.input.batch_size, torch.device("cpu"))
+        x, y = setup.example(
+            setup.first_batch(reader, spec.input.batch_size),
+            min(spec.input.batch_size, reader.total),
+            torch.device("cpu"),
+        )
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
     programs = (True, False) if train.accumulate > 1 else (True,)
     return {update: program_parts(parts, update=update) for update in programs}, x

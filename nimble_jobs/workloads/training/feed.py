@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.errors import DataError
+from nimble_jobs.planner.limits import Limits
 from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
 
 T = TypeVar("T")
@@ -81,6 +83,7 @@ def read(
     places: Places | None = None,
     together: int = 1,
     field: str = TRAINED_ON,
+    limits: Limits = Limits(),  # noqa: B008
 ) -> Iterator[Lot]:
     """Batches from the `skip`-th on, in lots of up to `together`. Those with fewer than `at_least` good records are
     left out.
@@ -91,7 +94,9 @@ def read(
     total = reader.total if order is None else len(order)
     taken, bad = skip, list[BadRecord]()
     size = batch_size * together
-    source = reader.batches(skip * batch_size, batch_size=size, order=order, raw=reader.pixels is not None)
+    raw = reader.pixels is not None
+    batches_read = reader.batches(skip * batch_size, batch_size=size, order=order, raw=raw)
+    source = _within(batches_read, reader, limits, field)
     with closing(source):  # type: ignore[type-var]  # a generator
         for found in source:
             batches = list[HostBatch]()
@@ -103,7 +108,7 @@ def read(
                     continue
                 try:
                     if classes is not None:
-                        check_labels(found.labels[rows], classes, field)
+                        check_labels(found.labels[rows], classes, field, partial(_named, found, reader, rows.start))
                 except DataError as e:  # after the batches before it
                     wrong = e
                     break
@@ -123,6 +128,18 @@ def read(
         last = waiting.batches[-1]  # what follows the last used batch is done with it
         last = replace(last, taken=taken, records=total, bad=(*last.bad, *bad), last=True)
         yield replace(waiting, batches=(*waiting.batches[:-1], last))
+
+
+def _within(batches: Iterator[Batch], reader: Reader, limits: Limits, field: str) -> Iterator[Batch]:
+    """The batches, each checked before it is sent to the device. Raises DataError."""
+    with closing(batches):  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            check_numbers(batch, reader, limits, field)
+            yield batch
+
+
+def _named(batch: Batch, reader: Reader, first: int, row: int) -> str:
+    return record_name(batch, reader, first + row)
 
 
 def _cut(found: Batch, order: np.ndarray | None, batch_size: int) -> Iterator[tuple[slice, int, list[BadRecord]]]:
@@ -282,12 +299,31 @@ def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
         thread.join()
 
 
-def check_labels(labels: np.ndarray, classes: int, field: str = TRAINED_ON) -> None:
-    """Raises DataError, naming the spec's field, for a label, of class numbers, that the model has no class for."""
+def check_labels(
+    labels: np.ndarray, classes: int, field: str = TRAINED_ON, named: Callable[[int], str] | None = None
+) -> None:
+    """Raises DataError, naming the spec's field, for a label, of class numbers, that the model has no class for.
+    `named` says of a row which record it is.
+    """
     if len(labels) and int(labels.max()) >= classes:
+        row = int(labels.argmax())
+        of = f" of {named(row)}" if named else ""
         raise DataError(
-            f"{field}: found the label {labels.max()}; expected 0 to {classes - 1}, as the model has {classes} classes"
+            f"{field}: found the label {labels[row]}{of}; expected 0 to {classes - 1}, "
+            f"as the model has {classes} classes"
         )
+
+
+def check_numbers(batch: Batch, reader: Reader, limits: Limits, field: str) -> None:
+    """Raises DataError, naming the record, for a whole number that the model has no row of a table for."""
+    for row, why in limits.wrong(batch.x).items():
+        source = "input.source" if field == TRAINED_ON else field
+        raise DataError(f"{source}: {record_name(batch, reader, row)} {why}")
+
+
+def record_name(batch: Batch, reader: Reader, row: int) -> str:
+    """A record's id and its place."""
+    return f"record {batch.ids[row]} ({reader.place(int(batch.indexes[row]))})"
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

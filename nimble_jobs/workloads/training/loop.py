@@ -111,9 +111,17 @@ class Loop:
                 classes=limit,
                 places=partial(self.augment.places, epoch=epoch) if self.augment else None,
                 together=together,
+                limits=self.setup.limits,
             )
             if self.held_out is not None and self._validates(epoch):
-                yield read(self.held_out, batch_size=size, classes=limit, together=together, field=HELD_OUT)
+                yield read(
+                    self.held_out,
+                    batch_size=size,
+                    classes=limit,
+                    together=together,
+                    field=HELD_OUT,
+                    limits=self.setup.limits,
+                )
 
     def _validates(self, epoch: int) -> bool:
         return self.train.validation is not None and epoch % self.train.validation.every_epochs == 0

@@ -7,22 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from nimble_jobs.data import BadRecord, Reader
+from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
+from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.planner.misses import check_unchanged
 from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
-from nimble_jobs.workloads.training.feed import check_labels
+from nimble_jobs.workloads.training.feed import TRAINED_ON, check_labels, check_numbers, record_name
 from nimble_jobs.workloads.training.losses import make_loss, try_loss
 
 _MOVING = (nn.modules.batchnorm._NormBase,)  # norms with statistics that training moves
@@ -38,6 +40,7 @@ class Setup:
     classes: int | None  # None where labels are no classes
     code: Mapping[str, str]  # of model and loss, before it ran
     parts: Mapping[str, str]  # of the step's key
+    limits: Limits = Limits()  # noqa: RUF009  # of whole numbers in the input
 
     def check_code(self, spec: JobSpec) -> None:
         """What ran must be what the key names. Raises ModelChanged."""
@@ -61,7 +64,12 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     model = begins_with(spec).model_copy(update={"dtype": "fp32"})
     module = build(model, device=str(device), allowed_python=allowed_python)
     freeze(module, train.freeze)
-    x, y = example(reader, spec.input.batch_size, device)
+    first = first_batch(reader, spec.input.batch_size)
+    x, y = example(first, min(spec.input.batch_size, reader.total), device)
+    limits = Limits()
+    if x.dtype is torch.int64:  # before the first batch is given to the model
+        limits = find_limits(module, x.shape, device)
+        check_numbers(first, reader, limits, TRAINED_ON)
     classes = _classes(module, x, y, train, spec.model.dtype)
     in_training(module)
     request = StepRequest(
@@ -78,9 +86,10 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         tolerance=spec.schedule.tolerance,
     )
     parts = step_parts(code, train, spec.schedule, x, y, device)
-    ready = Setup(module=module, request=request, classes=classes, code=code, parts=parts)
+    ready = Setup(module=module, request=request, classes=classes, code=code, parts=parts, limits=limits)
     if ready.label_limit is not None:
-        check_labels(y.cpu().numpy(), ready.label_limit)
+        assert first.labels is not None
+        check_labels(first.labels, ready.label_limit, named=partial(record_name, first, reader))
     try_loss(train, request, device)
     ready.check_code(spec)
     return ready
@@ -143,17 +152,22 @@ def _is_bias(name: str) -> bool:
     return name.rpartition(".")[2] == "bias"
 
 
-def example(reader: Reader, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A whole batch of the first good records. Raises DataError where the first batches hold none."""
-    size = min(batch_size, reader.total)
+def first_batch(reader: Reader, batch_size: int) -> Batch:
+    """The first batch that holds good records. Raises DataError where there is none."""
     bad: BadRecord | None = None
-    for batch in reader.batches(batch_size=size):
+    for batch in reader.batches(batch_size=min(batch_size, reader.total)):
         bad = bad or next(iter(batch.bad), None)
         if len(batch) and batch.labels is not None:
-            rows = np.arange(size) % len(batch)
-            return torch.from_numpy(batch.x[rows]).to(device), torch.from_numpy(batch.labels[rows]).to(device)
+            return batch
     why = f", the first is {bad.id}: {bad.reason}" if bad is not None else ""
     raise DataError(f"input.source: no good record to train on{why}; expected at least one")
+
+
+def example(batch: Batch, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A whole batch of the records of `first_batch`, repeated where they are too few."""
+    assert batch.labels is not None
+    rows = np.arange(batch_size) % len(batch)
+    return torch.from_numpy(batch.x[rows]).to(device), torch.from_numpy(batch.labels[rows]).to(device)
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]:
