@@ -158,7 +158,7 @@ def measured_on(rows: Sequence[Row]) -> str:
 COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
-    Column(header="INPUT", cell=lambda row: shape(row["input"])),
+    Column(header="INPUT", cell=lambda row: shape(row["input"]), flexible=True, gives_first=True),
     Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100, telling=True),
     Column(header="MODE", cell=lambda row: row["mode"], from_width=150, telling=True),
     Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),
@@ -167,7 +167,6 @@ COLUMNS = (
         header="SPEED",
         cell=lambda row: f"{row['speedup']:.2f}×" if row["speedup"] else "-",
         justify="right",
-        from_width=100,
     ),
     Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),

@@ -59,6 +59,7 @@ class Column:
     style: Callable[[Row], str] | None = None
     justify: Literal["left", "right"] = "left"
     flexible: bool = False  # gives way, with an ellipsis, where the terminal is narrow
+    gives_first: bool = False  # of those that are flexible
     from_width: int = 0  # left out on narrower terminals
     telling: bool = False  # but not where rows differ in it and there is room
 
@@ -138,6 +139,7 @@ def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[
         wide = [i for i, column in enumerate(columns) if column.flexible and widths[i] > _NARROWEST]
         if not wide:
             break
+        wide = [i for i in wide if columns[i].gives_first] or wide
         widths[max(wide, key=widths.__getitem__)] -= 1
         over -= 1
     return widths

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.explained import explained
 from nimble_jobs.cli.telling import telling
-from nimble_jobs.errors import JobFailed, NotFound
+from nimble_jobs.errors import JobFailed, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.spec import JobSpec
 
 
 def register(app: typer.Typer) -> None:
@@ -19,16 +22,41 @@ def register(app: typer.Typer) -> None:
     app.command()(explain)
 
 
-def validate(spec: options.SpecFile, overrides: options.Overrides = None, json: options.Json = False) -> None:
-    """Check a spec and say everything that is wrong with it."""
+def validate(
+    spec: options.SpecFile,
+    overrides: options.Overrides = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also open the input, read a record, and check device, model and shapes.")
+    ] = False,
+    allow_python: options.AllowPython = None,
+    json: options.Json = False,
+) -> None:
+    """Check a spec and say everything that is wrong with it. Nothing is built, with --data neither."""
+    from nimble_jobs.client import permitted
     from nimble_jobs.spec import dump, load
     from nimble_jobs.spec.load import name_of
 
     loaded = load(spec, overrides or ())
-    if json:
+    if data:
+        _look(loaded, permitted(loaded, allow_python or ()), json=json)
+    elif json:
         output.emit_json(dump(loaded))
-    else:
+    if not json:
         output.note(f"{name_of(spec)}: valid")
+
+
+def _look(spec: JobSpec, allowed: tuple[Path, ...], *, json: bool) -> None:
+    """Print what a first look finds. Raises UsageError with all that is wrong."""
+    from nimble_jobs.spec import dump
+    from nimble_jobs.workloads.look import look  # loads torch
+
+    seen = look(spec, allowed)
+    if json:
+        output.emit_json({"spec": dump(spec), "data": seen.found, "problems": seen.problems})
+    else:
+        render.sections([("Data", render.flat(seen.found))])
+    if seen.problems:
+        raise UsageError("\n".join(seen.problems))
 
 
 def schema() -> None:

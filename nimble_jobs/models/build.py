@@ -50,6 +50,17 @@ def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path
     return _placed(module, None if source.scheme == "transformers" else dtype, device, spec.source).eval()
 
 
+def shapes_only(spec: ModelSpec, *, allowed_python: Sequence[Path] = ()) -> nn.Module:
+    """The module on torch's meta device, in eval mode: names and shapes of its weights, but no values.
+
+    Not for exported programs. Raises ModelError, also where the model's code needs values.
+    """
+    source = source_of(spec)
+    unloaded = spec.model_copy(update={"weights": "none.safetensors"})  # no weights are looked for
+    with _seeded(spec.seed), torch.device("meta"):
+        return _made(unloaded, source, None, DTYPES[spec.dtype], allowed_python).to(DTYPES[spec.dtype]).eval()
+
+
 def _made(
     spec: ModelSpec, source: Source, entry: str | None, dtype: torch.dtype, allowed_python: Sequence[Path]
 ) -> nn.Module:

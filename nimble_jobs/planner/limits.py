@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nimble_jobs.data import BadRecord, Batch
 from nimble_jobs.errors import ModelError, OutOfMemory, first_line
-from nimble_jobs.planner.traces import eval_mode, no_traces
+from nimble_jobs.planner.modes import eval_mode
+from nimble_jobs.planner.traces import no_traces
 
 _FREE = np.iinfo(np.int64)
 _aten = torch.ops.aten

@@ -185,3 +185,60 @@ def test_a_training_names_the_record_out_of_range(cli: Cli, tmp_path: Path) -> N
     beyond[5] = 3
     place = f"{tmp_path}/t.npz: record 5"
     assert f"input.fields.label: found the label 3 of record 5 ({place}); expected 0 to 2" in failed(good, beyond)
+
+
+def test_validate_looks_at_the_data(cli: Cli, tmp_path: Path) -> None:
+    """`--data` opens the input, reads a record, resolves the device and runs the model on shapes alone."""
+    spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    allow = ("--allow-python", str(tmp_path))
+    assert cli("validate", spec, "--data").code == 2  # the model's file may not be run
+    seen = cli("validate", spec, "--data", *allow, "--json").json
+    assert seen["problems"] == []
+    assert {name: seen["data"][name] for name in ("records", "record", "first", "parameters", "outputs")} == {
+        "records": 4,
+        "record": "float32 [3]",
+        "first": f"0 ({tmp_path}/x.npy: record 0)",
+        "parameters": 8,
+        "outputs": "output [4, 2]",
+    }
+    answer = cli("validate", spec, "--data", *allow)
+    assert (answer.code, answer.lines) == (0, [f"{spec}: valid"])
+    assert "data.outputs: output [4, 2]" in answer.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.source=torchvision:resnet81",
+            "model.source: torchvision has no model 'resnet81'",
+        ),
+        ("model.args={width: 3}", "model.args: make in"),
+        ("run.device=cuda:63", "run.device: cuda:63 was asked for, but"),
+        ("input.source=wide.npy", "input.fields.x: the model cannot take a batch of float32 [4, 5]: RuntimeError"),
+        ("input.source=text.npy", "input.fields.x: holds text; expected numbers"),
+    ],
+)
+def test_validate_finds_what_does_not_fit(cli: Cli, tmp_path: Path, override: str, message: str) -> None:
+    """Each ends with exit code 2 and one line; what could be looked at is printed all the same."""
+    spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    np.save(tmp_path / "wide.npy", np.ones((4, 5), dtype=np.float32))
+    np.save(tmp_path / "text.npy", np.array(["a", "b"]))
+    answer = cli("validate", spec, "--data", "--allow-python", str(tmp_path), override)
+    assert answer.code == 2
+    assert len(answer.lines) == 1
+    assert message in answer.err
+    assert "data." in answer.out
+
+
+def test_a_model_that_needs_values_is_not_refused(cli: Cli, tmp_path: Path) -> None:
+    """What shapes alone cannot tell is said, and is no mistake."""
+    spec = scored(
+        cli,
+        tmp_path,
+        "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x if x.sum().item() > 0 else -x\ndef make():\n    return Net()\n",
+    )
+    seen = cli("validate", spec, "--data", "--allow-python", str(tmp_path), "--json").json
+    assert seen["problems"] == []
+    assert seen["data"]["shapes"].startswith("not checked: the model needs values, not only shapes: ")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nimble_jobs.cli import output, render
+from nimble_jobs.cli.cache_rows import COLUMNS as CACHE_COLUMNS
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Selection, _shown, _widths
 from nimble_jobs.errors import UsageError
@@ -220,3 +221,29 @@ def test_long_lists_are_cut() -> None:
     assert render.flat({"files": files[:8]}) == [("files", ", ".join(files[:8]))]
     ((_, text),) = render.flat({"files": files})
     assert text == ", ".join(files[:8]) + " and 1,001 more"
+
+
+def test_cache_ls_fits_eighty_columns() -> None:
+    """The model and the speed are what a reader looks for: the input gives way before them, and nothing else does."""
+    row = {
+        "key": "ab" * 32,
+        "model": "torchvision:resnet18",
+        "input": "x:int64[128, 512], mask:bool[128, 1, 512, 512]",
+        "dtype": "fp32",
+        "mode": "inference",
+        "streams": 2,
+        "replay_us": 1234.5,
+        "speedup": 2.5,
+        "bytes": 10**8,
+        "hits": 123,
+        "last_used_at": output.iso(NOW),
+        "state": "resident",
+        "resident": [],
+        "device": "NVIDIA H200",
+    }
+    shown = _shown([row], CACHE_COLUMNS, 80)
+    widths = dict(zip([c.header for c in shown], _widths([row], shown, 80), strict=True))
+    assert {"KEY", "MODEL", "INPUT", "REPLAY", "SPEED", "STATE"} <= set(widths)
+    assert widths["MODEL"] == len(row["model"])
+    assert 8 <= widths["INPUT"] < len(row["input"])
+    assert sum(widths.values()) + 2 * (len(widths) - 1) <= 80

@@ -229,8 +229,6 @@ def test_numbers_beyond_int64_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1], [2**63 + 5]], dtype=np.uint64))
     with (
         open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader,
-        pytest.raises(
-            DataError, match=r"x\.npy: input\.fields\.x: holds 9223372036854775813; expected whole"
-        ),
+        pytest.raises(DataError, match=r"x\.npy: input\.fields\.x: holds 9223372036854775813; expected whole"),
     ):
         reader.take(np.arange(2))

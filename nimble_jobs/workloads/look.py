@@ -1,0 +1,112 @@
+"""A first look at what a spec names: its input, its device, its model, and whether the one fits the other.
+
+Nothing is built or trained and no weights are made: the model lives on torch's meta device, which knows shapes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nimble_jobs.data import Reader, open_reader
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, first_line
+from nimble_jobs.models.build import shapes_only
+from nimble_jobs.models.source import source_of
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.training.losses import targets
+
+
+@dataclass(kw_only=True)
+class Look:
+    """What was found, by name, and what is wrong."""
+
+    found: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
+    """Open the input, read one record, and compare it with device and model. Raises nothing that a user can mend."""
+    seen = Look()
+    reader: Reader | None = None
+    try:
+        wanted = targets(spec.train.loss) if spec.train is not None else "classes"
+        reader = open_reader(spec.input, targets=wanted)
+        _input(reader, seen)
+    except DataError as e:
+        seen.problems.append(str(e))
+    try:
+        seen.found["device"] = devices.describe(devices.resolve(spec.run.device))
+    except UsageError as e:
+        seen.problems.append(str(e))
+    try:
+        _model(spec, allowed_python, reader, seen)
+    except ModelError as e:
+        seen.problems.append(str(e))
+    if reader is not None:
+        reader.close()
+    return seen
+
+
+def _input(reader: Reader, seen: Look) -> None:
+    signature = reader.signature
+    seen.found |= {"records": reader.total, "record": f"{signature.dtype} {list(signature.shape)}"}
+    if reader.label_names is not None:
+        seen.found["classes"] = len(reader.label_names)
+    first = reader.take(np.array([0]))
+    seen.found["first"] = f"{reader.id(0)} ({reader.place(0)})"
+    if first.bad:
+        seen.found["first"] += f": {first.bad[0].reason}"
+    elif first.labels is not None:
+        seen.found["label"] = first.labels[0].tolist()
+
+
+def _model(spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None, seen: Look) -> None:
+    if source_of(spec.model).scheme == "exported":
+        seen.found["shapes"] = "not checked: an exported program is looked at when it runs"
+        return
+    try:
+        module = shapes_only(spec.model, allowed_python=allowed_python)
+    except ModelError as e:
+        if not _of_meta(e):
+            raise
+        seen.found["shapes"] = f"not checked: the model cannot be made without weights: {first_line(e)}"
+        return
+    seen.found["parameters"] = sum(p.numel() for p in module.parameters())
+    if reader is not None:
+        _shapes(spec, module, reader, seen)
+
+
+def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> None:
+    signature = reader.signature
+    kind = getattr(torch, signature.dtype)
+    if kind.is_floating_point:
+        kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), kind)
+    x = torch.empty((spec.input.batch_size, *signature.shape), dtype=kind, device="meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            outputs = flatten_outputs(module(x))
+    except NimbleError as e:
+        seen.found["shapes"] = f"not checked: {e}"
+    except Exception as e:  # noqa: BLE001  # the model is the user's: whatever it raises is said
+        if _of_meta(e):
+            seen.found["shapes"] = f"not checked: the model needs values, not only shapes: {first_line(e)}"
+        else:
+            batch = f"{signature.dtype} {list(x.shape)}"
+            seen.problems.append(f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}")
+    else:
+        seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())
+
+
+def _of_meta(error: BaseException) -> bool:
+    """Does the error come of there being no values?"""
+    text = f"{error} {error.__cause__ or ''}".lower()
+    causes = (error, error.__cause__)
+    return any(isinstance(e, NotImplementedError) for e in causes) or "meta" in text or "data-dependent" in text
