@@ -177,7 +177,10 @@ class Recorder(TorchDispatchMode):
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         random = not constant and draws_random(op, args, kwargs)
         state = random_state(self.device) if random else None
+        before = [(t, self._memory_of(t)) for t in tensors]
         result = op(*args, **kwargs)
+        if any(self._memory_of(t) != memory for t, memory in before):
+            self.refuse(f"{op} at {{source}} gives a tensor other memory")
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, outputs)
         self._keep += outputs
@@ -357,6 +360,12 @@ class Recorder(TorchDispatchMode):
             and all(t.device.type == "cpu" and storage_id(t) not in self._index for t in tensors)
             and torch.Tag.nondeterministic_seeded not in op.tags
         )
+
+    def _memory_of(self, tensor: torch.Tensor) -> tuple[int, int | None]:
+        """Which memory a tensor lies in, and how much that is if it is the program's own."""
+        index = self._index.get(storage_id(tensor))
+        own = index is not None and self._buffers[index].kind is BufferKind.INTERMEDIATE
+        return storage_id(tensor), tensor.untyped_storage().nbytes() if own else None
 
     @staticmethod
     def _is_view(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:

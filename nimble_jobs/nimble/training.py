@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.private import in_transform, saved_tensor_hooks
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
-from nimble_jobs.errors import CannotRecord, EngineError, NimbleError, UsageError, first_line
+from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
@@ -33,6 +32,7 @@ from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
 from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.refusals import refusing_to_prepare
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.schedule import Candidate, Program, Schedule
@@ -239,17 +239,6 @@ def _refuse_surroundings() -> None:
         )
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Raises CannotRecord for what a model raises only because it is called several times over."""
-    try:
-        yield
-    except (NimbleError, torch.OutOfMemoryError):
-        raise
-    except Exception as e:
-        raise CannotRecord(f"the model fails while it is prepared: {first_line(e)}") from e
-
-
 def prepare(
     module: nn.Module,
     signature: Signature,
@@ -287,7 +276,7 @@ def prepare(
         with changed_by_calls(module, training=True) as changed:
             result = call(*given.values())
         structure = Structure.of(result)
-        with _refusing():
+        with refusing_to_prepare(device, lambda: subject.step(subject.inputs)):
             subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
             _refuse_strange_leaves(subject, given, result)
             subject = subject.probed()

@@ -82,13 +82,22 @@ class Optimizer:
         for name in gradients:
             by_decay.setdefault(self.recipe.weight_decay_of(name), []).append(name)
         for decay, names in by_decay.items():
-            self._update(names, [gradients[n] for n in names], decay, found_inf)
+            for is_complex in (False, True):  # fused kernels take real numbers only
+                alike = [n for n in names if gradients[n].is_complex() is is_complex]
+                if alike:
+                    self._update(alike, [gradients[n] for n in alike], decay, found_inf, fused=not is_complex)
         if self.scale is not None and found_inf is not None:
             update_scale_(self.scale, self._growth, found_inf, growth=_GROWTH, backoff=_BACKOFF, interval=_INTERVAL)
         return Update(found_inf=None if found_inf is None else found_inf > 0, grad_norm=norm)
 
     def _update(
-        self, names: Sequence[str], gradients: list[torch.Tensor], weight_decay: float, found_inf: torch.Tensor | None
+        self,
+        names: Sequence[str],
+        gradients: list[torch.Tensor],
+        weight_decay: float,
+        found_inf: torch.Tensor | None,
+        *,
+        fused: bool,
     ) -> None:
         recipe: OptimizerRecipe = self.recipe
         parameters = [self._parameters[n] for n in names]
@@ -98,7 +107,8 @@ class Optimizer:
                 parameters,
                 gradients,
                 list(slots.get("momentum_buffer", [None] * len(names))),
-                fused=True,
+                fused=fused,
+                foreach=False,
                 found_inf=found_inf,
                 weight_decay=weight_decay,
                 momentum=recipe.momentum,
@@ -115,7 +125,8 @@ class Optimizer:
             slots["exp_avg_sq"],
             [],
             slots["step"],
-            fused=True,
+            fused=fused,
+            foreach=False,
             found_inf=found_inf,
             decoupled_weight_decay=recipe.name == "adamw",
             amsgrad=False,

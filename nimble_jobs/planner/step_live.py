@@ -10,6 +10,7 @@ import torch
 
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.record import Recording
+from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.compare import copies, put
 from nimble_jobs.planner.eager_step import EagerStep
@@ -63,10 +64,17 @@ class LiveStep:
         """Give weights, state and inputs the values that they had at first."""
         put(self.state(), self._values)
 
-    def refuse_hooks(self) -> None:
-        """Raises CannotRecord for hooks on gradients, which replays would not call."""
+    def refuse_what_replays_leave_out(self) -> None:
+        """Raises CannotRecord for hooks on gradients, and for parameters that the optimizer's kernels cannot move."""
         refuse_backward_hooks(self.request.module)
         refuse_gradient_hooks(self.request.parameters.items())
+        for name, parameter in self.request.parameters.items():
+            if parameter.is_complex():
+                raise CannotRecord(f"the parameter {name!r} is complex; no fused kernel of the optimizer updates it")
+
+    def in_eager(self) -> None:
+        """Train on the example with an update, which changes the values."""
+        self.eager.run_with(self.eager.arithmetic.objective, *self.inputs.values(), update=True)
 
     def objective(self, source: Source) -> Callable[..., Any]:
         """The module with its loss, in the source's kernels."""

@@ -158,7 +158,7 @@ def _loaded(
     instances: dict[bool, Instance] = {}
     with no_traces(request.module, device), torch.inference_mode(False):
         try:
-            live.refuse_hooks()
+            live.refuse_what_replays_leave_out()
             live.use(source.layout)
             recordings = {}
             for update, material in materials.items():

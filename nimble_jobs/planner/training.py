@@ -21,6 +21,7 @@ from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.eager_step import EagerStep, TrainingStep
 from nimble_jobs.planner.half import explained
 from nimble_jobs.planner.optimizer import Tensors
+from nimble_jobs.planner.refusals import refusing_to_prepare
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.step_key import check_seed, default_tolerance_of, program_parts
 from nimble_jobs.planner.step_live import LiveStep
@@ -142,20 +143,21 @@ def build_step(
     try:
         with no_traces(request.module, device), torch.inference_mode(False):
             try:
-                live.refuse_hooks()
+                live.refuse_what_replays_leave_out()
                 eager_us = _eager_us(live)
-                found = search.run()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()  # what the other candidates left behind
-                memories = {u: arena_plan(r.program, found.halves[u].plan) for u, r in found.recordings.items()}
-                plans = {u: half.plan for u, half in found.halves.items()}
-                instances = live.capture(found.recordings, plans, memories)
-                try:
-                    live.check(instances, seed=seed)
-                except BaseException:
-                    for instance in instances.values():
-                        instance.close()
-                    raise
+                with refusing_to_prepare(device, live.in_eager):
+                    found = search.run()
+                    if device.type == "cuda":
+                        torch.cuda.empty_cache()  # what the other candidates left behind
+                    memories = {u: arena_plan(r.program, found.halves[u].plan) for u, r in found.recordings.items()}
+                    plans = {u: half.plan for u, half in found.halves.items()}
+                    instances = live.capture(found.recordings, plans, memories)
+                    try:
+                        live.check(instances, seed=seed)
+                    except BaseException:
+                        for instance in instances.values():
+                            instance.close()
+                        raise
             except BaseException:
                 live.use("given")
                 raise
@@ -192,10 +194,8 @@ def default_tolerance(request: StepRequest, device: torch.device) -> float:
 
 def _eager_us(live: LiveStep) -> float:
     """Time of an update in eager, in microseconds. Raises OutOfMemory."""
-    eager, (x, y) = live.eager, live.inputs.values()
-    objective = eager.arithmetic.objective
     try:
-        return measure.time_us(lambda: eager.run_with(objective, x, y, update=True), live.device)
+        return measure.time_us(live.in_eager, live.device)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {live.device} for a training step: {e}") from e
     finally:

@@ -10,8 +10,8 @@ from nimble_jobs.store import Wait
 from nimble_jobs.workloads.context import JobContext, Stop
 
 
-class Stopped(Exception):
-    """The worker wants the job to end: while it waited, or between two batches."""
+class Stopped(BaseException):
+    """The worker wants the job to end: while it waited, or between two batches. No failure, so no Exception."""
 
 
 def waiting(context: JobContext) -> Waiting:

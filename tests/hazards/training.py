@@ -16,6 +16,8 @@ from torch import nn
 from nimble_jobs import Nimble
 from nimble_jobs.errors import EngineError
 from nimble_jobs.nimble.signature import read, split
+from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.training import OptimizerRecipe, StepRequest, prepare_step
 
 STEPS = 5
 
@@ -51,7 +53,8 @@ def judge(make: Make, draw: Draw = lambda: torch.randn(4, 3), *, grad: bool = Fa
 def _judge(make: Make, draw: Draw, *, grad: bool) -> Verdict:
     seeded(0)
     module = make()
-    twin = copy.deepcopy(module)
+    seeded(0)
+    twin = make()  # with hooks, which copies lack
     example = _leaf(draw()) if grad else draw()
     seeded(1)
     before, states = _state(module), _random_states()
@@ -159,3 +162,74 @@ def _assert_untouched(module: nn.Module, before: dict[str, Any], states: tuple[A
     assert all(p.grad is None for p in module.parameters())
     assert _random_states() == states, "preparing changed a random state"
     assert module.training
+
+
+def judge_step(
+    make: Make,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    draw: Draw = lambda: torch.randn(4, 3),
+    **options: Any,
+) -> Verdict:
+    """Train two copies for five updates, one by a job's step, the other by plain torch. Raises AssertionError where
+    they part; `options` are those of a `StepRequest`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a module warns of in eager, it may warn of here
+        seeded(0)
+        module = make()
+        seeded(0)
+        twin = make()  # with hooks, which copies lack
+        seeded(1)
+        request = StepRequest(
+            module=module,
+            x=draw(),
+            y=torch.randint(0, 3, (4,)),
+            loss=loss,
+            loss_name="judged",
+            optimizer=OptimizerRecipe(name="sgd", momentum=0.9),
+            options=BuildOptions(streams=1, fuse="off"),
+            **options,
+        )
+        before, states = _state(module), _random_states()
+        step = prepare_step(request, device=torch.device("cpu"))
+        _assert_untouched(module, before, states)
+        seeded(2)
+        batches = [(draw(), torch.randint(0, 3, (4,))) for _ in range(STEPS * request.accumulate)]
+        found = _course_of_step(step, module, batches, request.accumulate)
+        expected = _course(twin, loss, batches, request.accumulate, request.clip_norm)
+    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(one[name], value, rtol=2e-3, atol=1e-5, msg=f"update {i}: {name}")
+            else:
+                assert one[name] == value, f"update {i}: {name}"
+    return Verdict(kind="equal" if step.fallback is None else "refused", reason=step.fallback)
+
+
+def _course_of_step(step: Any, module: nn.Module, batches: list[Any], accumulate: int) -> list[dict[str, Any]]:
+    seeded(3)
+    seen = []
+    for i, (x, y) in enumerate(batches):
+        step.run(x, y, 0.05, i % accumulate == accumulate - 1)
+        seen.append({"loss": step.loss.clone(), **_state(module)})
+    return seen
+
+
+def _course(
+    module: nn.Module, loss: Callable[..., torch.Tensor], batches: list[Any], accumulate: int, clip: float | None
+) -> list[dict[str, Any]]:
+    seeded(3)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    seen = []
+    for i, (x, y) in enumerate(batches):
+        value = loss(module(x), y)
+        (value / accumulate).backward()
+        if i % accumulate == accumulate - 1:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append({"loss": value.detach().clone(), **_state(module)})
+    return seen
