@@ -55,7 +55,9 @@ AllowPython = Annotated[
 ]
 GpuMemory = Annotated[
     str | None,
-    typer.Option("--gpu-memory", metavar="SIZE", help="That of the worker which will run the jobs, if it was given."),
+    typer.Option(
+        "--gpu-memory", metavar="SIZE", help="The --gpu-memory of the worker that will run the jobs, if you set one."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
@@ -132,5 +134,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Nobody is there to answer: add --yes, or look first with --dry-run")
+        raise UsageError(
+            f"{question} Not a terminal, so there is nobody to ask; pass --yes, or look first with --dry-run"
+        )
     return typer.confirm(question, err=True)

@@ -217,7 +217,7 @@ def _insert(session: Session, values: Mapping[str, Any], after: Sequence[str], n
     session.add_all(
         WaitRow(job=row.id, parent=parent) for parent, state in parents.items() if state != JobState.SUCCEEDED
     )
-    record_event(session, "submitted", f"submitted as {row.name}", now=now, job=row.id)
+    record_event(session, "submitted", f"queued as {row.name}", now=now, job=row.id)
     if any(state in BAD for state in parents.values()):
         fail_dependents(session, now)
         session.expire(row)

@@ -147,7 +147,10 @@ class Schedules:
 
         found = self._db.read(work)
         if not found:
-            raise NotFound(f"schedule {prefix}: no stored schedule has this key; expected at least 4 characters of one")
+            hint = "" if len(prefix) >= 4 else "; the beginning of a key needs at least 4 characters"
+            raise NotFound(
+                f"schedule {prefix}: no stored schedule has this key{hint}; see them with: nimble-jobs cache ls"
+            )
         if len(found) > 1:
             keys = ", ".join(entry.key[:16] for entry in found[:5])
             raise UsageError(f"schedule {prefix}: the beginning of several keys: {keys}; expected more characters")

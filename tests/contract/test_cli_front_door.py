@@ -91,6 +91,8 @@ def test_a_short_id_says_how_long_it_must_be(cli: Cli, tmp_path: Path) -> None:
     ]
     assert "4 characters" not in cli("show", "no").err
     assert cli("show", "2n").code == 102
+    assert "a key needs at least 4 characters; see them with: nimble-jobs cache ls" in cli("cache", "show", "ab").err
+    assert "4 characters" not in cli("cache", "show", "abcd").err
 
 
 def scored(cli: Cli, folder: Path, text: str) -> Path:
