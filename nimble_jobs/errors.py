@@ -137,6 +137,20 @@ class StoreError(NimbleError, RuntimeError):
     """The state folder or its database cannot be used."""
 
 
+class StoreTrouble(StoreError):
+    """The state folder or its database cannot be used right now: it is full, locked, read-only, or away."""
+
+    retryable = True
+
+
+class StoreGone(StoreTrouble):
+    """The state folder or its database is not there any more."""
+
+
+class HomeReplaced(StoreError):
+    """Another state folder is where this process's own one was."""
+
+
 class StateFolderRefused(StoreError, PermissionError):
     """The state folder could be written by others, or belongs to somebody else."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nimble_jobs import spec as specs
+from nimble_jobs.patience import NONE
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop, training
@@ -126,6 +127,7 @@ class Attempt:
             report=lambda **given: self.reports.append(given),
             event=lambda *event: self.events.append(event),
             allowed_python=(folder,),
+            patience=NONE,
         )
 
     def run(self) -> Outcome:

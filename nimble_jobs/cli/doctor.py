@@ -80,6 +80,7 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
     import shutil
 
     from nimble_jobs import client
+    from nimble_jobs.store.health import health_of
 
     try:
         home = options.home(ctx)
@@ -94,6 +95,9 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
                 yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
             yield from _left(store)
             workers = client.live_workers(store=store)
+            for found in (health_of(worker, home) for worker in workers):
+                if found.state is not None:
+                    yield Finding(name="worker", detail=found.words, status="problem" if found.broken else "note")
             yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")
     except NimbleError as e:
         yield Finding(name="home", detail=str(e), status="problem")

@@ -26,6 +26,9 @@ KEYS = {
     "device": Kind.TEXT,
     "status": Kind.TEXT,
     "job": Kind.TEXT,
+    "health": Kind.TEXT,
+    "seen_s": Kind.SECONDS,
+    "progress_s": Kind.SECONDS,
     "started_at": Kind.TIME,
     "up_s": Kind.SECONDS,
     "residents": Kind.TEXTS,
@@ -35,8 +38,13 @@ COLUMNS = (
     Column(header="ID", cell=lambda row: row["id"], flexible=True),
     Column(header="PID", cell=lambda row: str(row["pid"] or "-"), justify="right"),
     Column(header="DEVICE", cell=lambda row: row["device"] or "-"),
-    Column(header="STATUS", cell=lambda row: row["status"] or "-"),
+    Column(header="STATUS", cell=lambda row: row["health"] or row["status"] or "-"),
     Column(header="JOB", cell=lambda row: row["job"] or "-"),
+    Column(
+        header="PROGRESS",
+        cell=lambda row: "-" if row["progress_s"] is None else f"{render.duration(row['progress_s'])} ago",
+        justify="right",
+    ),
     Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right"),
     Column(header="UP", cell=lambda row: render.duration(row["up_s"]), justify="right"),
 )
@@ -84,6 +92,9 @@ def ls(
 ) -> None:
     """List the workers that run now."""
     rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(ctx), KEYS)
+    for row in rows:
+        if row["health_words"]:
+            output.note(row["health_words"])
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
@@ -130,12 +141,14 @@ def _chosen(live: list[WorkerInfo], wanted: Sequence[str]) -> list[WorkerInfo]:
 
 def _rows(ctx: typer.Context) -> list[Row]:
     from nimble_jobs import client
+    from nimble_jobs.store.health import health_of
 
     now = time.time()
     with options.store(ctx) as store:
         live = client.live_workers(store=store)
         residents = store.schedules.residents([worker.id for worker in live])
         running = {job.worker: job.id for job in store.jobs.running()}
+        health = {worker.id: health_of(worker, store.home) for worker in live}
     return [
         {
             "id": worker.id,
@@ -143,9 +156,17 @@ def _rows(ctx: typer.Context) -> list[Row]:
             "device": worker.device,
             "status": worker.status,
             "job": running.get(worker.id),
+            "health": health[worker.id].state,
+            "health_words": health[worker.id].words or None,
+            "seen_s": _rounded(health[worker.id].seen_s),
+            "progress_s": _rounded(health[worker.id].progress_s),
             "started_at": output.iso(worker.started_at),
             "up_s": round(now - worker.started_at, 3),
             "residents": sorted(key for key, holders in residents.items() if worker.id in holders),
         }
         for worker in live
     ]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nimble_jobs.errors import Damaged, NotFound, StoreError
+from nimble_jobs.patience import Lent
 from nimble_jobs.store.home import sync_folder, write_whole
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 
@@ -48,12 +49,17 @@ def check_ours(path: Path, info: os.stat_result) -> None:
 class Artifacts:
     """The `artifacts` folder. Files are mode 0600, spread over 256 folders by the first two digits."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience: Lent | None = None) -> None:
         self._folder = folder
+        self._patience = patience or Lent()
 
     def put(self, data: bytes) -> str:
         """Keep the bytes, durably; returns their SHA-256 in hex. Whatever else lies under that name is replaced."""
         name = hashlib.sha256(data).hexdigest()
+        self._patience.through(lambda: self._put(name, data))
+        return name
+
+    def _put(self, name: str, data: bytes) -> None:
         path = self._path(name)
         try:
             self._make_folder(path.parent)
@@ -63,7 +69,6 @@ class Artifacts:
                 write_whole(path, data)
         except OSError as e:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not stored") from e
-        return name
 
     def get(self, name: str) -> bytes:
         """The bytes of a SHA-256. Raises NotFound, and Damaged when they are not what was put, or when somebody else

@@ -6,6 +6,7 @@ Each key has a lock file, held by its builder. It holds who that is, and is empt
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.errors import StoreError
+from nimble_jobs.patience import Lent
 from nimble_jobs.store.locks import EXCLUSIVE, Lock
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 
@@ -32,8 +35,9 @@ class Wait:
 class Builds:
     """The folder of build locks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience: Lent | None = None) -> None:
         self._folder = folder
+        self._patience = patience or Lent()
 
     @contextmanager
     def turn(self, key: str, *, limit_s: float, waiting: Callable[[Wait], None]) -> Iterator[bool]:
@@ -41,7 +45,7 @@ class Builds:
 
         `waiting` is called again and again meanwhile; what it raises ends the wait. Raises StoreError.
         """
-        with Lock(self._folder / f"{key}.lock") as lock:
+        with self._patience.through(lambda: Lock(self._folder / f"{key}.lock")) as lock:
             mine = self._wait(lock, limit_s, waiting)
             if mine:
                 self._write(lock, {"pid": os.getpid()})
@@ -66,7 +70,7 @@ class Builds:
         try:
             lock.write(json.dumps(dict(info)).encode() if info else b"")
         except OSError as e:
-            raise StoreError(f"{self._folder}: {e.strerror}; a builder needs to write here") from e
+            log.warning("%s: %s; those who wait for this build are not told whose it is", lock.path, e.strerror)
 
 
 def _holder(lock: Lock) -> int:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import Damaged, NimbleError, StoreError
+from nimble_jobs.errors import Damaged, NimbleError, StoreError, StoreGone, StoreTrouble
+from nimble_jobs.patience import Lent
 from nimble_jobs.store import migrations
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+FileId = tuple[int, int]  # device, inode
 
 BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
 PATIENCE_S = 30.0  # how long a whole transaction is tried again
@@ -30,10 +37,20 @@ def journal_mode() -> str:
 
 
 class Database:
-    """One database: transactions that either happen as a whole or raise a NimbleError."""
+    """One database: transactions that either happen as a whole or raise a NimbleError.
+
+    A SQLite file is looked at before and after each transaction. When another file has its place, everything is opened
+    anew, and what was done meanwhile is done again there, provided that `vouch` does not raise.
+    """
 
     def __init__(
-        self, url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S, patience_s: float = PATIENCE_S
+        self,
+        url: str | URL,
+        *,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+        patience: Lent | None = None,
+        vouch: Callable[[], None] = lambda: None,
     ) -> None:
         try:
             self.url = make_url(url)
@@ -49,6 +66,10 @@ class Database:
             ) from e
         self.name = self.url.database or "" if self.is_sqlite else self.url.render_as_string(hide_password=True)
         self._patience_s = patience_s
+        self._patience = patience or Lent()
+        self._vouch = vouch
+        self._file: FileId | None = None  # of the SQLite file that is open
+        self._reopening = threading.Lock()
         self._pid = os.getpid()
         self._soon: list[Callable[[Session], object]] = []
         self._soon_lock = threading.Lock()
@@ -59,15 +80,16 @@ class Database:
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that sees one state of the database and changes nothing."""
         if self._soon:
-            self.write(lambda _session: None)
-        return self._try(lambda: self._read(work))
+            with suppress(StoreTrouble):  # it can wait; what is read is there all the same
+                self._try(lambda: self._write(lambda _session: None))
+        return self._patience.through(lambda: self._try(lambda: self._read(work)))
 
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that holds the write lock from its start, and commit it durably.
 
         While another process has the lock the whole transaction is tried again, so `work` may run more than once.
         """
-        return self._try(lambda: self._write(work))
+        return self._patience.through(lambda: self._try(lambda: self._write(work)))
 
     def write_soon(self, work: Callable[[Session], object]) -> None:
         """Let `work` be part of this object's next transaction: for what may be lost with its process.
@@ -142,18 +164,64 @@ class Database:
             raise StoreError("a database connection must not cross a fork; open the store in the process that uses it")
         deadline = time.monotonic() + self._patience_s
         while True:
+            self._look()
             try:
-                return transaction()
+                result = transaction()
+                if self._unmoved():
+                    return result
             except IntegrityError:
-                raise
+                if self._unmoved():
+                    raise
             except (DBAPIError, sqlite3.Error) as e:
-                if not _busy(e):
+                if self._unmoved() and not _busy(e):
+                    self._engine.dispose()  # one that was opened while the disk was read-only would stay so
                     raise explain(e, self.name) from e
                 if time.monotonic() >= deadline:
-                    raise StoreError(
+                    raise StoreTrouble(
                         f"{self.name}: locked by another process for more than {self._patience_s:g} s"
                     ) from e
             time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # spreads out those who wait; no secret
+
+    @property
+    def file(self) -> FileId | None:
+        """Device and inode of the SQLite file that is open; None before the first transaction, and elsewhere."""
+        return self._file
+
+    def _look(self) -> None:
+        """Open the file anew if another one has its place. Raises StoreGone without any, and what `vouch` does."""
+        if not self.is_sqlite:
+            return
+        found = file_id(Path(self.name))
+        if found == self._file and found is not None:
+            return
+        with self._reopening:
+            if self._file is None:  # the first transaction may make the file
+                self._file = found
+                return
+            if found is None:
+                raise StoreGone(f"{self.name}: is gone; put it back, and it is used again")
+            self._vouch()
+            self._engine.dispose()
+            self._file = found
+        log.warning("%s: another file has its place now, and is used from here on", self.name)
+
+    def _unmoved(self) -> bool:
+        """Did the transaction that just ended happen in the file that has the path?"""
+        if not self.is_sqlite:
+            return True
+        found = file_id(Path(self.name))
+        if self._file is None:
+            self._file = found
+        return found == self._file
+
+
+def file_id(path: Path) -> FileId | None:
+    """Device and inode; None where there is nothing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def version(connection: Connection) -> str | None:
@@ -209,12 +277,12 @@ def explain(error: Exception, name: str) -> NimbleError:
                 f"{name}: damaged ({cause}); put a copy of it back, or move it and home.json away to begin anew"
             )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return StoreError(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
+            return StoreTrouble(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
         case sqlite3.SQLITE_CANTOPEN:
-            return StoreError(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
+            return StoreTrouble(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
         case sqlite3.SQLITE_FULL:
-            return StoreError(f"{name}: no space left on its disk; nothing of this change was kept")
+            return StoreTrouble(f"{name}: no space left on its disk; nothing of this change was kept")
         case sqlite3.SQLITE_IOERR:
-            return StoreError(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
+            return StoreTrouble(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
         case _:
             return StoreError(f"{name}: {type(cause).__name__}: {cause}")

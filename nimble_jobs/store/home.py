@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 import platformdirs
 
-from nimble_jobs.errors import StateFolderRefused, StoreError
+from nimble_jobs.errors import HomeReplaced, StateFolderRefused, StoreError, StoreGone, StoreTrouble
+from nimble_jobs.store.locks import EXCLUSIVE, Lock
 
 DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # says that the folder holds a complete database
@@ -71,30 +72,61 @@ def guard(folder: Path) -> None:
             f"check what is in it, then `chmod 700 {folder}`, or choose another with --home"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreError(f"state folder {folder}: is read-only; choose another with --home or NIMBLE_JOBS_HOME")
+        raise StoreTrouble(f"state folder {folder}: is read-only; choose another with --home or NIMBLE_JOBS_HOME")
     if mode & 0o077:
         folder.chmod(0o700)
 
 
 def initialised(home: Path) -> bool:
     """Does the marker say that the database was complete once? Raises StoreError for one of another format."""
+    return identity(home) is not None
+
+
+def identity(home: Path) -> str | None:
+    """What tells this state folder, and its backups, from all others; None before its database was complete.
+
+    Folders of the first versions have no id of their own, but the moment when they were made. Raises StoreError.
+    """
     try:
         marker = json.loads((home / MARKER).read_text())
         found = marker["format"]
     except FileNotFoundError:
-        return False
+        return None
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise StoreError(f"{home / MARKER}: cannot be read ({e}); expected {{'format': {FORMAT}}}") from e
     if found != FORMAT:
         raise StoreError(
             f"{home / MARKER}: format {found}; expected {FORMAT}: use the nimble-jobs that made this folder"
         )
-    return True
+    return str(marker.get("id") or marker.get("created_at") or "")
 
 
 def mark(home: Path) -> None:
-    """Write the marker, durably, once the database is complete."""
-    write_whole(home / MARKER, json.dumps({"format": FORMAT, "created_at": time.time()}).encode())
+    """Write the marker, durably, once the database is complete. One that another process wrote meanwhile stays."""
+    with Lock(home / "builds" / "home.lock") as lock:
+        while not lock.take(EXCLUSIVE):
+            time.sleep(0.01)
+        if not initialised(home):
+            marker = {"format": FORMAT, "created_at": time.time(), "id": secrets.token_hex(8)}
+            write_whole(home / MARKER, json.dumps(marker).encode())
+
+
+def vouch(home: Path, known: str | None) -> None:
+    """Make sure that this is still the home that was opened, with a database in it.
+
+    Raises StoreGone where the folder or its marker is away, HomeReplaced where it is another one, StoreError.
+    """
+    try:
+        found = identity(home)
+    except StoreError as e:
+        raise StoreTrouble(f"{e}; waits for a whole one") from e
+    if found is None:
+        raise StoreGone(f"{home}: is gone, or has no {MARKER}; put it back, and it is used again")
+    if known is not None and found != known:
+        raise HomeReplaced(
+            f"{home}: is another state folder now (id {found}, was {known}); what ran on the one before must end"
+        )
+    check_database(home)
 
 
 def check_database(home: Path) -> None:

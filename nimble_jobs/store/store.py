@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
+from nimble_jobs.patience import Lent, Patience
 from nimble_jobs.store import cap
 from nimble_jobs.store import home as home_module
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.check import problems_of
-from nimble_jobs.store.database import Database
+from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
 from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
@@ -26,15 +29,25 @@ from nimble_jobs.store.workers import Workers
 class Store:
     """Everything that is kept. Belongs to one process; its threads may share it."""
 
-    def __init__(self, home: Path, database: Database) -> None:
+    def __init__(self, home: Path, database: Database, patience: Lent | None = None) -> None:
         self.home = home
         self._database = database
+        self._patience = patience or Lent()
         self.jobs = Jobs(database)
         self.schedules = Schedules(database)
-        self.artifacts = Artifacts(home / "artifacts")
+        self.artifacts = Artifacts(home / "artifacts", self._patience)
         self.publications = Publications(database, home)
-        self.builds = Builds(home / "builds")
+        self.builds = Builds(home / "builds", self._patience)
         self.workers = Workers(home / "workers")
+
+    @property
+    def database_file(self) -> FileId | None:
+        """Device and inode of the SQLite file that is open; None elsewhere."""
+        return self._database.file
+
+    def patient(self, patience: Patience) -> AbstractContextManager[None]:
+        """Inside the block this thread waits for a store that is full, locked, read-only or away."""
+        return self._patience.to(patience)
 
     def recover(self, now: float) -> list[Job]:
         """Give up the attempts of workers that hold no lock any more, and forget their residents. Returns the jobs."""
@@ -45,7 +58,7 @@ class Store:
     def guard(self) -> None:
         """Look again whether others can write here. Raises StateFolderRefused: a process may run for weeks."""
         for folder in (self.home, self.home / "artifacts"):
-            home_module.guard(folder)
+            self._patience.through(partial(home_module.guard, folder))
 
     def check(self) -> list[str]:
         """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
@@ -74,31 +87,56 @@ class Store:
         self.close()
 
 
-def open_store(home: Path, url: str | None = None) -> Store:
+def open_store(
+    home: Path,
+    url: str | None = None,
+    *,
+    create: bool = True,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
+) -> Store:
     """Open the store in a folder that `home.resolve` gave; make the database, or bring it up to date, where needed.
 
-    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Raises StoreError, Damaged,
-    and UsageError for a NIMBLE_JOBS_CACHE_SIZE that is no size.
+    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Without `create` a
+    folder that was never initialised is one that is away: StoreGone. `patience_s`: how long a transaction is
+    tried while others hold the lock, `busy_timeout_s` of it inside SQLite, where no signal is heard. Raises StoreError,
+    Damaged, and UsageError for a NIMBLE_JOBS_CACHE_SIZE that is no size.
     """
     cap.limit_bytes()  # a setting that cannot be read is said now, not at the end of a long build
     url = url or os.environ.get("NIMBLE_JOBS_DB") or None
     try:
-        return _open(home, url)
+        if url is None and not create:
+            home_module.vouch(home, None)
+        return _open(home, url, busy_timeout_s, patience_s)
     except StoreError:
         raise
     except OSError as e:
         raise StoreError(f"state folder {home}: {e.strerror}; choose another with --home") from e
 
 
-def _open(home: Path, url: str | None) -> Store:
+def _open(home: Path, url: str | None, busy_timeout_s: float, patience_s: float) -> Store:
     if url is None:
         home_module.check_database(home)
-    database = Database(url or f"sqlite:///{home / home_module.DATABASE}")
+    known: str | None = None
+
+    def vouch() -> None:
+        home_module.vouch(home, known)
+
+    patience = Lent()
+    database = Database(
+        url or f"sqlite:///{home / home_module.DATABASE}",
+        busy_timeout_s=busy_timeout_s,
+        patience_s=patience_s,
+        patience=patience,
+        vouch=vouch if url is None else lambda: None,
+    )
     try:
         database.migrate()
-        if url is None and not home_module.initialised(home):
-            home_module.mark(home)
+        if url is None:
+            if not home_module.initialised(home):
+                home_module.mark(home)
+            known = home_module.identity(home)
     except BaseException:
         database.close()
         raise
-    return Store(home, database)
+    return Store(home, database, patience)

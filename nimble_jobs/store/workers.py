@@ -37,6 +37,11 @@ class WorkerLease:
         """What `workers` lists about this worker."""
         return dict(self._info)
 
+    @property
+    def in_place(self) -> bool:
+        """Do others find the lock? Not where its folder was replaced."""
+        return self._lock.in_place
+
     def update(self, **info: Any) -> None:
         """Change what others see of this worker, for instance `status`. Raises StoreError."""
         self._info |= info
@@ -71,6 +76,7 @@ class Workers:
         `info` is what others see: they expect device and status; pid and started_at come by themselves.
         Raises StoreError where the file system has no locks.
         """
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         for slot in range(_MAX_SLOTS):
             path = self._lock_file(slot)
             if path.exists() and not path.is_file():

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job
-from nimble_jobs.store import Store, open_store
+from nimble_jobs.patience import Patience
+from nimble_jobs.store import Store
 from nimble_jobs.worker import logs
-from nimble_jobs.worker.messages import Done, Drain, Ready, Refused
+from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
+from nimble_jobs.worker.settings import open_impatient, patience_s
 
 if TYPE_CHECKING:
     from nimble_jobs.worker.executor import Station
@@ -51,6 +53,7 @@ def main(
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to every process; ours comes as a Drain
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    logs.forgive_stderr()
     logs.to_stderr()
     logging.captureWarnings(True)
     inbox = _Inbox(link)
@@ -58,14 +61,20 @@ def main(
         from nimble_jobs.worker.executor import execute, real_station  # torch is loaded in this process only
         from nimble_jobs.workloads.context import Stop
 
-        store = open_store(home)
+        opening = Patience(limit_s=patience_s(), check=lambda _waited_s: inbox.check())
+        store = opening.through(lambda: open_impatient(home, create=False))
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
     _tell(link, Ready(device=station.device))
     while job := inbox.next_job():
-        sound = execute(job, station, wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO)
+        sound = execute(
+            job,
+            station,
+            wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO,
+            on_wait=lambda reason: _tell(link, Waits(reason=reason)),
+        )
         _tell(link, Done(job_id=job.id, attempt=job.attempt, last=not sound))
         if not sound:
             log.error("this process ends, so that no other job runs on what that job met")
@@ -87,6 +96,11 @@ class _Inbox:
         """The next job, waiting for it; None when there will be no more."""
         return self._jobs.get()
 
+    def check(self) -> None:
+        """Ends the process where it has been told to stop."""
+        if self.draining:
+            _exit(0)
+
     def _read(self, link: Connection) -> None:
         while True:
             try:
@@ -100,7 +114,7 @@ class _Inbox:
                 self._jobs.put(order)
 
 
-def _tell(link: Connection, message: Ready | Refused | Done) -> None:
+def _tell(link: Connection, message: Ready | Refused | Waits | Done) -> None:
     try:
         link.send(message)
     except OSError:  # the supervisor died a moment ago

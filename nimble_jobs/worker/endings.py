@@ -1,42 +1,27 @@
-"""How attempts end in the store. Every write is fenced by the attempt number: a stale one touches nothing."""
+"""How attempts end in the store. Every write is fenced by the attempt number: a stale one touches nothing.
+
+Who calls these waits for the store, with `Store.patient` or by calling again: what is finished must reach it.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from nimble_jobs.errors import NimbleError, StoreError
+from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Jobs
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_WAITS_S = (0.2, 1.0, 3.0, 10.0)  # between tries
-
-
-def settle(write: Callable[[], T]) -> T:
-    """The end of an attempt must reach the store: wait out a full disk or a long lock. Raises the last StoreError."""
-    for wait_s in _WAITS_S:
-        try:
-            return write()
-        except StoreError as error:
-            log.warning("the end of the attempt could not be written, next try in %.1f s: %s", wait_s, error)
-            time.sleep(wait_s)
-    return write()
-
 
 def succeeded(
     jobs: Jobs, job: Job, *, outputs: dict[str, Any], timings: dict[str, Any], schedule: dict[str, Any]
 ) -> None:
     """The attempt published its output."""
-    mine = settle(
-        lambda: jobs.finish(job.id, job.attempt, outputs=outputs, timings=timings, schedule=schedule, now=time.time())
-    )
+    mine = jobs.finish(job.id, job.attempt, outputs=outputs, timings=timings, schedule=schedule, now=time.time())
     if mine:
         log.info("%s: attempt %d succeeded", job.id, job.attempt)
     else:
@@ -46,24 +31,24 @@ def succeeded(
 def failed(jobs: Jobs, job: Job, error: NimbleError, *, retry: bool) -> None:
     """The attempt raised `error`. `retry=False` makes it final whatever the error."""
     again = retry and error.retryable
-    state = settle(lambda: jobs.fail(job.id, job.attempt, error=str(error), retry=again, lost=False, now=time.time()))
+    state = jobs.fail(job.id, job.attempt, error=str(error), retry=again, lost=False, now=time.time())
     log.info("%s: attempt %d failed; the job is %s", job.id, job.attempt, state or "no longer this attempt's")
 
 
 def timed_out(jobs: Jobs, job: Job) -> None:
     """The attempt used up its time, which another one would do again."""
     text = f"timed out after {format_duration(job.timeout_s or 0.0)}"
-    settle(lambda: jobs.fail(job.id, job.attempt, error=text, retry=False, lost=False, now=time.time()))
+    jobs.fail(job.id, job.attempt, error=text, retry=False, lost=False, now=time.time())
     log.info("%s: attempt %d %s", job.id, job.attempt, text)
 
 
 def requeued(jobs: Jobs, job: Job, reason: str) -> None:
     """The job goes back to the queue; that is no failure."""
-    settle(lambda: jobs.requeue(job.id, job.attempt, reason=reason, now=time.time()))
+    jobs.requeue(job.id, job.attempt, reason=reason, now=time.time())
     log.info("%s: attempt %d goes back to the queue: %s", job.id, job.attempt, reason)
 
 
 def cancelled(jobs: Jobs, job: Job) -> None:
     """The user wanted no more of it."""
-    settle(lambda: jobs.cancelled(job.id, job.attempt, now=time.time()))
+    jobs.cancelled(job.id, job.attempt, now=time.time())
     log.info("%s: attempt %d cancelled", job.id, job.attempt)

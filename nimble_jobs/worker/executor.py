@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError, foreseen
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.patience import Patience
+from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.faults import explain
@@ -22,8 +24,9 @@ from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
+from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import interrupts
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 
 if TYPE_CHECKING:
     from nimble_jobs.planner import Builders
@@ -32,6 +35,9 @@ log = logging.getLogger(__name__)
 
 Run = Callable[[JobContext], Outcome]
 OnReport = Callable[[dict[str, Any]], None]
+OnWait = Callable[[str | None], None]
+
+DRAIN_S = 20.0  # how long a wait goes on once the worker has been told to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +65,21 @@ def execute(
     wish: Callable[[], Stop] = lambda: Stop.GO,
     retry: bool = True,
     on_report: OnReport | None = None,
+    on_wait: OnWait = lambda _reason: None,
 ) -> bool:
     """Run `job`'s present attempt to its end and record it. False when this process must not run another job.
 
-    `retry=False` makes every failure final. Raises StoreError when the store cannot be told how the attempt ended.
+    `retry=False` makes every failure final. A disk or a store that cannot be written is waited for, as `patience` says;
+    `on_wait` is told. Raises StoreError when the store cannot be told how the attempt ended.
     """
-    jobs = station.store.jobs
-    station.residents.begin()
-    with job_log(station.store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report) as pulse:
+    store = station.store
+    jobs = store.jobs
+    with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report) as pulse:
+        patience = patience_of(pulse, on_wait)
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
+        found: NimbleError | None = None
         try:
-            outcome = _run(job, station, pulse)
+            outcome = _run(job, station, pulse, patience)
         except FencedOut:
             log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
             return True
@@ -78,16 +88,18 @@ def execute(
         except BaseException as error:  # the model's code is the user's: anything may come
             found = explain(error, station.device)
             log.error("%s", found, exc_info=None if foreseen(error) else error)
-            kind, found = type(found), _bare(found)
-        else:
-            _record(job, station.store, outcome)
-            tidy(station.store, job.id)
-            return True
-        endings.failed(jobs, job, found, retry=retry)
-        tidy(station.store, job.id)
-    if issubclass(kind, OutOfMemory):
+            found = _bare(found)
+        with store.patient(patience.unconditional()):  # what has ended only has to be written down
+            if found is None:
+                _record(job, store, outcome)
+            else:
+                endings.failed(jobs, job, found, retry=retry)
+            tidy(store, job.id)
+    if found is None:
+        return True
+    if isinstance(found, OutOfMemory):
         _free(station)
-    return not kind.ends_process
+    return not found.ends_process
 
 
 def run_inline(
@@ -163,7 +175,33 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     )
 
 
-def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
+def patience_of(pulse: Pulse, on_wait: OnWait) -> Patience:
+    """How long an attempt waits for what it cannot write: until the worker wants it to end, or for very long."""
+    drained_at: float | None = None
+
+    def check(_waited_s: float) -> None:
+        nonlocal drained_at
+        stop = pulse.stop()
+        if stop is Stop.DRAIN:  # the worker leaves, but not at once: a checkpoint may just be possible
+            drained_at = drained_at or time.monotonic()
+            if time.monotonic() - drained_at < DRAIN_S:
+                return
+        if stop is not Stop.GO:
+            raise Stopped
+
+    def tell(reason: str | None) -> None:
+        pulse.waits(reason)
+        on_wait(reason)
+        if reason is None:
+            log.warning("goes on: what it waited for works again")
+        else:
+            log.warning("waits until this works again, for %s at most: %s", format_duration(limit_s), reason)
+
+    limit_s = patience_s()
+    return Patience(limit_s=limit_s, check=check, tell=tell)
+
+
+def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcome:
     def event(kind: str, message: str, data: dict[str, Any]) -> None:
         log.info("%s: %s", kind, message)
         station.store.jobs.event_soon(kind, message, job.id, job.attempt, data, now=time.time())
@@ -180,11 +218,18 @@ def _run(job: Job, station: Station, pulse: Pulse) -> Outcome:
         allowed_python=tuple(Path(folder) for folder in job.allow_python),
         builders=station.builders,
         memory_bytes=station.memory_bytes,
+        patience=patience,
     )
-    with redirect_stdout(sys.stderr):  # a model's prints must not mix with what commands print
-        outcome = station.run(context)
+    try:
+        # a model's prints must not mix with what commands print
+        with redirect_stdout(sys.stderr), station.store.patient(patience):
+            station.residents.begin()
+            outcome = station.run(context)
+    except Stopped:
+        outcome = Outcome(stop=pulse.stop())
     if outcome.stop is Stop.GO:
-        pulse.flush()  # the last counts
+        with station.store.patient(patience.unconditional()):
+            pulse.flush()  # the last counts
     return outcome
 
 

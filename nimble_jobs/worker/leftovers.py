@@ -6,6 +6,7 @@ import logging
 import time
 
 from nimble_jobs.data import hidden
+from nimble_jobs.errors import NotFound
 from nimble_jobs.store import Store
 
 log = logging.getLogger(__name__)
@@ -16,7 +17,10 @@ def tidy(store: Store, job_id: str) -> None:
 
     Not for a job that may run again.
     """
-    job = store.jobs.get(job_id)
+    try:
+        job = store.jobs.get(job_id)
+    except NotFound:  # the database was replaced by one that does not know it
+        return
     told = hidden.tidy(job)
     if told is not None:
         log.info("%s: %s: %s", job.id, *told)

@@ -1,14 +1,19 @@
-"""Where a worker and its jobs write what they do: UTC times, one file a job."""
+"""Where a worker and its jobs write what they do: UTC times, one file a job. Lines wait for a disk that is full."""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s"
+_KEPT_BYTES = 1 << 20  # of lines that wait for the disk; more than that is counted, not kept
 
 
 def _formatter() -> logging.Formatter:
@@ -27,6 +32,13 @@ def to_stderr() -> None:
         root.addHandler(handler)
 
 
+def forgive_stderr() -> None:
+    """What prints to stderr, a model's code for instance, must not fail where that is a file on a full disk."""
+    sys.stderr = io.TextIOWrapper(
+        _Forgiving(sys.stderr.fileno()), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
+
+
 def job_log_path(home: Path, job_id: str) -> Path:
     """The log of one job; its attempts follow each other in it."""
     return home / "logs" / f"{job_id}.log"
@@ -36,9 +48,7 @@ def job_log_path(home: Path, job_id: str) -> Path:
 def job_log(home: Path, job_id: str) -> Iterator[None]:
     """Append everything that this process logs to the job's own log."""
     logging.getLogger("nimble_jobs").setLevel(logging.INFO)
-    path = job_log_path(home, job_id)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _JobLog(job_log_path(home, job_id))
     handler.setFormatter(_formatter())
     root = logging.getLogger()
     root.addHandler(handler)
@@ -47,3 +57,73 @@ def job_log(home: Path, job_id: str) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         handler.close()
+
+
+class _JobLog(logging.Handler):
+    """Appends to the file that has the path now. Lines that cannot be written wait for the next one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._waiting = bytearray()
+        self._lost = 0
+        self._write()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        if self._waiting and len(self._waiting) + len(line) > _KEPT_BYTES:
+            self._lost += 1
+        else:
+            self._waiting += line
+        self._write()
+
+    def close(self) -> None:
+        self._write()
+        if self._waiting:  # they are not lost where stderr is another file
+            sys.stderr.write(
+                f"{self._path}: could not be written; it lacks:\n{self._waiting.decode('utf-8', 'replace')}"
+            )
+        super().close()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                while self._waiting:
+                    del self._waiting[: os.write(descriptor, self._waiting)]
+                if self._lost:
+                    lost, self._lost = self._lost, 0
+                    os.write(descriptor, f"({lost} lines are missing: the disk was full)\n".encode())
+            finally:
+                os.close(descriptor)
+
+
+class _Forgiving(io.RawIOBase):
+    """A descriptor to which writes do not fail. What is lost is counted, and said once it can be."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lost = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        left = view
+        try:
+            if self._lost:
+                os.write(self._descriptor, f"\n({self._lost} bytes are missing: the disk was full)\n".encode())
+                self._lost = 0
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            self._lost += len(left)
+        return len(view)

@@ -26,6 +26,13 @@ class Refused:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waits:
+    """From the child: its job waits for a disk or the store; None when it goes on."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """From the child: this attempt is over and the store knows how it ended."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.job import Job
-from nimble_jobs.worker.messages import Done, Drain, Ready, Refused
+from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ class Child:
         self.draining = True
         self._send(Drain())
 
-    def messages(self) -> list[Ready | Refused | Done]:
+    def messages(self) -> list[Ready | Refused | Waits | Done]:
         """What it has said since the last call."""
-        said: list[Ready | Refused | Done] = []
+        said: list[Ready | Refused | Waits | Done] = []
         try:
             while self.link.poll():
                 said.append(self.link.recv())

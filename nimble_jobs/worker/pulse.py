@@ -41,10 +41,12 @@ class Pulse:
         self._interval_s = interval_s
         self._deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         self._values: dict[str, Any] = {"done": 0, "total": None, "bad": 0}
+        self._phase: str | None = None  # before it began to wait
         self._dirty = False
         self._cancel = False
         self._fenced = False
-        self._lock = threading.Lock()  # guards _values and _dirty
+        self._waiting: list[float] = []  # since when threads of the attempt wait, by the monotonic clock
+        self._lock = threading.Lock()  # guards _values, _dirty and _waiting
         self._writing = threading.Lock()  # one write at a time, so that an older count never lands last
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"pulse-{job.id}", daemon=True)
@@ -64,9 +66,32 @@ class Pulse:
         self._check_fence()
         if self._cancel:
             return Stop.CANCEL
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if self._deadline is not None and not self._waiting and time.monotonic() > self._deadline:
             return Stop.TIMEOUT
         return self._wish()
+
+    def waits(self, reason: str | None) -> None:
+        """A thread of the attempt waits for a disk or the store from now on; None: it goes on.
+
+        The job's phase says so, and its timeout does not run meanwhile.
+        """
+        with self._lock:
+            if reason is not None:
+                self._waiting.append(time.monotonic())
+                if len(self._waiting) > 1:
+                    return
+                self._phase, phase = self._values.get("phase"), "wait"
+            else:
+                since = self._waiting.pop()
+                if self._waiting:
+                    return
+                phase = self._phase or "run"
+                if self._deadline is not None:
+                    self._deadline += time.monotonic() - since
+            self._values["phase"], self._dirty = phase, True
+            values = dict(self._values)
+        if self._on_report:
+            self._on_report(values)
 
     def report(
         self,

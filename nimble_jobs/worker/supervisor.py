@@ -9,18 +9,24 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from nimble_jobs.errors import NimbleError, StoreError, UsageError
+from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, StoreGone, UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.store import Store, WorkerLease, open_store
+from nimble_jobs.patience import TELL_AFTER_S, Patience, passes
+from nimble_jobs.spec.units import format_duration
+from nimble_jobs.store import Store, WorkerLease
+from nimble_jobs.store.home import identity, vouch
 from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker import endings, logs
 from nimble_jobs.worker.leftovers import tidy
-from nimble_jobs.worker.messages import Done, Ready, Refused
+from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
 from nimble_jobs.worker.process import Child, Target
+from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -31,7 +37,9 @@ MAINTAIN_S = 5.0  # how often lost jobs are looked for
 OVERTIME_S = 10.0  # after a job's timeout, for the child to stop by itself
 CANCELLED_S = 1.0  # after `cancel --now`, likewise
 CANCEL_GRACE_S = 20.0  # after `cancel`: it asks between batches, but a read may never return
-TROUBLE_S = 60.0  # how long the store may refuse before the worker gives up
+TROUBLE_S = 60.0  # how long the store may be broken before the worker gives up; what passes is waited for longer
+GONE_S = 300.0  # how long the state folder may be away
+LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
 STARTS = 5  # child processes in a row that die before they are ready
 BACKOFF_S = 0.2  # before the next start, doubled each time
 
@@ -48,25 +56,35 @@ def run(
     """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
 
     After a signal the job that runs has `grace_s` to reach a safe point. Raises UsageError where `device` is not there,
-    StoreError when the state folder cannot be used, NimbleError when no child process comes up.
+    StoreError when the state folder cannot be used, HomeReplaced when another one has its place, NimbleError when no
+    child process comes up.
     """
     logs.to_stderr()
-    store = open_store(home)
-    try:
-        with StopSignals() as signals, store.workers.hold({"role": "worker", "device": device}) as lease:
+    known = None
 
-            def spawn() -> Child:
-                return Child(target, home, lease.id, device, gpu_memory_bytes)
+    def work(signals: StopSignals) -> bool:
+        nonlocal known
+        if known is not None:
+            vouch(home, known)
+        with closing(open_impatient(home, create=known is None)) as store:
+            known = known or identity(home)
+            with store.workers.hold({"role": "worker", "device": device}) as lease:
 
-            log.info("worker %s starts", lease.id)
-            supervisor = Supervisor(store, lease, signals, spawn, max_idle_s=max_idle_s, grace_s=grace_s)
-            try:
-                supervisor.loop()
-            finally:
-                supervisor.close()
-            log.info("worker %s ends", lease.id)
-    finally:
-        store.close()
+                def spawn() -> Child:
+                    return Child(target, home, lease.id, device, gpu_memory_bytes)
+
+                log.info("worker %s starts", lease.id)
+                with closing(
+                    Supervisor(store, lease, signals, spawn, max_idle_s=max_idle_s, grace_s=grace_s)
+                ) as supervisor:
+                    over = supervisor.loop()
+                log.info("worker %s ends", lease.id)
+                return over
+
+    with StopSignals() as signals:
+        over = work(signals)
+        while not over and not signals.count:
+            over = Patience(limit_s=GONE_S).through(lambda: signals.count > 0 or work(signals))
     return 0
 
 
@@ -77,6 +95,19 @@ class _Running:
     job: Job
     deadline: float | None  # after it the child is killed
     kill_at: float | None = None  # set once the job has been cancelled under it
+    waits_since: float | None = None  # for a disk or the store; its time does not run meanwhile
+    state: tuple[object, ...] = ()  # what the store says of how far it is
+    moved_at: float = 0.0  # when that last changed
+
+    def waits(self, reason: str | None) -> None:
+        """It waits, or goes on."""
+        now = time.monotonic()
+        if reason is not None:
+            self.waits_since = self.waits_since or now
+        elif self.waits_since is not None:
+            if self.deadline is not None:
+                self.deadline += now - self.waits_since
+            self.waits_since = None
 
 
 class Supervisor:
@@ -98,6 +129,8 @@ class Supervisor:
         self._spawn = spawn
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
+        self._patience_s = patience_s()
+        self._owed: list[Callable[[], object]] = []  # writes that the store has not taken yet
         self._child: Child | None = None
         self._running: _Running | None = None
         self._failed_starts = 0
@@ -107,18 +140,27 @@ class Supervisor:
         self._watch_at = 0.0
         self._claim_at = 0.0
         self._trouble_since: float | None = None
+        self._trouble_told = False
 
-    def loop(self) -> None:
-        """Work until told to stop, or idle for too long."""
+    def loop(self) -> bool:
+        """Work until told to stop, or idle for too long. False where a worker must begin anew, since its lock is not
+        in the state folder any more.
+        """
         while not self._signals.count:
             try:
                 if self._step():
-                    return
-                self._trouble_since = None
+                    return True
+                if not self._lease.in_place:
+                    self._move_out()
+                    return False
+                self._endured()
+            except HomeReplaced:
+                raise
             except StoreError as error:
                 self._endure(error)
             self._wait(self._next_at())
         self._drain()
+        return True
 
     def close(self) -> None:
         """Leave no child behind."""
@@ -131,9 +173,11 @@ class Supervisor:
         """Whatever is due now. True when the worker has been idle for long enough."""
         now = time.monotonic()
         self._hear()
+        self._pay()
         if now >= self._maintain_at:
             self._maintain_at = now + MAINTAIN_S
             self._maintain()
+            self._beat()
         if self._child is None and now >= self._start_at:
             self._child = self._spawn()
         if self._running:
@@ -167,9 +211,11 @@ class Supervisor:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
         now = time.monotonic()
-        self._running = _Running(job=job, deadline=None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S)
+        deadline = None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S
+        self._running = _Running(job=job, deadline=deadline, moved_at=now)
         self._watch_at = now + WATCH_S
         child.run(job)
+        self._beat()
         return True
 
     def _hear(self) -> None:
@@ -183,16 +229,21 @@ class Supervisor:
                     self._child.device = device
                     self._failed_starts = 0
                     self._idle_since = time.monotonic()
-                    self._lease.update(device=device, status="ready")
+                    self._beat(device=device, status="ready")
                     log.info("ready on %s", device)
                 case Refused(message=text, exit_code=code):
                     raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)
+                case Waits(reason=reason):
+                    if self._running:
+                        self._running.waits(reason)
+                    self._beat(waits_for=reason)
                 case Done(job_id=job_id, attempt=attempt, last=last):
                     self._child.leaving = last
                     if self._running and (self._running.job.id, self._running.job.attempt) == (job_id, attempt):
                         self._running = None
                         self._idle_since = time.monotonic()
                         self._claim_at = 0.0
+                        self._beat(waits_for=None)
         if dead:
             self._mourn(self._child)
 
@@ -208,11 +259,11 @@ class Supervisor:
                 raise NimbleError(f"{STARTS} child processes in a row died before they were ready, the last one: {how}")
             self._start_at = time.monotonic() + BACKOFF_S * 2.0 ** (self._failed_starts - 1)
         self._idle_since = time.monotonic()
-        self._maintain_at = 0.0  # finds the job again should the next line fail
         if running:
-            self._lost(running.job, f"the process that ran it died ({how})")
-        self._lease.update(status="starting")
-        self._store.schedules.set_residents(self._lease.id, [])
+            self._owed.append(partial(self._lost, running.job, f"the process that ran it died ({how})"))
+        self._owed.append(partial(self._store.schedules.set_residents, self._lease.id, []))
+        self._beat(status="starting", waits_for=None)
+        self._pay()
 
     def _lost(self, job: Job, reason: str) -> None:
         state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
@@ -230,25 +281,35 @@ class Supervisor:
         mine = self._running and (self._running.job.id, self._running.job.attempt)
         for job in jobs.running():
             if job.worker == self._lease.id and (job.id, job.attempt) != mine:
-                self._lost(job, "its worker lost track of it")
+                endings.requeued(jobs, job, "its worker lost track of it")
 
     def _watch(self, running: _Running) -> None:
         """Kill the child when its job has no right to go on and does not stop by itself."""
         assert self._child is not None
         now = time.monotonic()
-        if running.deadline is not None and now > running.deadline:
+        if running.deadline is not None and running.waits_since is None and now > running.deadline:
             log.warning("%s: does not stop after its timeout", running.job.id)
             self._child.kill()
-            endings.timed_out(self._store.jobs, running.job)
+            self._running = None
+            self._owed.append(partial(endings.timed_out, self._store.jobs, running.job))
+            self._owed.append(partial(tidy, self._store, running.job.id))
             return
-        job = self._store.jobs.get(running.job.id)
+        try:
+            job = self._store.jobs.get(running.job.id)
+        except NotFound:
+            log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
+            self._child.kill()
+            return
+        state = (job.phase, job.records_done, job.timings.get("step"))
+        if state != running.state:
+            running.state, running.moved_at = state, now
         if job.state is JobState.CANCELLED or job.cancel_requested:
             grace_s = CANCELLED_S if job.state is JobState.CANCELLED else CANCEL_GRACE_S
             running.kill_at = min(now + grace_s, running.kill_at or math.inf)
             if now > running.kill_at:
                 log.warning("%s: cancelled; the process that runs it is killed", job.id)
                 self._child.kill()
-                endings.cancelled(self._store.jobs, running.job)
+                self._owed.append(partial(endings.cancelled, self._store.jobs, running.job))
 
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
@@ -260,7 +321,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Let the job that runs reach a safe point, but no longer than the grace period or until a second signal."""
-        self._lease.update(status="draining")
+        self._beat(status="draining")
         log.info("told to stop%s", f"; {self._running.job.id} finishes its shard" if self._running else "")
         deadline = time.monotonic() + (self._grace_s if self._running else 0.0)
         if self._child and self._running:
@@ -270,22 +331,82 @@ class Supervisor:
             if now > deadline or self._signals.count > 1:
                 job, self._running = self._running.job, None
                 self._child.kill()
-                endings.requeued(self._store.jobs, job, "the worker was stopped before the shard was finished")
-                return
-            self._hear()
-            if self._running:
-                if now >= self._watch_at:
+                reason = "the worker was stopped before the shard was finished"
+                self._owed.append(partial(endings.requeued, self._store.jobs, job, reason))
+                break
+            try:
+                self._hear()
+                if self._running and now >= self._watch_at:
                     self._watch_at = now + WATCH_S
                     self._watch(self._running)
+            except HomeReplaced:
+                raise
+            except StoreError as error:  # the child has until the deadline
+                self._endure(error)
+            if self._running:
                 self._wait(min(deadline, self._watch_at))
+        self._settle_up()
+
+    def _pay(self) -> None:
+        """Write what is owed, in order. Raises StoreError; the rest is tried again later."""
+        while self._owed:
+            self._owed[0]()
+            del self._owed[0]
+
+    def _settle_up(self) -> None:
+        """The last chance for what is owed. The next worker finds the job anyway, by the lock that is free then."""
+        until = time.monotonic() + LAST_S
+        while self._owed:
+            try:
+                self._pay()
+            except StoreError as error:
+                if time.monotonic() > until:
+                    log.error("left unwritten, the next worker takes the job back: %s", error)
+                    return
+                time.sleep(0.1)
+
+    def _move_out(self) -> None:
+        """The lock is not where others look for it: give the job back, and let `run` take another one."""
+        log.warning("the lock %s was replaced with its folder; this worker begins anew", self._lease.id)
+        if self._running and self._child:
+            self._child.kill()
+            endings.requeued(self._store.jobs, self._running.job, "the state folder was replaced under its worker")
+            self._running = None
+
+    def _beat(self, **info: object) -> None:
+        """Tell others how it goes. `seen_at` and the like are of the monotonic clock, which no clock change moves."""
+        running = self._running
+        try:
+            self._lease.update(
+                seen_at=time.monotonic(),
+                database=self._store.database_file,
+                job=running and running.job.id,
+                moved_at=running and running.moved_at,
+                **info,
+            )
+        except StoreError as error:  # the next beat says it
+            log.debug("%s", error)
 
     def _endure(self, error: StoreError) -> None:
-        """The store may be full, locked or gone for a moment; jobs that run go on."""
+        """The store may be full, locked or away for a while; jobs that run go on. Raises the error after too long."""
         now = time.monotonic()
         if self._trouble_since is None:
-            log.error("the store refuses: %s", error)
             self._trouble_since = now
-        elif now - self._trouble_since > TROUBLE_S:
+        waited_s = now - self._trouble_since
+        limit_s = GONE_S if isinstance(error, StoreGone) else self._patience_s if passes(error) else TROUBLE_S
+        if waited_s > limit_s:
             raise error
+        if waited_s >= TELL_AFTER_S and not self._trouble_told:
+            self._trouble_told = True
+            log.error("waits until this works again, for %s at most: %s", format_duration(limit_s), error)
+        self._beat(trouble=str(error))
         self._claim_at = self._watch_at = now + 1.0
         self._maintain_at = max(self._maintain_at, now + 1.0)
+
+    def _endured(self) -> None:
+        if self._trouble_since is None:
+            return
+        if self._trouble_told:
+            log.warning("the store works again, after %.0f s", time.monotonic() - self._trouble_since)
+        self._trouble_since, self._trouble_told = None, False
+        self._beat(trouble=None)

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.job import Job
+from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner import Builders, Residents
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
+
+
+class Stopped(BaseException):
+    """The worker wants the job to end: while it waited, or between two batches. No failure, so no Exception."""
 
 
 class Stop(StrEnum):
@@ -37,6 +42,7 @@ class JobContext:
     report: Callable[..., None]
     event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
     allowed_python: tuple[Path, ...] = ()
+    patience: Patience = NONE  # for writes to the output's disk; raises Stopped where the job is to end
     builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
     memory_bytes: int | None = None  # what the user gave the worker on its device; None: no limit given
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.threshold import enforce_threshold
-from nimble_jobs.workloads.waiting import Stopped, waiting
+from nimble_jobs.workloads.waiting import waiting
 
 
 @dataclass
@@ -39,8 +40,11 @@ def run(context: JobContext) -> Outcome:
     permission.check(spec.model, context.allowed_python)  # before a resident of a job that was allowed more is found
     device = devices.resolve(context.device)
     with open_reader(spec.input) as reader:
-        job, ledger = context.job, context.store.publications
-        staging = Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=basis(spec, reader))
+        job, ledger, patience = context.job, context.store.publications, context.patience
+        how = basis(spec, reader)
+        staging = patience.through(
+            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how), begun=job.attempt > 1
+        )
         context.report(total=reader.total)
         if staging.finished is not None:
             return already_published(context, staging)
@@ -71,7 +75,8 @@ def run(context: JobContext) -> Outcome:
                         raise Stopped
                     prepared = _improved(context, prepared, shard)
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally, limits)
-                    staging.write_shard(shard, columns, bad, last=shard == len(shards) - 1)
+                    last_one = shard == len(shards) - 1
+                    patience.through(partial(staging.write_shard, shard, columns, bad, last=last_one))
             summary = prepared.summary()
         except Stopped:
             return Outcome(stop=context.stop(), schedule=prepared.summary())
@@ -86,7 +91,8 @@ def run(context: JobContext) -> Outcome:
             "run_s": run_s,
             "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
         }
-        outputs = staging.publish({"schedule": summary["key"], "runs": summary["runs"]}, shards=len(shards))
+        how_made = {"schedule": summary["key"], "runs": summary["runs"]}
+        outputs = patience.through(lambda: staging.publish(how_made, shards=len(shards)))
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
 
 
@@ -95,7 +101,7 @@ def already_published(context: JobContext, staging: Staging) -> Outcome:
     assert staging.finished is not None
     context.event("published", f"{staging.finished['path']} holds this job's output already", {})
     context.report(done=staging.finished["records"] + staging.finished["bad"], bad=staging.finished["bad"])
-    return Outcome(outputs=staging.publish({}))
+    return Outcome(outputs=context.patience.through(lambda: staging.publish({})))
 
 
 def request_of(

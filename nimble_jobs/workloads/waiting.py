@@ -7,11 +7,7 @@ from typing import Any
 
 from nimble_jobs.planner.misses import Waiting
 from nimble_jobs.store import Wait
-from nimble_jobs.workloads.context import JobContext, Stop
-
-
-class Stopped(BaseException):
-    """The worker wants the job to end: while it waited, or between two batches. No failure, so no Exception."""
+from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 
 
 def waiting(context: JobContext) -> Waiting:

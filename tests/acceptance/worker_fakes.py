@@ -10,10 +10,15 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nimble_jobs import spec as specs
+from nimble_jobs.data import Staging
 from nimble_jobs.errors import DataError, DeviceFault
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
@@ -46,8 +51,6 @@ ERRORS: dict[str, BaseException] = {
 
 def run(context: Any) -> Any:
     """`do`: batches, hang, raise, die, exit, fault, print. The file `note` gets a line at the start and at the end."""
-    from nimble_jobs.workloads.context import Outcome, Stop
-
     args = context.spec.model.args
     note = Path(args["note"])
 
@@ -76,7 +79,18 @@ def run(context: Any) -> Any:
             raise DeviceFault("CUDA error: device-side assert triggered")
         case "print":
             print("printed by a model")
+    return _batches(context, args, write)
+
+
+def _batches(context: Any, args: dict[str, Any], write: Callable[[str], None]) -> Any:
+    """Batch after batch, and a shard for each where the job has a path."""
+    from nimble_jobs.workloads.context import Outcome, Stop
+
     count = args.get("count", 1)
+    staging = None
+    if "path" in args:
+        output = context.spec.output.model_copy(update={"path": Path(args["path"]), "format": "npy"})
+        staging = Staging(output, context.job.id, context.job.attempt, ledger=context.store.publications)
     context.report(phase="run", total=count)
     for batch in range(count):
         stop = context.stop()
@@ -84,8 +98,13 @@ def run(context: Any) -> Any:
             write(f"stop {stop}")
             return Outcome(stop=stop)
         time.sleep(args.get("sleep_s", 0.0))
+        if staging is not None and batch not in staging.done:
+            columns = {"id": [str(batch)], "logits": np.full((1, 4), batch, np.float32)}
+            context.patience.through(partial(staging.write_shard, batch, columns))
         context.report(done=batch + 1)
     context.report(phase="publish")
+    if staging is not None:
+        context.patience.through(lambda: staging.publish({}, shards=count))
     write("end")
     return Outcome(outputs={"path": "out"}, timings={"run_s": 0.5}, schedule={"key": "k", "hit": "miss"})
 
@@ -142,6 +161,7 @@ if __name__ == "__main__":
     home, idle, grace, device, target = sys.argv[1:]
     supervisor.OVERTIME_S = 1.0
     supervisor.CANCEL_GRACE_S = 2.0
+    supervisor.GONE_S = float(os.environ.get("FAKES_GONE_S", supervisor.GONE_S))
     sys.exit(
         supervisor.run(
             Path(home),

@@ -111,9 +111,9 @@ def _check_read_only(folder: Path) -> None:
         process.join(60)
         process.close()
     results.close()
-    assert found[0][0] == "StoreError"
+    assert found[0][0] == "StoreTrouble"
     assert "read-only" in found[0][1]
-    assert found[1][0] == "StoreError"
+    assert found[1][0] == "StoreTrouble"
     assert "cannot be written" in found[1][1]
     assert found[2] == ("none", "")
 

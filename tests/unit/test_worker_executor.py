@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from nimble_jobs import spec as specs
-from nimble_jobs.errors import DeviceFault, FencedOut, OutOfMemory, StoreError, UsageError
+from nimble_jobs.errors import DeviceFault, FencedOut, OutOfMemory, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.database import Database
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker import endings
 from nimble_jobs.worker.executor import Run, Station, execute, real_station, run_inline
 from nimble_jobs.worker.residency import Residents
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
@@ -169,18 +172,24 @@ def test_a_fenced_attempt_changes_nothing(store: Store, job: Job) -> None:
 
 def test_a_full_disk_is_waited_out(store: Store, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of an attempt is written as soon as the store takes it."""
-    monkeypatch.setattr(endings, "_WAITS_S", (0.0, 0.0))
-    real, tries = store.jobs.finish, []
+    real, tries = Database._write, []
 
-    def finish(*args: object, **values: object) -> bool:
+    def write(database: Database, work: Callable[[Session], object]) -> object:
         tries.append(1)
-        if len(tries) < 3:
-            raise StoreError("no space left")
-        return real(*args, **values)  # type: ignore[arg-type]
+        if len(tries) < 4:
+            raise OperationalError("", {}, full_disk())
+        return real(database, work)
 
-    monkeypatch.setattr(store.jobs, "finish", finish)
+    monkeypatch.setattr(Database, "_write", write)
     assert execute(job, station(store, lambda _: Outcome()))
+    assert len(tries) >= 4
     assert store.jobs.get(job.id).state is JobState.SUCCEEDED
+
+
+def full_disk() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 def test_inline(store: Store, submit: Claim) -> None:

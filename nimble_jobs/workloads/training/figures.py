@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -223,10 +224,15 @@ class Steps:
 
 
 class MetricsFile:
-    """metrics.jsonl: a line for each step and each epoch, in order, the same for equal trainings."""
+    """metrics.jsonl: a line for each step and each epoch, in order, the same for equal trainings.
+
+    Lines are kept until `flush` has written them: one that fails is called again later.
+    """
 
     def __init__(self, path: Path, *, classes: bool) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+        self._path = path
+        self._descriptor = -1
+        self._waiting = bytearray()
         self._classes = classes
 
     def step(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,10 +252,17 @@ class MetricsFile:
         self._write({"kind": "epoch", **metrics})
 
     def flush(self) -> None:
-        self._file.flush()
+        """Write what is not written yet. Raises OSError; then nothing is lost, nor will it be written twice."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        while self._waiting:
+            del self._waiting[: os.write(self._descriptor, self._waiting)]
 
     def close(self) -> None:
-        self._file.close()
+        """Let go of the file, whether all is written or not. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(f"{json.dumps(line)}\n")
+        self._waiting += f"{json.dumps(line)}\n".encode()

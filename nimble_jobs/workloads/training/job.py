@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from nimble_jobs.planner.training import EagerStep, TrainingStep
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.score import already_published, tell_weights
 from nimble_jobs.workloads.training import board, checkpoint, curves, random_state, resume, setup
 from nimble_jobs.workloads.training.augment import Augment
@@ -41,7 +42,7 @@ from nimble_jobs.workloads.training.losses import targets
 from nimble_jobs.workloads.training.progress import Progress
 from nimble_jobs.workloads.training.sampler import Sampler
 from nimble_jobs.workloads.training.unsteady import unsteady
-from nimble_jobs.workloads.waiting import Stopped, unless_stopped, waiting
+from nimble_jobs.workloads.waiting import unless_stopped, waiting
 
 CURVES, LAST = "curves.png", "last.safetensors"
 
@@ -63,7 +64,9 @@ def run(context: JobContext) -> Outcome:
         parts = basis_parts(spec, reader, held_out)
         basis = digest(parts)
         job, ledger = context.job, context.store.publications
-        staging = Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=basis)
+        staging = context.patience.through(
+            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=basis), begun=job.attempt > 1
+        )
         key = basis[:16] if spec.train.resume != "never" else f"{basis[:16]}-{context.job.id}"
         checkpoints = Checkpoints(spec.output.path, key, owner=context.job.id)
         if staging.finished is not None:
@@ -118,7 +121,6 @@ def _trained(
     except Stopped:
         return Outcome(stop=context.stop())
     step = prepared.step
-    written: list[str] = []
     with ExitStack() as opened:
         opened.callback(step.close)
         summary = _summary(prepared, device)
@@ -138,15 +140,18 @@ def _trained(
         found, progress, steps = _begin(context, ready, step, found, checkpoints, sheet, device)
         keeper = None
         if train.checkpoint is not None:
-            keeper = Keeper(checkpoints, ready.module, step, device, keep_last=train.checkpoint.keep_last, found=found)
+            keeper = Keeper(
+                checkpoints,
+                ready.module,
+                step,
+                device,
+                keep_last=train.checkpoint.keep_last,
+                found=found,
+                patience=context.patience,
+            )
             opened.callback(keeper.close)
-        journal = Journal(
-            staging.file(METRICS),
-            classes=ready.classes is not None,
-            tensorboard=train.tensorboard,
-            report=context.report,
-        )
-        opened.callback(lambda: written.extend(journal.close()))
+        journal = _journal(context, staging, ready)
+        opened.callback(journal.close)
         journal.replay(steps, progress.epochs)
         loop = Loop(
             context,
@@ -167,6 +172,7 @@ def _trained(
         context.report(phase="run", schedule=summary)
         earlier, began = len(steps), time.perf_counter()
         stop = loop.run()
+        written = _finish(context, journal, stop)
     run_s = time.perf_counter() - began
     if stop is not Stop.GO:
         kept = "no checkpoint" if keeper is None else f"a checkpoint after step {progress.step}"
@@ -184,7 +190,7 @@ def _trained(
         timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
     context.report(done=sampler.records * len(progress.epochs))
     outputs = _publish(context, staging, checkpoints, ready, progress, steps, written)
-    checkpoints.clear()
+    context.patience.through(checkpoints.clear)
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
 
 
@@ -276,12 +282,13 @@ def _publish(
     written: list[str],
 ) -> dict[str, Any]:
     context.report(phase="publish")
+    through = context.patience.through
     if progress.best is None:
-        save_weights(ready.module, staging.file(MODEL))
+        through(lambda: save_weights(ready.module, staging.file(MODEL)))
     else:
-        save_weights(ready.module, staging.file(LAST))
+        through(lambda: save_weights(ready.module, staging.file(LAST)))
         best = _best(checkpoints, progress.best["step"])
-        link_or_copy(best.path / MODEL, staging.file(MODEL))
+        through(lambda: link_or_copy(best.path / MODEL, staging.file(MODEL)))
         text = f"{MODEL} is of epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is of the last epoch"
         context.event("best", text.format_map(progress.best), progress.best)
     for name in written:
@@ -289,14 +296,36 @@ def _publish(
     if curves.available():
         last = progress.epochs[-1]
         title = f"{context.spec.name}: {last['step']} steps, {last['epoch']} epochs"
-        curves.draw(staging.file(CURVES), steps.column("loss"), progress.epochs, title=title)
+        through(lambda: curves.draw(staging.file(CURVES), steps.column("loss"), progress.epochs, title=title))
     else:
         context.event("no-curves", f"{CURVES} is left out: matplotlib is missing; it comes with nimble-jobs[plots]", {})
     if progress.bad_records:
         bad = [BadRecord(index=int(i), id=name, reason=why) for i, (name, why) in progress.bad_records.items()]
-        staging.write_shard(0, {}, sorted(bad, key=lambda record: record.index), last=True)
+        bad.sort(key=lambda record: record.index)
+        through(lambda: staging.write_shard(0, {}, bad, last=True))
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
-    return staging.publish(summary)
+    return through(lambda: staging.publish(summary))
+
+
+def _journal(context: JobContext, staging: Staging, ready: setup.Setup) -> Journal:
+    assert context.spec.train is not None
+    make = partial(
+        Journal,
+        staging.file(METRICS),
+        classes=ready.classes is not None,
+        tensorboard=context.spec.train.tensorboard,
+        report=context.report,
+        event=context.event,
+    )
+    return context.patience.through(make)
+
+
+def _finish(context: JobContext, journal: Journal, stop: Stop) -> list[str]:
+    """Write the rest of the journal of a training that has ended; its files beside metrics.jsonl."""
+    if stop is not Stop.GO:
+        return []
+    context.patience.through(journal.flush)
+    return journal.finish()
 
 
 def _best(checkpoints: Checkpoints, step: int) -> Checkpoint:

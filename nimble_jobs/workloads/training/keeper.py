@@ -1,5 +1,8 @@
 """Takes checkpoints while the training goes on: a copy of the state now, files and syncs on a thread later.
 
+A disk that is full, or read-only for a while, is waited for on that thread; the training goes on until the next
+checkpoint is due.
+
 Nothing waits for the device. A copy is written once the figures of all its steps have come from there, and are finite.
 """
 
@@ -17,6 +20,7 @@ from safetensors.torch import save
 from torch import nn
 
 from nimble_jobs.errors import JobFailed
+from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner.training import TrainingStep
 from nimble_jobs.workloads.training import checkpoint, random_state
 from nimble_jobs.workloads.training.checkpoint import MODEL, STATE, STEPS, Checkpoint
@@ -48,12 +52,14 @@ class Keeper:
         *,
         keep_last: int,
         found: Checkpoint | None = None,
+        patience: Patience = NONE,
     ) -> None:
         self._checkpoints = checkpoints
         self._live = Live(module)
         self._step = step
         self._device = device
         self._keep_last = keep_last
+        self._patience = patience
         self._trained = [n for n, p in module.named_parameters() if p.requires_grad]
         self._flats = {name: Flat(found, device) for name, found in self._tensors().items()}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nimble-checkpoint")
@@ -131,10 +137,11 @@ class Keeper:
             raise JobFailed(f"the weights {broken} are not finite after step {step}; no checkpoint of them is kept")
         files = {name: (self._flats[name].head, data) for name, data in values.items()}
         path = self._checkpoints.path(step)
-        checkpoint.write(path, sheet, {**files, STEPS: (save(figures),)}, owner=self._checkpoints.owner)
+        pieces = {**files, STEPS: (save(figures),)}
+        self._patience.through(lambda: checkpoint.write(path, sheet, pieces, owner=self._checkpoints.owner))
         self.latest = step
         self.written += 1
-        self._checkpoints.prune(step, self._keep_last, best)
+        self._patience.through(lambda: self._checkpoints.prune(step, self._keep_last, best))
 
 
 def restore(found: Checkpoint, module: nn.Module, step: TrainingStep, device: torch.device) -> tuple[Progress, Steps]:

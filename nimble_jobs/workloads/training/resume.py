@@ -32,10 +32,10 @@ def find(context: JobContext, checkpoints: Checkpoints, sheet: dict[str, Any]) -
     train = context.spec.train
     assert train is not None
     if train.resume == "never":
-        checkpoints.clear()
+        context.patience.through(checkpoints.clear)
         return None
-    checkpoints.tidy()
-    found = checkpoints.newest()
+    context.patience.through(checkpoints.tidy)
+    found = context.patience.through(checkpoints.newest)
     used, instead = found.checkpoint, "it is not used"
     try:
         if train.resume != "auto":

@@ -1,0 +1,73 @@
+"""What is wrong with a worker that holds its lock, as far as others can see."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from nimble_jobs.spec.units import format_duration
+from nimble_jobs.store.database import FileId, file_id
+from nimble_jobs.store.home import DATABASE
+from nimble_jobs.store.records import WorkerInfo
+
+QUIET_S = 20.0  # a worker gives a sign every five seconds
+STILL_S = 600.0  # without progress of its job, a worker is worth a look
+_NOTICES_S = 15.0  # within this time a worker notices that its database was replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """How a worker is. Times are seconds; None where it never said."""
+
+    seen_s: float | None  # since it last gave a sign
+    progress_s: float | None  # since its job last made progress; None without a job
+    state: str | None  # stuck | deaf | waits | still; None when it is well
+    words: str = ""  # what that means, and what helps
+
+    @property
+    def broken(self) -> bool:
+        """Does somebody have to do something?"""
+        return self.state in ("stuck", "deaf", "waits")
+
+
+def health_of(worker: WorkerInfo, home: Path) -> Health:
+    """From what the worker wrote into its lock folder, by a clock that nobody can set, and the files that are there."""
+    now = time.monotonic()
+    seen_s, progress_s = _since(worker, "seen_at", now), _since(worker, "moved_at", now)
+
+    def health(state: str | None, words: str = "") -> Health:
+        return Health(seen_s=seen_s, progress_s=progress_s, state=state, words=words)
+
+    name = f"worker {worker.id} (process {worker.pid})"
+    if seen_s is not None and seen_s > QUIET_S:
+        how = "it is stopped or stuck; let it go on (kill -CONT) or end it (kill -KILL), its job is not lost"
+        return health("stuck", f"{name}: has given no sign for {_rounded(seen_s)}: {how}")
+    if _deaf(worker, home):
+        how = "stop it and start another; its job is not lost"
+        return health("deaf", f"{name}: works on another file than {home / DATABASE}, which was replaced: {how}")
+    reason = worker.info.get("trouble") or worker.info.get("waits_for")
+    if reason:
+        return health("waits", f"{name}: waits until this works again: {reason}")
+    if progress_s is not None and progress_s > STILL_S:
+        job = worker.info.get("job")
+        return health("still", f"{name}: job {job} has made no progress for {_rounded(progress_s)}")
+    return health(None)
+
+
+def _deaf(worker: WorkerInfo, home: Path) -> bool:
+    known = worker.info.get("database")
+    path = home / DATABASE
+    present: FileId | None = file_id(path)
+    if not isinstance(known, list) or present is None or tuple(known) == present:
+        return False
+    return time.time() - path.stat().st_ctime > _NOTICES_S
+
+
+def _since(worker: WorkerInfo, name: str, now: float) -> float | None:
+    at = worker.info.get(name)
+    return max(0.0, now - at) if isinstance(at, int | float) else None
+
+
+def _rounded(seconds: float) -> str:
+    return format_duration(round(seconds))

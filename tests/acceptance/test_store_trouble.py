@@ -1,0 +1,260 @@
+"""Trouble of disk and database that passes: real workers wait, say so, go on, and lose nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from worker_fakes import submit
+from worker_processes import Start, child_of, ended, noted, until
+
+from nimble_jobs import client
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import DATABASE, resolve
+
+HELD_S = float(os.environ.get("NIMBLE_JOBS_TROUBLE_S", "8"))  # how long each trouble lasts
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, with the store on it."""
+    yield from small_disk(tmp_path / "disk")
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, without the store."""
+    yield from small_disk(tmp_path / "outputs")
+
+
+def small_disk(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(path)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("file systems cannot be mounted here")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """On the small disk where the test has one."""
+    folder = request.getfixturevalue("disk") if "disk" in request.fixturenames else tmp_path
+    with open_store(resolve(str(folder / "home"))) as opened:
+        yield opened
+
+
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """No byte is free inside the block."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def locked(store: Store) -> Iterator[None]:
+    """Another process has the database to itself, so that nobody reads or writes it."""
+    script = f"""
+import sqlite3, sys
+c = sqlite3.connect({str(store.home / DATABASE)!r}, isolation_level=None, timeout=20)
+c.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = subprocess.Popen(["python3", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    try:
+        yield
+    finally:
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The folder is mounted read-only inside the block; files that are open stay as they are."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def no_writes(*pids: int) -> Iterator[None]:
+    """Every write of these processes to a file fails inside the block. Needs no mount and no privilege."""
+    before = [resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids]
+    for pid, (_, hard) in zip(pids, before, strict=True):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        for pid, limits in zip(pids, before, strict=True):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
+def running(store: Store, job: Job) -> None:
+    until(lambda: store.jobs.get(job.id).phase == "run")
+
+
+def check_undisturbed(store: Store, folder: Path, *jobs: Job) -> None:
+    """Each succeeded in one attempt, all in one process, and the store is sound."""
+    for job in ended(store, *jobs, timeout_s=60):
+        assert job.state is JobState.SUCCEEDED, job.error
+        assert [a.outcome for a in store.jobs.attempts(job.id)] == ["succeeded"]
+    assert len({process for job in jobs for _, process, _ in noted(folder, job.name)}) == 1
+    assert store.check() == []
+
+
+@pytest.mark.parametrize("trouble", ["full", "locked", "read-only", "no writes"])
+def test_a_busy_worker_waits(store: Store, disk: Path, start: Start, tmp_path: Path, trouble: str) -> None:
+    """While the store can be written by nobody a job runs on; its end is written afterwards, and the next job runs."""
+    job = submit(store, tmp_path, do="batches", count=10, sleep_s=0.2)
+    next_job = submit(store, tmp_path, name="next", do="batches")
+    worker = start()
+    running(store, job)
+    pids = (worker.pid, child_of(worker).pid)
+    held = {
+        "full": lambda: full(disk),
+        "locked": lambda: locked(store),
+        "read-only": lambda: read_only(store.home),
+        "no writes": lambda: no_writes(*pids),
+    }[trouble]
+    with held():
+        time.sleep(HELD_S)  # the job has done its work after two seconds
+        assert worker.poll() is None
+    check_undisturbed(store, tmp_path, job, next_job)
+    log = (tmp_path / "worker-0.log").read_text()
+    assert "goes on: what it waited for works again" in log
+    if trouble != "no writes":  # of which its log is a victim as well
+        assert "waits until this works again" in log
+    assert "attempt 1 succeeded" in (store.home / "logs" / f"{job.id}.log").read_text()
+
+
+@pytest.mark.parametrize("trouble", ["full", "locked"])
+def test_an_idle_worker_waits(store: Store, disk: Path, start: Start, tmp_path: Path, trouble: str) -> None:
+    """A worker that claims while the store refuses stays, and takes what is submitted afterwards."""
+    first = submit(store, tmp_path, do="batches")
+    worker = start()
+    ended(store, first)
+    with full(disk) if trouble == "full" else locked(store):
+        time.sleep(HELD_S)
+        assert worker.poll() is None
+    check_undisturbed(store, tmp_path, first, submit(store, tmp_path, name="next", do="batches"))
+
+
+def test_a_child_that_dies_meanwhile_is_replaced(store: Store, disk: Path, start: Start, tmp_path: Path) -> None:
+    """What the supervisor could not write, that an attempt was lost, is written once that is possible."""
+    job = submit(store, tmp_path, do="hang")
+    worker = start()
+    until(lambda: noted(tmp_path))
+    with full(disk):
+        child_of(worker).kill()
+        time.sleep(3)
+        assert worker.poll() is None
+    until(lambda: store.jobs.get(job.id).attempt == 2)
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["lost", None]
+
+
+def test_sigterm_while_it_waits(store: Store, start: Start, tmp_path: Path) -> None:
+    """A worker that cannot write leaves within its grace period; the next one finds the job and runs it."""
+    job = submit(store, tmp_path, do="batches", count=5, sleep_s=0.1)
+    worker = start(grace=2)
+    running(store, job)
+    with locked(store):
+        time.sleep(2)  # its work is done, and waits to be written
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=20) == 0
+    start()
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+    assert done.attempt == 2
+
+
+def test_patience_has_an_end(
+    store: Store, disk: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NIMBLE_JOBS_PATIENCE bounds the wait; the worker then leaves with an error that names what was full."""
+    monkeypatch.setenv("NIMBLE_JOBS_PATIENCE", "2s")
+    job = submit(store, tmp_path, do="batches", count=5, sleep_s=0.1)
+    worker = start()
+    running(store, job)
+    with full(disk):
+        assert worker.wait(timeout=40) != 0
+    assert "no space left" in (tmp_path / "worker-0.log").read_text()
+    monkeypatch.setenv("NIMBLE_JOBS_PATIENCE", "1h")
+    start()
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+
+
+def test_shards_wait_for_the_outputs_disk(store: Store, outputs: Path, start: Start, tmp_path: Path) -> None:
+    """A job whose output's disk is full says that it waits, and its shards are written afterwards, each once."""
+    job = submit(store, tmp_path, do="shards", path=str(outputs / "out"), count=6, sleep_s=0.2)
+    start()
+    running(store, job)
+    with full(outputs):
+        until(lambda: store.jobs.get(job.id).phase == "wait")
+        (live,) = store.workers.live()
+        assert "No space left" in live.info["waits_for"]
+    (done,) = ended(store, job)
+    assert done.state is JobState.SUCCEEDED
+    assert done.attempt == 1
+    assert len(list((outputs / "out").glob("part-*.npy"))) == 6
+
+
+@pytest.mark.parametrize("way", ["cancel", "stop", "timeout"])
+def test_a_wait_for_a_disk_can_be_ended(store: Store, start: Start, tmp_path: Path, way: str) -> None:
+    """A job that waits for the disk of its output obeys `cancel` and SIGTERM; its timeout does not run meanwhile."""
+    (tmp_path / "outputs").mkdir()
+    job = submit(
+        store,
+        tmp_path,
+        do="shards",
+        path=str(tmp_path / "outputs" / "out"),
+        count=6,
+        sleep_s=0.2,
+        timeout_s=6 if way == "timeout" else None,
+    )
+    worker = start(grace=30)
+    running(store, job)
+    child = child_of(worker).pid
+    # The supervisor can write, and so can the child to its pipes; regular files of the child cannot grow.
+    with no_writes(child):
+        until(lambda: store.workers.live()[0].info.get("waits_for"))
+        if way == "cancel":
+            client.cancel(job.id, store=store)
+            time.sleep(1)
+        elif way == "stop":
+            worker.send_signal(signal.SIGTERM)
+            time.sleep(1)
+        else:
+            time.sleep(8)
+    (done,) = (
+        ended(store, job) if way != "stop" else [until(lambda: worker.poll() is not None and store.jobs.get(job.id))]
+    )
+    wanted = {"cancel": JobState.CANCELLED, "stop": JobState.QUEUED, "timeout": JobState.SUCCEEDED}
+    assert done.state is wanted[way], done.error
+    assert len(store.jobs.attempts(job.id)) == 1
