@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -76,7 +77,8 @@ class Workers:
         `info` is what others see: they expect device and status; pid and started_at come by themselves.
         Raises StoreError where the file system has no locks.
         """
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):  # opening the lock says what is wrong
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         for slot in range(_MAX_SLOTS):
             path = self._lock_file(slot)
             if path.exists() and not path.is_file():

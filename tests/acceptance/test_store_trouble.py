@@ -217,8 +217,7 @@ def test_shards_wait_for_the_outputs_disk(store: Store, outputs: Path, start: St
     running(store, job)
     with full(outputs):
         until(lambda: store.jobs.get(job.id).phase == "wait")
-        (live,) = store.workers.live()
-        assert "No space left" in live.info["waits_for"]
+        until(lambda: "No space left" in (store.workers.live()[0].info.get("waits_for") or ""))
     (done,) = ended(store, job)
     assert done.state is JobState.SUCCEEDED
     assert done.attempt == 1
