@@ -180,11 +180,11 @@ def test_a_child_that_dies_meanwhile_is_replaced(store: Store, disk: Path, start
 
 def test_sigterm_while_it_waits(store: Store, start: Start, tmp_path: Path) -> None:
     """A worker that cannot write leaves within its grace period; the next one finds the job and runs it."""
-    job = submit(store, tmp_path, do="batches", count=5, sleep_s=0.1)
+    job = submit(store, tmp_path, do="batches", count=30, sleep_s=0.1)
     worker = start(grace=2)
     running(store, job)
     with locked(store):
-        time.sleep(2)  # its work is done, and waits to be written
+        time.sleep(5)  # its work is done, and waits to be written
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(timeout=20) == 0
     start()
@@ -198,7 +198,7 @@ def test_patience_has_an_end(
 ) -> None:
     """NIMBLE_JOBS_PATIENCE bounds the wait; the worker then leaves with an error that names what was full."""
     monkeypatch.setenv("NIMBLE_JOBS_PATIENCE", "2s")
-    job = submit(store, tmp_path, do="batches", count=5, sleep_s=0.1)
+    job = submit(store, tmp_path, do="batches", count=20, sleep_s=0.1)
     worker = start()
     running(store, job)
     with full(disk):
