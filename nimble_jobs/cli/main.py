@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import bench, cache, doctor, job_list, jobs, specs, submit, worker
+from nimble_jobs.cli import bench, cache, doctor, job_list, jobs, specs, streams, submit, worker
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note
 from nimble_jobs.errors import NimbleError, SpecError
@@ -64,8 +64,32 @@ def root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code. Never raises for what a user did."""
+    """Runs one command line and returns its exit code. Never raises for what a user did, nor for what stdout is."""
+    streams.present()
     args = _global_options_first(list(sys.argv[1:] if argv is None else argv))
+    before = sys.stdout, sys.stderr
+    stdout, stderr = (streams.Watched(stream) for stream in before)
+    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, stderr)
+    try:
+        code = _run(args, stdout)
+    finally:
+        sys.stdout, sys.stderr = before
+    refused = stdout.settle()
+    if isinstance(refused, BrokenPipeError):  # the reader of a pipe, `head` for instance, has seen enough
+        code = streams.BROKEN_PIPE
+    elif refused is not None:
+        _say(f"nimble-jobs: standard output cannot be written: {refused.strerror}")
+        code = code or 1
+    stderr.settle()
+    return code
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # there is nowhere left to say that nothing can be said
+        note(text)
+
+
+def _run(args: list[str], stdout: streams.Watched) -> int:
     debug = args[:1] == ["--debug"]
     command = typer.main.get_command(app)
     try:
@@ -75,26 +99,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command(args=args, prog_name="nimble-jobs", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except BrokenPipeError:  # the reader of a pipe, `head` for instance, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except NimbleError as e:
         if debug:
             traceback.print_exc()
         prefix = "" if isinstance(e, SpecError) else "nimble-jobs: "
-        note("\n".join(prefix + line for line in str(e).splitlines()))
+        _say("\n".join(prefix + line for line in str(e).splitlines()))
         return e.exit_code
     except typer.TyperException as e:
-        note(_usage(e))
+        _say(_usage(e))
         return e.exit_code
     except typer.Abort:
-        note("nimble-jobs: aborted")
+        _say("nimble-jobs: aborted")
         return 1
-    except Exception as e:  # noqa: BLE001  # the last line of defence: a user never sees a traceback unasked
+    except (Exception, SystemExit) as e:  # the last line of defence: a user never sees a traceback unasked
+        if stdout.refused is not None:  # then it is about that
+            return 1
+        cause = e.__context__ if isinstance(e, SystemExit) else e  # Typer makes an exit of any broken pipe
+        if cause is None:
+            raise
         if debug:
             traceback.print_exc()
-        said = " ".join(str(e).split())
-        note(f"nimble-jobs: unforeseen error: {type(e).__name__}{': ' if said else ''}{said}; run again with --debug")
+        said = " ".join(str(cause).split())
+        _say(
+            f"nimble-jobs: unforeseen error: {type(cause).__name__}{': ' if said else ''}{said}; run again with --debug"
+        )
         return 1
 
 

@@ -51,8 +51,9 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: P
             kept["train.loss"] = loss.target
         if resume := _resume(spec, known):
             kept["train.resume"] = resume
-        yield from _output(spec.output.path, kept, base)
-        if home is not None and (problem := about_home(spec.output.path, home)):
+        around = list(_output(spec.output.path, kept, base))
+        yield from around
+        if home is not None and not around and (problem := about_home(spec.output.path, home)):
             yield Finding("output.path", problem, "a folder of its own")
         if check_files:
             yield from _output_place(spec.output.path)
