@@ -19,6 +19,7 @@ from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.signature import Signature, mismatch, read, split
 from nimble_jobs.nimble.stored import opened
+from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.planner.modes import own_mode, own_modes
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.schedule import Schedule
@@ -93,10 +94,11 @@ class Nimble:
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
 
-        Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or plain
-        attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"` leaves that
-        out. Calls of other threads wait while a signature is prepared. `train()` or `eval()` of another thread during a
-        prepare, or during a call that runs in eager, may be lost.
+        Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or
+        plain attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"`
+        leaves that out. A call under autocast or a transform of torch.func raises UsageError, or runs in eager
+        with `fallback`. Calls of other threads wait while a signature is prepared. `train()` or `eval()` of
+        another thread during a prepare, or during a call that runs in eager, may be lost.
         """
         _check_options(streams, fuse, in_flight)
         if guard not in ("on", "off"):
@@ -157,14 +159,16 @@ class Nimble:
             prepared, tensors = self._find(args, kwargs)
             try:
                 return self._run(prepared, tensors)
-            except ModuleChanged as e:
+            except (ModuleChanged, Unfit) as e:
                 if (prepared.signature, prepared.training) not in self._falls_back:
                     raise
-                return self._run(self._eager_instead(prepared, str(e)), tensors)
+                if isinstance(e, ModuleChanged):
+                    return self._run(self._eager_instead(prepared, str(e)), tensors)
+                return self._run(self._eager(prepared, str(e)), tensors)
 
     def _run(self, prepared: Prepared, tensors: list[torch.Tensor]) -> Any:
-        if prepared.schedule is not None and torch.is_autocast_enabled(prepared.signature.tensors[0].device.type):
-            raise UsageError("called under torch.autocast, which a schedule knows nothing of")
+        if prepared.schedule is not None:
+            refuse_surroundings(prepared.signature.tensors[0].device, training=prepared.training)
         if not prepared.training and torch.is_grad_enabled():
             for slot, tensor in zip(prepared.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad:
@@ -247,9 +251,12 @@ class Nimble:
             self._positional[prepared.training, key] = prepared
         self._current = prepared
 
-    def _eager_instead(self, prepared: Prepared, reason: str) -> Prepared:
+    def _eager(self, prepared: Prepared, reason: str) -> Eager:
+        return Eager(signature=prepared.signature, module=self.module, fallback=reason, training=prepared.training)
+
+    def _eager_instead(self, prepared: Prepared, reason: str) -> Eager:
         """What runs the module as it is now, in place of a schedule of what it was."""
-        eager = Eager(signature=prepared.signature, module=self.module, fallback=reason, training=prepared.training)
+        eager = self._eager(prepared, reason)
         self._left.append(prepared)
         self._prepared.pop((prepared.signature, prepared.training), None)
         self._keep(eager)

@@ -14,7 +14,6 @@ from torch import nn
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
-from nimble_jobs.engine.private import in_transform, saved_tensor_hooks
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
@@ -25,6 +24,7 @@ from nimble_jobs.nimble.inference import parts_of
 from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
+from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.compare import Tensors
@@ -89,17 +89,16 @@ class Training:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """The model's outputs for these inputs, part of autograd's graph.
 
-        Raises UsageError as `refuse_shared`, and where autograd would want what no replay has; ModuleChanged.
+        Raises UsageError as `refuse_shared`, Unfit where autograd would want what no replay has, ModuleChanged.
         """
         refuse_shared(self.signature, tensors, self.written)
-        _refuse_surroundings()
         if torch.is_grad_enabled():
             for slot, tensor in zip(self.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad and slot.name not in self.input_leaves:
-                    raise UsageError(f"{slot.name}: requires grad; the example that was prepared did not")
+                    raise Unfit(f"{slot.name}: requires grad; the example that was prepared did not")
             for name, parameter in self.frozen.items():
                 if parameter.requires_grad:
-                    raise UsageError(f"the parameter {name!r} requires grad; it did not when it was prepared")
+                    raise Unfit(f"the parameter {name!r} requires grad; it did not when it was prepared")
         if self.guard is not None and self._asks_first:
             self.guard.check()
         outputs = _Replay.apply(self, *tensors, *self.parameters.values())  # type: ignore[no-untyped-call]
@@ -227,18 +226,6 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _refuse_surroundings() -> None:
-    """Raises UsageError inside of a transform, or where hooks wait for tensors that are saved."""
-    transform = in_transform()
-    if transform is not None:
-        raise UsageError(f"called inside of {transform}, which no replay takes part in; call the module itself there")
-    if torch.is_grad_enabled() and saved_tensor_hooks():
-        raise UsageError(
-            "called under torch.autograd.graph.saved_tensors_hooks, which a replay would not run; "
-            "call the module itself there"
-        )
-
-
 def prepare(
     module: nn.Module,
     signature: Signature,
@@ -253,7 +240,7 @@ def prepare(
     """
     if not module.training:
         raise UsageError("training: the module is in evaluation mode; call its train() before prepare")
-    _refuse_surroundings()
+    refuse_surroundings(device, training=True)
     refuse_backward_hooks(module)
     start = time.perf_counter()
     inputs = {s.name: t.detach().clone() for s, t in zip(signature.tensors, tensors, strict=True)}

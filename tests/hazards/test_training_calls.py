@@ -185,6 +185,31 @@ def test_forward_mode_is_refused_in_words() -> None:
     nimble(X).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.func imports
+def test_with_a_fallback_such_a_call_runs_in_eager() -> None:
+    """And says why; the next one replays again."""
+    module = layers()
+    nimble = prepared(module, grad=True, fallback=True)
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: nimble(x).sum())(X), torch.func.grad(lambda x: module(x).sum())(X)
+    )
+    assert str(nimble.fallback).startswith("called inside of a transform of torch.func")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert nimble(X).dtype is torch.bfloat16
+    assert str(nimble.fallback).startswith("called under torch.autocast")
+    nimble(X).sum().backward()
+    assert nimble.fallback is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch imports for it
+def test_a_call_without_gradients_loses_no_tangent() -> None:
+    """Forward mode also differentiates what runs under `no_grad`."""
+    nimble = Nimble(layers().eval())
+    nimble.prepare(X, streams=1, fuse="off")
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(UsageError, match="forward-mode differentiation"):
+        nimble(torch.autograd.forward_ad.make_dual(X, torch.ones_like(X)))
+
+
 def test_saved_tensor_hooks_around_a_call_are_refused() -> None:
     """They would not see what the replay saves."""
     nimble = prepared(layers())

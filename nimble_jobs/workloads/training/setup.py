@@ -22,6 +22,7 @@ from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.planner.misses import check_unchanged
 from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
+from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.columns import logits_of
 from nimble_jobs.workloads.training.feed import TRAINED_ON, check_labels, check_numbers, record_name
@@ -191,7 +192,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def _classes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, train: TrainSpec, dtype: str) -> int | None:
     if y.is_floating_point():
         return None
-    with evaluating(module), autocast(dtype, x.device):
+    with no_traces(module, x.device), evaluating(module), autocast(dtype, x.device):
         outputs = flatten_outputs(module(x))
     try:
         return logits_of(outputs).shape[1]
