@@ -172,8 +172,8 @@ class Staging:
             sync_file(self._folder / name)
         bad = self.bad
         if bad:
-            lines = "".join(json.dumps(dataclasses.asdict(b), ensure_ascii=False) + "\n" for b in bad)
-            data = lines.encode("utf-8", "backslashreplace")
+            shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
+            data = "".join(json.dumps(dataclasses.asdict(b), ensure_ascii=False) + "\n" for b in shown).encode()
             write_file(self._folder / ERRORS, data)
             digest = hashlib.sha256(data).hexdigest()
             entries.append(FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)))

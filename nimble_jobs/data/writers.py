@@ -25,11 +25,17 @@ def encode(format_: str, columns: Columns) -> dict[str, bytes | memoryview]:
     """Bytes by file suffix (`.parquet`, `.jsonl`, `.FIELD.npy`). Raises DataError for a field that the format cannot
     hold.
     """
+    columns = {name: c if isinstance(c, np.ndarray) else [valid(text) for text in c] for name, c in columns.items()}
     if format_ == "parquet":
         return {".parquet": _parquet(columns)}
     if format_ == "jsonl":
         return {".jsonl": _jsonl(columns)}
     return _npy(columns)
+
+
+def valid(text: str) -> str:
+    """The text as every format can hold it: bytes of a file name that are no UTF-8 become `\\udcff` and the like."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def records(columns: Columns) -> int:
@@ -73,7 +79,7 @@ def _jsonl(columns: Columns) -> bytes:
     rows = zip(*(values(c) for c in columns.values()), strict=True)
     names = list(columns)
     lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, separators=(",", ":")) for row in rows)
-    return "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
+    return "".join(line + "\n" for line in lines).encode()
 
 
 def _npy(columns: Columns) -> dict[str, bytes | memoryview]:
