@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class BufferKind(StrEnum):
@@ -206,6 +206,8 @@ class Schedule:
     replay_us: float  # median time of one replay, microseconds
     peak_bytes: int  # device memory of one instance beyond the module's state
     build_s: float
+    runs: str = "schedule"  # schedule | eager: what was measured to be faster here, and is used
+    noise: float | None = None  # share of the two times within which they count as equal; None: not timed in turns
     stages: tuple[tuple[str, float], ...] = ()  # of the search, each with its seconds
 
     def to_json(self) -> str:

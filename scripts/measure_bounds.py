@@ -57,7 +57,7 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
         cell.own_module(),
         cell.inputs(CONTIGUOUS)[0],
         "bounds",
-        BuildOptions(fuse=options.fuse, tolerance=cell.tolerance, budget_s=options.budget),
+        BuildOptions(fuse=options.fuse, tolerance=cell.tolerance, budget_s=options.budget, eager="reference"),
         device,
     )
     schedule = built.schedule

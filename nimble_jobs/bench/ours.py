@@ -45,6 +45,7 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
             fold=True,
             tolerance=cell.tolerance,
             budget_s=settings.search_s,
+            eager="reference",
         ),
         cell.device,
     )

@@ -33,6 +33,7 @@ def rows(cell: TrainingCell, unit: Unit, settings: Settings) -> Iterator[Row]:
     options = BuildOptions(
         fuse=cast(Literal["auto", "off", "max"], settings.fuse),
         budget_s=settings.search_s,
+        eager="reference",
     )
     cell.ready(CONTIGUOUS)
     meter = Meter(cell.device)

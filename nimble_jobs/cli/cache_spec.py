@@ -132,7 +132,7 @@ def _line(made: Ahead) -> str:
     if made.fallback:
         return with_reason(f"{head}  no schedule", made.fallback, sys.stdout)
     took = render.duration(made.build_s)
-    measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "device": made.device}
+    measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "runs": made.runs, "device": made.device}
     state = f"hit, was built in {took}" if made.hit else f"built in {took}"
     return with_reason(f"{head}  {state}", render.speedup(measured), sys.stdout)
 

@@ -201,6 +201,8 @@ def speedup(values: dict[str, Any]) -> str:
         return ""
     device = values.get("device_name") or values.get("device")
     text = f"replay {micros(replay_us)}, eager {micros(eager_us)}, {eager_us / replay_us:.2f}×"
+    if values.get("runs") == "eager" and not values.get("fallback"):
+        text = f"eager is faster here: {text}"
     return f"{text} on {device}" if device else text
 
 

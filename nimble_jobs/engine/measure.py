@@ -55,21 +55,38 @@ def time_us(
     """Median time of one call, in microseconds, within about `budget_s` seconds. `before` is called before each sample,
     untimed.
     """
-    before()
-    call()
-    synchronize(device)
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    once = max(time.perf_counter() - start, 1e-7)
-    calls = max(1, min(200, int(budget_s / once / (_SAMPLES + 1))))
-    samples = max(1, min(_SAMPLES, int(budget_s / once)))
-    times = []
-    for _ in range(samples):
-        before()
-        synchronize(device)
-        times.append(_sample(call, device, calls))
+    (times,) = in_turns_us([call], device, budget_s=budget_s, before=before)
     return median(times)
+
+
+def in_turns_us(
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    budget_s: float = BUDGET_S,
+    before: Callable[[], object] = lambda: None,
+    at_least: int = 1,
+) -> list[list[float]]:
+    """Times of several calls, each a few samples in microseconds, taken in turns, so that what else the machine does
+    meets all of them. About `budget_s` seconds for each. `before` is called before each sample, untimed.
+    """
+    once: list[float] = []
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        before()
+        call()
+        synchronize(device)
+        start = time.perf_counter()
+        call()
+        synchronize(device)
+        once.append(max(time.perf_counter() - start, 1e-7))
+    samples = max(at_least, min(_SAMPLES, int(budget_s / max(once))))
+    for _ in range(samples):
+        for call, seconds, found in zip(calls, once, times, strict=True):
+            before()
+            synchronize(device)
+            found.append(_sample(call, device, max(1, min(200, int(budget_s / seconds / (_SAMPLES + 1))))))
+    return times
 
 
 def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = BUDGET_S) -> float:

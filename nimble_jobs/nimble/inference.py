@@ -100,12 +100,13 @@ class Inference:
 
 @dataclass(kw_only=True)
 class Eager:
-    """A signature for which there is no schedule: the model itself is called."""
+    """A signature for which the model itself is called: there is no schedule, or eager is faster than it."""
 
     signature: Signature
     module: nn.Module
-    fallback: str
-    schedule: None = None
+    fallback: str | None = None
+    schedule: Schedule | None = None
+    backward_schedule: Schedule | None = None
     hit: Hit = Hit.MISS
     training: bool = False
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -131,7 +132,7 @@ def prepare(
     device: torch.device,
     store: Store | None = None,
     guard: Choice = "on",
-) -> Inference:
+) -> Inference | Eager:
     """Capture and check the schedule of a call in evaluation mode: from the store, or else by a search for the fastest,
     which the store then keeps.
 
@@ -150,9 +151,12 @@ def prepare(
         parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
         key = schedule_key(parts)
         built = _found(call, example, key, parts, options, device, store)
+    hit = Hit.MISS if isinstance(built, Built) else Hit.STORED
+    if built.schedule.runs == "eager":
+        return Eager(signature=signature, module=module, schedule=built.schedule, hit=hit)
     return Inference(
         signature=signature,
-        hit=Hit.MISS if isinstance(built, Built) else Hit.STORED,
+        hit=hit,
         schedule=built.schedule,
         structure=structure,
         instances=built.instances,

@@ -79,6 +79,7 @@ class Nimble:
         store: str | Path | Store | None = None,
         fallback: bool = False,
         guard: Choice = "on",
+        eager: Literal["candidate", "reference"] = "candidate",
     ) -> None:
         """Build a schedule for calls like `example`: a tensor, a tuple of arguments, a dict of keyword arguments, or a
         pair of both. Other signatures that were prepared stay.
@@ -94,6 +95,9 @@ class Nimble:
         CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
 
+        Where the module as it is was measured to be faster than every schedule, calls run it, and `schedule.runs` says
+        "eager"; with `eager="reference"` they replay the fastest schedule nevertheless.
+
         Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or
         plain attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"`
         leaves that out. A call under autocast or a transform of torch.func raises UsageError, or runs in eager
@@ -101,6 +105,8 @@ class Nimble:
         another thread during a prepare, or during a call that runs in eager, may be lost.
         """
         _check_options(streams, fuse, in_flight)
+        if eager not in ("candidate", "reference"):
+            raise UsageError(f"eager: found {eager!r}; expected 'candidate' or 'reference'")
         if guard not in ("on", "off"):
             raise UsageError(f"guard: found {guard!r}; expected 'on' or 'off'")
         if training and in_flight != 1:
@@ -116,6 +122,7 @@ class Nimble:
             fuse=fuse,
             purpose="latency" if in_flight == 1 else "throughput",
             in_flight=in_flight,
+            eager=eager,
             layout="given" if self._prepared else "auto",  # schedules that exist read the weights where they lie
         )
         with self._gate.alone():
@@ -167,7 +174,7 @@ class Nimble:
                 return self._run(self._eager(prepared, str(e)), tensors)
 
     def _run(self, prepared: Prepared, tensors: list[torch.Tensor]) -> Any:
-        if prepared.schedule is not None:
+        if not isinstance(prepared, Eager):
             refuse_surroundings(prepared.signature.tensors[0].device, training=prepared.training)
         if not prepared.training and torch.is_grad_enabled():
             for slot, tensor in zip(prepared.signature.tensors, tensors, strict=True):
@@ -181,7 +188,8 @@ class Nimble:
         prepared = self._latest()
         replay = getattr(prepared, "replay", None)
         if replay is None:
-            raise UsageError(f"there is nothing to replay: {prepared.fallback}")
+            why = prepared.fallback or "this signature runs in eager, which is faster here"
+            raise UsageError(f"there is nothing to replay: {why}")
         replay()
 
     @property
@@ -196,7 +204,9 @@ class Nimble:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule of the signature prepared or called last; None where it runs in eager."""
+        """The schedule of the signature prepared or called last; None where there is none. Its `runs` is "eager" where
+        the module itself is called, which was measured to be faster.
+        """
         return self._latest().schedule
 
     @property
@@ -207,7 +217,7 @@ class Nimble:
 
     @property
     def fallback(self) -> str | None:
-        """Why the signature prepared or called last runs in eager; None where it does not."""
+        """Why the signature prepared or called last has no schedule and runs in eager; None where it has one."""
         return self._latest().fallback
 
     @property

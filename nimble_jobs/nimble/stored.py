@@ -56,6 +56,9 @@ def load(
             store.schedules.missed(found.reason or "", time.time())
         return None
     material = found.material
+    if material.schedule.runs == "eager":
+        store.schedules.touch(key, Hit.STORED, time.time())
+        return Restored(schedule=material.schedule, module=call, instances=())
 
     def check(instance: Instance) -> None:
         check_loaded(

@@ -20,7 +20,7 @@ from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
-from nimble_jobs.nimble.inference import parts_of
+from nimble_jobs.nimble.inference import Eager, parts_of
 from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
@@ -28,6 +28,7 @@ from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.compare import Tensors
+from nimble_jobs.planner.contest import CLEARLY, Contest, contest, eager_counts
 from nimble_jobs.planner.half import Half, explained
 from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
 from nimble_jobs.planner.limits import integers_below
@@ -233,7 +234,7 @@ def prepare(
     options: BuildOptions,
     device: torch.device,
     guard: Choice = "on",
-) -> Training:
+) -> Training | Eager:
     """Search, check and capture the fastest schedules of a call in training mode and of its backward.
 
     Raises as `inference.prepare` does, and UsageError for a module in evaluation mode.
@@ -284,9 +285,11 @@ def prepare(
             pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
             try:
                 search.check(pair)
+                in_turns = _against_eager(pair, found, subject, step_us, options)
             except BaseException:
                 pair.close()
                 raise
+    step_us = step_us if in_turns is None else in_turns.eager_us
     eager = Candidate(
         name="eager",
         replay_us=step_us,
@@ -298,19 +301,24 @@ def prepare(
     )
     common = _Common(
         found=found,
-        candidates=explained(search.candidates, found.candidate, eager),
+        candidates=explained(search.candidates, found.candidate, eager, in_turns),
+        in_turns=in_turns,
         tolerance=search.tolerance,
         options=options,
         device=device,
         build_s=time.perf_counter() - start,
     )
     step = found.step
+    schedule = common.schedule(step.forward.program, found.forward, forward_us, pair.forward.instance.bytes)
+    backward_us = max(0.0, step_us - forward_us)
+    backward = common.schedule(step.backward.program, found.backward, backward_us, pair.backward.bytes)
+    if in_turns is not None and in_turns.eager_wins:
+        pair.close()
+        return Eager(signature=signature, module=module, schedule=schedule, backward_schedule=backward, training=True)
     return Training(
         signature=signature,
-        schedule=common.schedule(step.forward.program, found.forward, forward_us, pair.forward.instance.bytes),
-        backward_schedule=common.schedule(
-            step.backward.program, found.backward, max(0.0, step_us - forward_us), pair.backward.bytes
-        ),
+        schedule=schedule,
+        backward_schedule=backward,
         structure=structure,
         pair=pair,
         guard=Guard(module, training=True, but_for=frozenset(changed)) if guard == "on" else None,
@@ -323,6 +331,22 @@ def prepare(
     )
 
 
+def _against_eager(
+    pair: Pair, found: FoundStep, subject: Subject, eager_us: float, options: BuildOptions
+) -> Contest | None:
+    """Forward and backward in eager and replayed, timed in turns; None where eager may not win, or is slower beyond
+    doubt.
+    """
+    if not eager_counts(options) or found.replay_us < CLEARLY * eager_us:
+        return None
+
+    def replay() -> None:
+        pair.forward.replay()
+        pair.backward.replay()
+
+    return contest(lambda: subject.step(subject.inputs), replay, subject.device)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Common:
     """What the schedules of both passes share."""
@@ -333,6 +357,7 @@ class _Common:
     options: BuildOptions
     device: torch.device
     build_s: float
+    in_turns: Contest | None
 
     def schedule(self, program: Program, half: Half, eager_us: float, nbytes: int) -> Schedule:
         parts = parts_of(program, self.options, self.device) | {"mode": "training"}
@@ -351,6 +376,8 @@ class _Common:
             replay_us=half.replay_us,
             peak_bytes=nbytes,
             build_s=self.build_s,
+            runs="eager" if self.in_turns is not None and self.in_turns.eager_wins else "schedule",
+            noise=None if self.in_turns is None else self.in_turns.noise,
         )
 
 

@@ -48,6 +48,7 @@ class Ahead:
     build_s: float | None  # this build's, or that of the schedule that was there
     replay_us: float | None
     eager_us: float | None
+    runs: str | None  # schedule | eager: what was measured to be faster
     device: str | None  # in words: what replay and eager were measured on
     fallback: str | None  # why jobs will run in eager
 
@@ -72,6 +73,7 @@ class Ahead:
             build_s=build_s if build_s is not None or schedule is None else schedule.build_s,
             replay_us=schedule.replay_us if schedule else None,
             eager_us=schedule.eager_us if schedule else None,
+            runs=schedule.runs if schedule else None,
             device=schedule.device if schedule else None,
             fallback=fallback,
         )

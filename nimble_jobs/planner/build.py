@@ -19,6 +19,7 @@ from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.candidate import Found
+from nimble_jobs.planner.contest import eager_counts
 from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BUDGET_S, BuildOptions
@@ -33,7 +34,7 @@ class Built:
     """A new schedule, its instance, and the constants that must be stored beside it."""
 
     schedule: Schedule
-    instances: tuple[Instance, ...]  # as many as the schedule wants in flight
+    instances: tuple[Instance, ...]  # as many as the schedule wants in flight; none where eager is faster
     recording: Recording
     module: nn.Module  # whose weights the instances read: the given one, or its folded copy
     binaries: bytes  # machine code of its kernels, in one piece; empty where they need their compiler, or are operators
@@ -114,6 +115,7 @@ def build_best(
         tolerance=tolerance,
         below=below,
         integers=integers,
+        eager_us=eager_us if eager_counts(options) else None,
         told=told,
     )
     found = search.run()
@@ -122,10 +124,16 @@ def build_best(
     if device.type == "cuda":
         stop_compilers()
         torch.cuda.empty_cache()  # what the other candidates left behind
-    if options.fold:  # the weights are nobody else's
+    in_turns = search.contest
+    stays_eager = in_turns is not None and in_turns.eager_wins
+    if options.fold and not stays_eager:  # the weights are nobody else's
         compact(chosen, device)
     with search.clock.time("capture"):
-        instances = capture_several(found.recording, found.plan, chosen, device, found.in_flight, found.memory)
+        instances = (
+            ()
+            if stays_eager
+            else capture_several(found.recording, found.plan, chosen, device, found.in_flight, found.memory)
+        )
     error, failure = found.error, found.failure
     for instance in instances if failure is None else ():
         error, failure = search.check(instance, found.recording)
@@ -149,12 +157,14 @@ def build_best(
         binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
         in_flight=found.in_flight,
         candidates=_candidates(search, found, failure, eager_us, batch, options),
+        runs="eager" if stays_eager else "schedule",
+        noise=in_turns.noise if in_turns is not None else None,
         tolerance=tolerance,
         error=error,
         device=devices.describe(device),
-        eager_us=eager_us,
-        replay_us=found.replay_us,
-        peak_bytes=sum(i.bytes for i in instances),
+        eager_us=eager_us if in_turns is None else in_turns.eager_us,
+        replay_us=found.replay_us if in_turns is None or found.in_flight > 1 else in_turns.replay_us,
+        peak_bytes=sum(i.bytes for i in instances) if instances else found.candidate.peak_bytes or 0,
         build_s=time.perf_counter() - start,
         stages=search.clock.stages,
     )
@@ -185,20 +195,28 @@ def _candidates(
     search: Search, found: Found, failure: str | None, eager_us: float, batch: int, options: BuildOptions
 ) -> tuple[Candidate, ...]:
     """Everything that was tried, with eager in front and the winner marked."""
+    in_turns = search.contest
+    stays_eager = in_turns is not None and in_turns.eager_wins
+    eager_us = eager_us if in_turns is None else in_turns.eager_us
+    said = "the reference"
+    if failure is not None:
+        said += "; runs because no candidate passed its check"
+    elif in_turns is not None and stays_eager:
+        said += f"; {in_turns.over(found.candidate.name)}"
     eager = Candidate(
         name="eager",
         replay_us=eager_us,
         records_per_s=batch / eager_us * 1e6,
         peak_bytes=None,
         error=0.0,
-        chosen=failure is not None,
-        reason="the reference; runs because no candidate passed its check" if failure else "the reference",
+        chosen=failure is not None or stays_eager,
+        reason=said,
     )
     many = options.purpose == "throughput"
     won = "the most records a second" if many else "the least time, weighed with its memory,"
     won += " of those that passed their check"
     tried = [
-        replace(c, chosen=True, reason=won)
+        replace(c, chosen=not stays_eager, reason=f"{won}; slower than eager" if stays_eager else won)
         if c == found.candidate and failure is None
         else replace(c, reason=c.reason or _why_not(c, found.candidate, many=many))
         for c in search.candidates

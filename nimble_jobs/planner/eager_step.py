@@ -23,9 +23,9 @@ from nimble_jobs.schedule import Schedule
 class TrainingStep(Protocol):
     """Trains a module batch by batch. Weights live in the module, everything else that outlasts a step in here."""
 
-    schedule: Schedule | None  # of the batches that end with an update
+    schedule: Schedule | None  # of the batches that end with an update; its `runs` may say that eager is faster
     schedules: Mapping[bool, Schedule]  # by whether they update the weights
-    fallback: str | None  # why steps run in eager; None where they replay a schedule
+    fallback: str | None  # why steps run in eager; None where they replay a schedule, or eager is faster
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -169,13 +169,12 @@ class Arithmetic:
 
 
 class EagerStep:
-    """A training step without a schedule."""
-
-    schedule: Schedule | None = None
-    schedules: Mapping[bool, Schedule] = MappingProxyType({})
+    """A training step that replays nothing: there is no schedule, or eager is faster than it."""
 
     def __init__(self, request: StepRequest, device: torch.device, *, fallback: str | None = None) -> None:
         self.fallback: str | None = fallback
+        self.schedule: Schedule | None = None
+        self.schedules: Mapping[bool, Schedule] = MappingProxyType({})
         self.arithmetic = Arithmetic(request, device)
         self._accumulates = request.accumulate > 1
         self._inputs = {
@@ -190,6 +189,10 @@ class EagerStep:
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         return self._inputs
+
+    def instead_of(self, schedules: Mapping[bool, Schedule]) -> None:
+        """Say that these, by whether they update the weights, were measured to be slower."""
+        self.schedule, self.schedules = schedules[True], dict(schedules)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         self.arithmetic.optimizer.lr.fill_(lr)

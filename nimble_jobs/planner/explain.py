@@ -55,6 +55,8 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
         "in_flight": schedule.in_flight,
         "replay_us": schedule.replay_us,
         "eager_us": schedule.eager_us,
+        "noise": schedule.noise,
+        "runs": schedule.runs,
         "error": schedule.error,
         "tolerance": schedule.tolerance,
         "graph": asdict(schedule.facts),

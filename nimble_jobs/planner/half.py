@@ -13,6 +13,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import Recording
+from nimble_jobs.planner.contest import Contest
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import plans_with_streams
 from nimble_jobs.planner.search import PAYS
@@ -73,12 +74,19 @@ def budget_used_up(options: BuildOptions) -> str:
     return f"not tried: the budget of {options.budget_s:.0f} s was used up"
 
 
-def explained(candidates: Sequence[Candidate], winner: Candidate, eager: Candidate) -> tuple[Candidate, ...]:
+def explained(
+    candidates: Sequence[Candidate], winner: Candidate, eager: Candidate, in_turns: Contest | None = None
+) -> tuple[Candidate, ...]:
     """Everything that was tried, with eager in front and the winner marked."""
+    won = "the fastest that passed its check"
+    stays_eager = in_turns is not None and in_turns.eager_wins
+    if in_turns is not None and stays_eager:
+        won += "; slower than eager"
+        eager = replace(eager, chosen=True, reason=f"{eager.reason}; {in_turns.over(winner.name)}")
     return (
         eager,
         *(
-            replace(c, chosen=True, reason="the fastest that passed its check")
+            replace(c, chosen=not stays_eager, reason=won)
             if c is winner
             else replace(c, reason=c.reason or f"slower than {winner.name}")
             for c in candidates

@@ -53,7 +53,9 @@ def state_bytes(module: nn.Module) -> int:
 
 @dataclass(kw_only=True)
 class Loaded:
-    """A module on its device, with a captured schedule or, where there is none, the reason why it runs in eager."""
+    """A module on its device, with a captured schedule or, where there is none, the reason why it runs in eager. One
+    whose schedule says that eager is faster has neither.
+    """
 
     key: str
     request: Request
@@ -68,6 +70,11 @@ class Loaded:
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
     _flight: Flight | None = None
     _staging_bytes: int = 0  # that the flight took on the device
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs as is best here: by its schedule, or in eager because that is faster."""
+        return bool(self.instances) or (self.schedule is not None and self.fallback is None)
 
     @property
     def bytes(self) -> int:

@@ -20,4 +20,5 @@ class BuildOptions:
     fold: bool = False  # normalisations may be folded into convolutions: the weights will not change
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     budget_s: float = BUDGET_S  # no further candidate is begun after this time
+    eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted though eager be faster
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out

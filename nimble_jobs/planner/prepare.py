@@ -61,6 +61,7 @@ class Prepared:
             "hit": self.hit.value,
             "runs": "schedule" if loaded.instances else "eager",
             "fallback": loaded.fallback,
+            "eager_is_faster": loaded.ready and not loaded.instances,
             "miss_reason": self.miss_reason,
             "progress": self.progress.value if self.progress is not None else None,
         }
@@ -75,6 +76,7 @@ class Prepared:
                 "syncs": len(schedule.plan.syncs),
                 "replay_us": schedule.replay_us,
                 "eager_us": schedule.eager_us,
+                "noise": schedule.noise,
                 "error": schedule.error,
                 "tolerance": tolerance_of(loaded.request),
                 "peak_bytes": schedule.peak_bytes,
@@ -115,10 +117,10 @@ def prepare(
     load_s = time.perf_counter() - start
     progressive = builders if request.schedule.progressive else None
     hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting, progressive)
-    provisional = hit is Hit.MISS and progressive is not None and bool(loaded.instances)
+    provisional = hit is Hit.MISS and progressive is not None and loaded.ready
     if hit is Hit.MISS:
         store.schedules.missed(reason or "", time.time())
-    if loaded.unschedulable or (loaded.instances and not provisional):  # what this job alone wants binds no other one
+    if loaded.unschedulable or (loaded.ready and not provisional):  # what this job alone wants binds no other one
         _keep(loaded, residents)
     return Prepared(
         loaded=loaded,
@@ -220,7 +222,7 @@ def _give_schedule(
     if builders is not None:
         report(phase="build")
         _build_quickly(loaded)
-        if loaded.instances:
+        if loaded.ready:
             builders.start(loaded.key, loaded.request, loaded.device)
         return Hit.MISS, reason
     return in_turn(

@@ -27,6 +27,7 @@ from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.candidate import Found, failed, left_out
+from nimble_jobs.planner.contest import CLEARLY, Contest, contest
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.in_flight import InFlight
 from nimble_jobs.planner.options import BuildOptions
@@ -37,6 +38,7 @@ from nimble_jobs.planner.stages import Clock
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 PAYS = 0.98  # more streams must come out below this share of fewer
+_RATES = 3  # of replays in flight, held against eager
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
 
 
@@ -54,9 +56,12 @@ class Search:
         tolerance: float,
         below: int,
         integers: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        eager_us: float | None = None,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`told` is called with the name of each source of tasks, and of each candidate, as it is begun."""
+        """`eager_us`: time of one call in eager, which may win; None where it may not. `told` is called with the name
+        of each source of tasks, and of each candidate, as it is begun.
+        """
         self._module = module
         self._inputs = inputs
         self._options = options
@@ -66,6 +71,8 @@ class Search:
         self._below = below
         self._integers = integers
         self._told = told
+        self._eager_us = eager_us
+        self.contest: Contest | None = None  # of eager and the best candidate
         self.clock = Clock()
         self._variants = Variants(module)
         self._samples: Samples | None = None
@@ -101,12 +108,44 @@ class Search:
             assert found is not None
             if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
                 found = self._in_flight(found.recording).most_records(found, self.passed)
+            self.contest = self._against_eager(found) if found.failure is None else None
+            if self.contest is not None and self.contest.eager_wins:
+                return replace(found, module=self._variants.use("given"))
             found = replace(found, module=self._variants.use(found.source.layout, found.source.folded))
             self._variants.settle()
             return found
         except BaseException:
             self._variants.use("given")
             raise
+
+    def _against_eager(self, found: Found) -> Contest | None:
+        """Eager and the winner, timed in turns; None where eager may not win, or is slower beyond doubt.
+
+        Where the winner wants the weights laid out otherwise, eager's time is that of before the search.
+        """
+        if self._eager_us is None:
+            return None
+        once_us = self._batch / found.candidate.records_per_s * 1e6 if found.candidate.records_per_s else 0.0
+        if once_us < CLEARLY * self._eager_us:
+            return None
+        module = self._variants.use(found.source.layout, found.source.folded)
+        count = found.in_flight
+        instances = capture_several(found.recording, found.plan, module, self._device, count, found.memory)
+        try:
+            for instance in instances:
+                for name, tensor in self._inputs.items():
+                    instance.inputs[name].copy_(tensor)
+            with self.clock.time("measure"), torch.no_grad():
+                if count > 1:
+                    rates = [measure.throughput_per_s(instances, self._device) for _ in range(_RATES)]
+                    return Contest.of([self._eager_us], [1e6 / rate for rate in rates])
+                if found.source.layout != "given":
+                    (times,) = measure.in_turns_us([instances[0].replay], self._device)
+                    return Contest.of([self._eager_us], times)
+                return contest(lambda: self._module(*self._inputs.values()), instances[0].replay, self._device)
+        finally:
+            for instance in instances:
+                instance.close()
 
     def _samples_of(self, recording: Recording) -> Samples:
         """The same for all sources, whose inputs differ in their layout alone."""

@@ -43,7 +43,7 @@ class PreparedStep:
 class _Taken:
     """A stored step, or the reason why there is none."""
 
-    step: CapturedStep | None = None
+    step: TrainingStep | None = None
     reason: str | None = None
     stays: bool = False  # what is stored is sound, but not what this training needs
 
@@ -127,9 +127,17 @@ def _take(request: StepRequest, parts: Parts, device: torch.device, store: Store
         return _Taken(
             reason=f"the training began with {request.only.name}; the stored schedule has {source.name}", stays=True
         )
+    stays_eager = any(material.schedule.runs == "eager" for material in materials.values())
+    if stays_eager and request.only is not None:
+        why = f"the training began with {request.only.name}; eager was measured to be faster since"
+        return _Taken(reason=why, stays=True)
     report(phase="check")
+    step: TrainingStep
     try:
-        step = _loaded(request, source, materials, device, seed=check_seed(parts))
+        if stays_eager:
+            step = _eager(request, materials, device)
+        else:
+            step = _loaded(request, source, materials, device, seed=check_seed(parts))
     except (OutOfMemory, DeviceFault):
         raise
     except (CheckFailed, EngineError, ValueError) as e:
@@ -141,6 +149,13 @@ def _take(request: StepRequest, parts: Parts, device: torch.device, store: Store
     for update, key in keys.items():
         store.schedules.quarantine(key, reason, time.time(), digest=materials[update].digest)
     return _Taken(reason=reason)
+
+
+def _eager(request: StepRequest, materials: Mapping[bool, Material], device: torch.device) -> EagerStep:
+    """The step as it is, which was measured to be faster than what is stored."""
+    step = EagerStep(request, device)
+    step.instead_of({update: material.schedule for update, material in materials.items()})
+    return step
 
 
 def _loaded(

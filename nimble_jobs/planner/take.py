@@ -32,6 +32,10 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
         loaded.fallback = found.refused
     if found.material is None:
         return found.reason
+    if found.material.schedule.runs == "eager":
+        loaded.schedule = found.material.schedule
+        store.schedules.touch(loaded.key, Hit.STORED, time.time())
+        return None
     report(phase="check")
     try:
         residents.make_room(loaded.bytes + found.material.schedule.peak_bytes)

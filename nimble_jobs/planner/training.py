@@ -18,6 +18,7 @@ from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.build import tolerance_for
+from nimble_jobs.planner.contest import CLEARLY, Contest, contest, eager_counts
 from nimble_jobs.planner.eager_step import EagerStep, TrainingStep
 from nimble_jobs.planner.half import explained
 from nimble_jobs.planner.optimizer import Tensors
@@ -154,10 +155,16 @@ def build_step(
                     instances = live.capture(found.recordings, plans, memories)
                     try:
                         live.check(instances, seed=seed)
+                        in_turns = _against_eager(live, found, instances[True], eager_us)
                     except BaseException:
                         for instance in instances.values():
                             instance.close()
                         raise
+                nbytes = {update: instance.bytes for update, instance in instances.items()}
+                if in_turns is not None and in_turns.eager_wins:
+                    for instance in instances.values():
+                        instance.close()
+                    live.use("given")
             except BaseException:
                 live.use("given")
                 raise
@@ -166,19 +173,25 @@ def build_step(
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
         return BuiltStep(step=eager)
+    eager_us = eager_us if in_turns is None else in_turns.eager_us
     common = _Common(
         found=found,
-        candidates=explained(search.candidates, found.candidate, _eager_candidate(request, eager_us)),
+        in_turns=in_turns,
+        candidates=explained(search.candidates, found.candidate, _eager_candidate(request, eager_us), in_turns),
         tolerance=tolerance,
         device=device,
         eager_us=eager_us,
         build_s=(time.perf_counter() - start) / len(instances),
     )
     storables = {
-        update: common.storable(program_parts(parts, update=update), update, memories[update], instance.bytes)
-        for update, instance in instances.items()
+        update: common.storable(program_parts(parts, update=update), update, memories[update], nbytes[update])
+        for update in instances
     }
-    step = CapturedStep(live, instances, {update: storable.schedule for update, storable in storables.items()})
+    schedules = {update: storable.schedule for update, storable in storables.items()}
+    if in_turns is not None and in_turns.eager_wins:
+        eager.instead_of(schedules)
+        return BuiltStep(step=eager, storables=tuple(storables.values()))
+    step = CapturedStep(live, instances, schedules)
     return BuiltStep(step=step, storables=tuple(storables.values()))
 
 
@@ -202,11 +215,32 @@ def _eager_us(live: LiveStep) -> float:
         live.restore()
 
 
+def _against_eager(live: LiveStep, found: FoundStep, instance: Instance, eager_us: float) -> Contest | None:
+    """An update in eager and replayed, timed in turns; None where the replay is faster beyond doubt, or eager may not
+    win: where a training goes on with the source that it began with.
+
+    Where the replay wants the weights laid out otherwise, eager's time is that of before the search.
+    """
+    may_win = live.request.only is None and eager_counts(live.request.options)
+    if not may_win or found.halves[True].replay_us < CLEARLY * eager_us:
+        return None
+    eager, (x, y) = live.eager, live.inputs.values()
+    try:
+        if found.source.layout != "given":
+            (times,) = measure.in_turns_us([instance.replay], live.device)
+            return Contest.of([eager_us], times)
+        objective = eager.arithmetic.objective
+        return contest(lambda: eager.run_with(objective, x, y, update=True), instance.replay, live.device)
+    finally:
+        live.restore()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Common:
     """What the schedules of a step's programs share."""
 
     found: FoundStep
+    in_turns: Contest | None
     candidates: tuple[Candidate, ...]
     tolerance: float
     device: torch.device
@@ -216,6 +250,7 @@ class _Common:
     def storable(self, parts: Parts, update: bool, memory: MemoryPlan, nbytes: int) -> Storable:
         half, recording = self.found.halves[update], self.found.recordings[update]
         compiled, binaries = pack(recording.kernels) or ((), b"")
+        in_turns = self.in_turns
         schedule = Schedule(
             key=schedule_key(parts),
             program=recording.program,
@@ -233,9 +268,11 @@ class _Common:
             error=self.found.error,
             device=devices.describe(self.device),
             eager_us=self.eager_us,
-            replay_us=half.replay_us,
+            replay_us=in_turns.replay_us if in_turns is not None and update else half.replay_us,
             peak_bytes=nbytes,
             build_s=self.build_s,
+            runs="eager" if in_turns is not None and in_turns.eager_wins else "schedule",
+            noise=None if in_turns is None else in_turns.noise,
         )
         return Storable(schedule=schedule, parts=parts, constants=recording.constants, binaries=binaries)
 

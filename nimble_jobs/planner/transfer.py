@@ -85,6 +85,14 @@ class _Refused(Exception):
     """A schedule that must not be stored here."""
 
 
+def _check_choice(schedule: Schedule) -> None:
+    """What says whether eager is faster."""
+    if schedule.runs not in ("schedule", "eager"):
+        raise _Refused(f"not a sound schedule: runs is {schedule.runs!r:.40}; expected 'schedule' or 'eager'")
+    if schedule.noise is not None and not (isinstance(schedule.noise, float) and 0 <= schedule.noise <= 1):
+        raise _Refused(f"not a sound schedule: noise is {schedule.noise!r:.40}; expected a share between 0 and 1")
+
+
 def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Schedule:
     if schedule_key(bundled.parts) != bundled.key:
         raise _Refused("its key is not that of its parts")
@@ -105,6 +113,7 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
     for name, value in measured.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise _Refused(f"not a sound schedule: {name} is {value!r:.40}; expected a number")
+    _check_choice(schedule)
     if not isinstance(schedule.device, str) or not schedule.device.isprintable():
         raise _Refused(f"not a sound schedule: device is {schedule.device!a:.40}; expected a text")
     if not canonical:

@@ -50,6 +50,7 @@ class ScheduleEntry:
     syncs: int
     replay_us: float
     eager_us: float
+    runs: str  # schedule | eager: what was measured to be faster
     bytes: int  # on disk, with the artifacts that it uses
     hits: int  # stored and resident ones
     resident_hits: int

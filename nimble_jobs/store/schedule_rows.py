@@ -106,7 +106,9 @@ def needed_by(schedule: Schedule) -> set[ArtifactRef]:
 
 
 def _values(row: ScheduleRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in (*COVERED, "sha256", "hits", "resident_hits", "last_used_at")}
+    values = {
+        name: getattr(row, name) for name in (*COVERED, "runs", "sha256", "hits", "resident_hits", "last_used_at")
+    }
     del values["format_version"]
     state, reason = ScheduleState.QUARANTINED, row.reason
     if row.state == ScheduleState.READY.value:

@@ -257,6 +257,7 @@ def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[Artifact
     assert tuple(covered) == COVERED
     state = ScheduleState.READY if saving.refused is None else ScheduleState.QUARANTINED
     row = covered | {"sha256": digest_of(covered, needed, text), "state": state.value}
+    row["runs"] = schedule.runs
     return row | {"refused": saving.refused is not None, "reason": saving.refused}, text, needed
 
 

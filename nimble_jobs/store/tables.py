@@ -142,6 +142,7 @@ class ScheduleRow(Base):
     syncs: Mapped[int]
     replay_us: Mapped[float]
     eager_us: Mapped[float]
+    runs: Mapped[str] = mapped_column(String(12), server_default="schedule")  # schedule | eager; for listings
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
     build_s: Mapped[float] = mapped_column(server_default="0")

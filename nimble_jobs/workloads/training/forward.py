@@ -90,7 +90,8 @@ def have_replayed(
     Raises DeviceFault, and what `planner.forward_prepare.prepare_forward` raises that is no error of the engine.
     """
     request = ready.request
-    layout = "given" if step.schedule is None else step.schedule.layout
+    replays = step.schedule is not None and step.schedule.runs == "schedule"
+    layout = step.schedule.layout if step.schedule is not None and replays else "given"
     tolerance = step_tolerance(request, request.x.device)
     parts = forward_parts(ready.parts, request.x, layout)
     found = forward.capture(

@@ -19,6 +19,7 @@ from nimble_jobs.errors import CheckpointGone, Damaged, DataError, JobFailed, Ou
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
+from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.step_key import program_key
 from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
@@ -231,6 +232,9 @@ def _replay_validations(
     if found.failure is not None:
         context.event("fallback", f"validation runs in eager: {found.failure}", {"key": found.key})
         return None
+    if found.instance is None:
+        context.event("schedule", "validation: eager is faster here", {"key": found.key, "hit": found.hit.value})
+        return None
     reason = f" ({found.miss_reason})" if found.miss_reason else ""
     data = {"key": found.key, "hit": found.hit.value}
     context.event("schedule", f"validation: {found.hit.value} {found.key[:12]}{reason}", data)
@@ -374,6 +378,7 @@ def _tell(context: JobContext, prepared: PreparedStep, load_s: float, build_s: f
         return
     reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
     said = f"{prepared.hit.value} {key[:12]}{reason}: load {load_s:.3f} s, build {build_s:.3f} s"
+    said += faster_in_eager(prepared.step.schedule)
     context.event("schedule", said, {"key": key, "hit": prepared.hit.value})
 
 
@@ -383,8 +388,9 @@ def _summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "key": prepared.key,
         "hit": prepared.hit.value,
-        "runs": "eager" if step.schedule is None else "schedule",
+        "runs": "eager" if step.schedule is None else step.schedule.runs,
         "fallback": step.fallback,
+        "eager_is_faster": step.schedule is not None and step.schedule.runs == "eager",
         "miss_reason": prepared.miss_reason,
         "device": devices.describe(device),
     }
@@ -398,6 +404,7 @@ def _summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
             "syncs": len(schedule.plan.syncs),
             "replay_us": schedule.replay_us,
             "eager_us": schedule.eager_us,
+            "noise": schedule.noise,
             "error": schedule.error,
             "tolerance": schedule.tolerance,
             "peak_bytes": schedule.peak_bytes,

@@ -55,7 +55,7 @@ def environment(step: TrainingStep, validation: Schedule | None, device: torch.d
     """What equal bits depend on beside the training itself; `validation` is what validations replay, if they do."""
     kernels = "eager" if validation is None else kernels_digest([validation])
     parts = {**devices.facts(device), "validation.digest": kernels}
-    if step.schedule is None:
+    if step.schedule is None or step.schedule.runs == "eager":
         return {**parts, "schedule": "eager"}
     found = step.schedule
     return {
