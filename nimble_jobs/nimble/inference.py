@@ -19,7 +19,7 @@ from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.stored import load
-from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
+from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
 from nimble_jobs.planner.misses import BUILD_WAIT_S
 from nimble_jobs.planner.modes import eval_mode, own_modes
@@ -44,6 +44,7 @@ class Inference:
     instances: tuple[Instance, ...]
     guard: Guard | None
     written: tuple[str, ...]  # inputs that the model writes into
+    meeting: dict[str, torch.Tensor]  # the module's own tensors that inputs must not share memory with
     device: torch.device
     training = False
     fallback = None
@@ -73,7 +74,7 @@ class Inference:
         """
         if self.guard is not None and self._asks_first:
             self.guard.check()
-        refuse_shared(self.signature, tensors, self.written)
+        refuse_shared(self.signature, tensors, self.written, self.meeting)
         with self._lock, torch.no_grad():
             instance = next(self._turns)
             done = self._done.get(id(instance))
@@ -162,6 +163,7 @@ def prepare(
         instances=built.instances,
         guard=Guard(module, training=False, but_for=frozenset(changed)) if guard == "on" else None,
         written=written_inputs(built.schedule.program),
+        meeting=meeting_state(call, built.schedule.program),
         device=device,
     )
 

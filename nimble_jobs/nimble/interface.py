@@ -160,7 +160,8 @@ class Nimble:
         """The module's outputs, in its own structure; the tensors are the caller's to keep.
 
         Raises UsageError, naming the argument, where a call fits no prepared signature, and EngineError, naming the
-        change, where the module is not what it was when it was prepared.
+        change, where the module is not what it was when it was prepared. With `fallback` the latter and calls whose
+        tensors share memory that the module writes into run in eager.
         """
         with self._gate:
             prepared, tensors = self._find(args, kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ class ConstantSlot:
 
     name: str
     kind: type
-    value: Any
+    same: Any  # equal for values that are the same to any code: NaN is NaN, and 0.0 is not -0.0
+    value: Any = field(compare=False)
 
     def __str__(self) -> str:
         return f"the constant {self.value!r}"
@@ -103,7 +104,7 @@ def read(args: Args, kwargs: Kwargs) -> tuple[Signature, list[torch.Tensor]]:
     """
     whole = (args, dict(sorted(kwargs.items())))
     leaves, nesting = tree_flatten(whole)
-    names = [name for name, _ in named_leaves({"args": whole[0], "kwargs": whole[1]})]
+    names = _told_apart([name for name, _ in named_leaves({"args": whole[0], "kwargs": whole[1]})])
     slots = tuple(_slot(name, leaf) for name, leaf in zip(names, leaves, strict=True))
     return Signature(slots=slots, nesting=nesting), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -122,7 +123,24 @@ def _slot(name: str, leaf: Any) -> Slot:
         return TensorSlot(name=name, shape=tuple(leaf.shape), dtype=leaf.dtype, device=leaf.device)
     if not isinstance(leaf, PLAIN):
         raise UsageError(f"{name}: found {type(leaf).__name__}; expected a tensor or a plain constant")
-    return ConstantSlot(name=name, kind=type(leaf), value=leaf)
+    return ConstantSlot(name=name, kind=type(leaf), same=_same(leaf), value=leaf)
+
+
+def _same(value: Any) -> Any:
+    if isinstance(value, float):
+        return value.hex()
+    return (value.real.hex(), value.imag.hex()) if isinstance(value, complex) else value
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Keys such as 1 and "1" give the same name; each further one gets a number."""
+    found: dict[str, str] = {}
+    for name in names:
+        number, unique = 2, name
+        while unique in found:
+            unique, number = f"{name}#{number}", number + 1
+        found[unique] = name
+    return list(found)
 
 
 def _differences(found: Signature, expected: Signature) -> list[str]:

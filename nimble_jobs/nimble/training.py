@@ -25,7 +25,7 @@ from nimble_jobs.nimble.pair import Pair, Subject
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
-from nimble_jobs.nimble.writes import names_written, refuse_shared, written_inputs
+from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.compare import Tensors
 from nimble_jobs.planner.contest import CLEARLY, Contest, contest, eager_counts
@@ -54,6 +54,7 @@ class Training:
     input_leaves: tuple[str, ...]
     reached: dict[str, frozenset[str]]  # gradients that depend on an output's, by the name of the output's gradient
     written: tuple[str, ...]  # inputs that the model writes into
+    meeting: dict[str, torch.Tensor]  # the module's own tensors that inputs must not share memory with
     device: torch.device
     training = True
     fallback = None
@@ -92,7 +93,7 @@ class Training:
 
         Raises UsageError as `refuse_shared`, Unfit where autograd would want what no replay has, ModuleChanged.
         """
-        refuse_shared(self.signature, tensors, self.written)
+        refuse_shared(self.signature, tensors, self.written, self.meeting)
         if torch.is_grad_enabled():
             for slot, tensor in zip(self.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad and slot.name not in self.input_leaves:
@@ -327,6 +328,7 @@ def prepare(
         input_leaves=subject.input_leaves,
         reached=reaches,
         written=written_inputs(step.forward.program),
+        meeting=meeting_state(call, step.forward.program),
         device=device,
     )
 

@@ -70,13 +70,13 @@ def the_same_tensor_twice(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
     return a.relu() - b
 
 
-@case(lambda d: (lambda t: (t, t))(d.floats(3, 4)), misuse=True)
+@case(lambda d: (lambda t: (t, t))(d.floats(3, 4)))
 def the_same_tensor_twice_and_written(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a.add_(1)
     return a * b
 
 
-@case(lambda d: (lambda t: (t[:3], t[1:]))(d.floats(4, 4)), recorded=None, misuse=True)
+@case(lambda d: (lambda t: (t[:3], t[1:]))(d.floats(4, 4)), recorded=None)
 def inputs_that_overlap_and_are_written(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a.add_(1)
     return a * b
@@ -88,7 +88,7 @@ def inputs_side_by_side_and_written(_: Any, a: torch.Tensor, b: torch.Tensor) ->
     return a * b
 
 
-@case(lambda d: (lambda t: (t, t) if d.turn else (t, t.clone()))(d.floats(3, 4)), misuse=True)
+@case(lambda d: (lambda t: (t, t) if d.turn else (t, t.clone()))(d.floats(3, 4)))
 def the_same_tensor_twice_but_not_in_the_example(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a.add_(1)
     return a * b
@@ -99,7 +99,7 @@ def the_same_tensor_twice_only_in_the_example(_: Any, a: torch.Tensor, b: torch.
     return a * 2 if a is b else a + b
 
 
-@case(lambda d: (lambda t: (t, t[0] if d.turn else t[0].clone()))(d.floats(3, 4)), misuse=True)
+@case(lambda d: (lambda t: (t, t[0] if d.turn else t[0].clone()))(d.floats(3, 4)))
 def an_input_that_is_a_view_of_another(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a.mul_(2)
     return a + b

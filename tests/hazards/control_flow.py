@@ -82,8 +82,9 @@ def by_keys_of_a_dict_in_another_order(_: Any, x: dict[str, torch.Tensor]) -> to
 
 
 @case(lambda d: ((), dict([("a", d.floats(3)), ("b", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])), recorded=True)
-def keyword_arguments_in_another_order(_: Any, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a - 2 * b
+class KeywordArgumentsInAnotherOrder(nn.Module):
+    def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a - 2 * b
 
 
 @case(lambda d: ((), dict([("a", d.floats(3)), ("b", d.floats(3, salt=1))][:: 1 if d.turn % 2 else -1])), misuse=True)
