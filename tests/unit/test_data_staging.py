@@ -450,7 +450,7 @@ class Crash(BaseException):
 _STEPS = ("write_file", "sync_folder", "sync_file", "link_or_copy", "remove_tree", "exchange")
 
 
-def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def crashing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | None = None) -> None:
     """Ends the process just before the `at`-th call of anything that touches the disk."""
     from nimble_jobs.data import staging
 
@@ -461,7 +461,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
             nonlocal count
             count += 1
             if count == at:
-                raise Crash
+                raise how or Crash()
             return real(*args, **kwargs)
 
         return step
@@ -470,7 +470,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         for name in _STEPS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, wrapped(getattr(files, name)))
-    for name in ("rename", "replace", "mkdir", "unlink", "rmdir"):
+    for name in ("rename", "replace", "mkdir", "unlink", *(["rmdir"] if how is None else [])):  # which frees room
         monkeypatch.setattr(Path, name, wrapped(getattr(Path, name)))
 
 
@@ -499,6 +499,35 @@ def test_a_crash_at_any_step_is_recovered(if_exists: str, tmp_path: Path, undist
         assert contents(path) == undisturbed, f"step {at}"
         assert leftovers(folder) == [], f"step {at}"
     assert at > 30
+
+
+@pytest.mark.parametrize("if_exists", ["fail", "replace"])
+def test_a_disk_that_is_full_for_a_while(if_exists: str, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    """Whichever step meets it, the same call made again goes on, and what is published is what would have been."""
+    at, refused = 0, True
+    while refused:
+        at += 1
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = folder / "out"
+        if if_exists == "replace":
+            attempt(path, 1, job="old", salt=5)
+        staging = staged(output(path, if_exists), "job", 1, basis="b")
+        refused = False
+        with pytest.MonkeyPatch.context() as patch:
+            crashing(patch, at, OSError(errno.ENOSPC, "No space left on device"))
+            for _ in range(2):
+                try:
+                    write(staging)
+                    staging.publish({"salt": 0}, shards=SHARDS)
+                    break
+                except (DataError, OSError) as e:
+                    if "No space left on device" not in str(e):
+                        raise
+                    refused = True
+        assert contents(path) == undisturbed, f"step {at}"
+        assert leftovers(folder) == [], f"step {at}"
+    assert at > 20
 
 
 _CHILD = """
