@@ -17,7 +17,7 @@ from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
-from nimble_jobs.nimble.signature import Signature
+from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.build import Built, build_best
@@ -115,6 +115,10 @@ class Eager:
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         args, kwargs = self.signature.arguments(tuple(tensors))
+        return self.call(args, kwargs)
+
+    def call(self, args: Args, kwargs: Kwargs) -> Any:
+        """The module's own outputs for the caller's own arguments, whose lists and dicts it may change."""
         if self.training:
             with own_modes(self.module):
                 return self.module(*args, **kwargs)

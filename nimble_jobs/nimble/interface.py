@@ -17,7 +17,7 @@ from nimble_jobs.nimble import inference
 from nimble_jobs.nimble import training as train
 from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
-from nimble_jobs.nimble.signature import Signature, mismatch, read, split
+from nimble_jobs.nimble.signature import Args, Kwargs, Signature, mismatch, named_keywords, read, split
 from nimble_jobs.nimble.stored import opened
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.planner.modes import own_mode, own_modes
@@ -63,6 +63,7 @@ class Nimble:
         self._gate = _gate_of(module)
         self._falls_back: set[tuple[Signature, bool]] = set()
         self._left: list[Prepared] = []  # schedules of what the module was, which other threads may still replay
+        self._named = named_keywords(module)
         self._prepared: dict[tuple[Signature, bool], Prepared] = {}
         self._positional: dict[tuple[Any, ...], Prepared] = {}  # calls of tensors by position, found without a walk
         self._current: Prepared | None = None
@@ -113,7 +114,8 @@ class Nimble:
             raise UsageError(f"in_flight: found {in_flight}; expected 1 with training=True")
         if training and store is not None:
             raise UsageError("store: not supported with training=True yet")
-        signature, tensors = read(*split(example))
+        self._named = named_keywords(self.module)
+        signature, tensors = read(*split(example), self._named)
         device = _device_of(self.module, signature)
         if torch.is_autocast_enabled(device.type):
             raise UsageError("prepare was called under torch.autocast; expected autocast inside the module's forward")
@@ -166,15 +168,15 @@ class Nimble:
         with self._gate:
             prepared, tensors = self._find(args, kwargs)
             try:
-                return self._run(prepared, tensors)
+                return self._run(prepared, tensors, args, kwargs)
             except (ModuleChanged, Unfit) as e:
                 if (prepared.signature, prepared.training) not in self._falls_back:
                     raise
                 if isinstance(e, ModuleChanged):
-                    return self._run(self._eager_instead(prepared, str(e)), tensors)
-                return self._run(self._eager(prepared, str(e)), tensors)
+                    return self._run(self._eager_instead(prepared, str(e)), tensors, args, kwargs)
+                return self._run(self._eager(prepared, str(e)), tensors, args, kwargs)
 
-    def _run(self, prepared: Prepared, tensors: list[torch.Tensor]) -> Any:
+    def _run(self, prepared: Prepared, tensors: list[torch.Tensor], args: Args, kwargs: Kwargs) -> Any:
         if not isinstance(prepared, Eager):
             refuse_surroundings(prepared.signature.tensors[0].device, training=prepared.training)
         if not prepared.training and torch.is_grad_enabled():
@@ -182,7 +184,7 @@ class Nimble:
                 if tensor.requires_grad:
                     raise UsageError(f"{slot.name}: requires grad; expected a tensor without, or training=True")
         self._current = prepared
-        return prepared.run(tensors)
+        return prepared.call(args, kwargs) if isinstance(prepared, Eager) else prepared.run(tensors)
 
     def replay(self) -> None:
         """Replay over `inputs` and `outputs` as they are: no copies, no checks."""
@@ -280,7 +282,7 @@ class Nimble:
             if quick is not None:
                 return quick, list(args)
         self._latest()
-        signature, tensors = read(args, kwargs)
+        signature, tensors = read(args, kwargs, self._named)
         prepared = self._prepared.get((signature, own_mode(self.module))) or self._prepared.get((signature, False))
         if prepared is None and (signature, True) in self._prepared:
             raise UsageError("the module is in evaluation mode; this signature was prepared with training=True only")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from nimble_jobs.engine.private import tree_flatten, tree_unflatten
 from nimble_jobs.engine.tree import named_leaves
@@ -97,12 +99,26 @@ def split(example: Any) -> tuple[Args, Kwargs]:
     )
 
 
-def read(args: Args, kwargs: Kwargs) -> tuple[Signature, list[torch.Tensor]]:
-    """The signature of a call, and its tensors in the signature's order.
+def named_keywords(module: nn.Module) -> frozenset[str] | None:
+    """The keyword arguments that reach `forward` under a name of its own, so that their order cannot matter; None where
+    all do.
+    """
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # compiled ones have none
+        return frozenset()
+    collects = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return frozenset(p.name for p in parameters) if collects else None
+
+
+def read(args: Args, kwargs: Kwargs, named: frozenset[str] | None = None) -> tuple[Signature, list[torch.Tensor]]:
+    """The signature of a call, and its tensors in the signature's order. `named` is what `named_keywords` says; others
+    keep the order that they are given in.
 
     Raises UsageError for an argument that is neither a dense tensor nor a plain constant.
     """
-    whole = (args, dict(sorted(kwargs.items())))
+    own = sorted(kwargs) if named is None else sorted(kwargs.keys() & named)
+    whole = (args, {name: kwargs[name] for name in dict.fromkeys((*own, *kwargs))})
     leaves, nesting = tree_flatten(whole)
     names = _told_apart([name for name, _ in named_leaves({"args": whole[0], "kwargs": whole[1]})])
     slots = tuple(_slot(name, leaf) for name, leaf in zip(names, leaves, strict=True))
@@ -153,4 +169,6 @@ def _differences(found: Signature, expected: Signature) -> list[str]:
     ]
     problems += [f"{name}: not given; expected {there[name]}" for name in there if name not in here]
     problems += [f"{name}: found {here[name]}; expected no such argument" for name in here if name not in there]
+    if not problems and sorted(here) == sorted(there) and list(here) != list(there):
+        return [f"the arguments come in the order {', '.join(here)}; expected {', '.join(there)}"]
     return problems or [f"the arguments are nested as {found.nesting}; expected {expected.nesting}"]

@@ -72,7 +72,7 @@ def test_several_in_flight(name: str, device: torch.device) -> None:
     seed(0)
     module = case.make().to(device).eval()
     nimble = Nimble(module)
-    nimble.prepare(case.call(Data(0, device)), fuse="off", in_flight=2)
+    nimble.prepare(case.call(Data(0, device)), fuse="off", in_flight=2, eager="reference")
     streams = [torch.cuda.Stream(device) for _ in range(2)]
     calls = [case.call(Data(turn, device)) for turn in range(1, CALLS + 1)]
     given = copy.deepcopy(calls)

@@ -32,7 +32,6 @@ OPEN = frozenset(
         "features-trains_a_step_in_forward",
         "flow-a_size_as_argument",
         "flow-by_keys_of_a_dict_in_another_order",
-        "flow-by_the_order_of_keyword_arguments",
         "host-one_hot_of_a_given_width",
         "host-picks_a_row_by_a_scalar_tensor",
         "host-takes_a_short_cut_for_full_masks",

@@ -123,7 +123,7 @@ def compare(found: Any, expected: Any) -> None:
 
 def recorded(module: nn.Module, example: Any) -> Nimble:
     nimble = Nimble(module.eval())
-    nimble.prepare(example, fuse="off", streams=1)
+    nimble.prepare(example, fuse="off", streams=1, eager="reference")
     assert nimble.fallback is None
     assert nimble.schedule is not None
     return nimble

@@ -17,7 +17,7 @@ from nimble_jobs.errors import NimbleError, UsageError
 
 pytestmark = pytest.mark.xfail
 
-QUICK: dict[str, Any] = {"fuse": "off", "streams": 1}
+QUICK: dict[str, Any] = {"fuse": "off", "streams": 1, "eager": "reference"}
 
 
 class Counts(nn.Module):
