@@ -30,6 +30,8 @@ def row(job: dict[str, Any]) -> tuple[str, ...]:
     if replay_us and eager_us:
         measured = (f"{replay_us / 1e3:.2f} ms", f"{eager_us / 1e3:.2f} ms", f"{eager_us / replay_us:.2f}x")
     state = "eager" if schedule.get("fallback") else HIT[schedule["hit"]]
+    if schedule.get("eager_is_faster"):
+        state += ", eager is faster here"
     return (job["name"], f"{job['records_done']:,}", f"{timings['records_per_s']:,.0f}", state, *measured)
 
 

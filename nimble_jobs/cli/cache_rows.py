@@ -151,6 +151,11 @@ def age(iso: str) -> str:
     return "now"
 
 
+def _speed(row: Row) -> str:
+    text = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
+    return f"{text} eager" if row["runs"] == "eager" else text
+
+
 def measured_on(rows: Sequence[Row]) -> str:
     """The devices that replay times were measured on."""
     devices = list(dict.fromkeys(row["device"] for row in rows))
@@ -167,7 +172,7 @@ COLUMNS = (
     Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
     Column(
         header="SPEED",
-        cell=lambda row: f"{row['speedup']:.2f}×" if row["speedup"] else "-",
+        cell=_speed,
         justify="right",
     ),
     Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
@@ -179,11 +184,18 @@ COLUMNS = (
 
 
 def explained(rows: Sequence[Row]) -> list[str]:
-    """One line for each reason why schedules are not ready."""
+    """One line for each reason why schedules are not ready, and for each that is not used because eager is faster."""
     keys: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["state"] != "ready":
             keys.setdefault((row["state"], brief(row["key"], row["reason"])), []).append(row["key"][:12])
-    return [
+    slower = [
+        f"eager is faster here ({row['key'][:12]}): eager {render.micros(row['eager_us'])}, "
+        f"replay {render.micros(row['replay_us'])}"
+        for row in rows
+        if row["runs"] == "eager" and row["state"] == "ready"
+    ]
+    unready = [
         with_reason(f"{state} ({render.few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()
     ]
+    return [*unready, *slower]
