@@ -223,7 +223,8 @@ def test_long_lists_are_cut() -> None:
     assert text == ", ".join(files[:8]) + " and 1,001 more"
 
 
-def test_cache_ls_fits_eighty_columns() -> None:
+@pytest.mark.parametrize("runs", ["schedule", "eager"])
+def test_cache_ls_fits_eighty_columns(runs: str) -> None:
     """The model and the speed are what a reader looks for: the input gives way before them, and nothing else does."""
     row = {
         "key": "ab" * 32,
@@ -234,6 +235,7 @@ def test_cache_ls_fits_eighty_columns() -> None:
         "streams": 2,
         "replay_us": 1234.5,
         "speedup": 2.5,
+        "runs": runs,
         "bytes": 10**8,
         "hits": 123,
         "last_used_at": output.iso(NOW),
