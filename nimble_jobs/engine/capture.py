@@ -45,14 +45,23 @@ def capture(
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
     memory: MemoryPlan | None = None,
+    example: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Instance:
     """Make a program ready to be replayed on `device`, its intermediates where `memory` says (default: `arena_plan`).
+
+    It is run first, over the inputs of `example`, and over zeros where there are none: some operators cannot take
+    zeros.
 
     Raises EngineError where it cannot be captured, OutOfMemory where it does not fit.
     """
     memory = memory or arena_plan(program, plan)
     try:
         bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels, memory=memory)
+        for name, tensor in bound.inputs.items():
+            if name in example:
+                tensor.copy_(example[name])
+            else:
+                tensor.zero_()
         return (
             _GraphInstance(bound, device, plan.streams)
             if device.type == "cuda"
@@ -68,8 +77,6 @@ class _CallInstance:
     def __init__(self, bound: Bound, nbytes: int) -> None:
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
-        for tensor in bound.inputs.values():
-            tensor.zero_()
         with torch.no_grad():
             self.outputs = bound.run()
         self.bytes = nbytes
@@ -94,8 +101,6 @@ class _GraphInstance:
         pool = streams(device, count) if count > 1 else []
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
-        for tensor in bound.inputs.values():
-            tensor.zero_()
         with torch.cuda.device(device), torch.no_grad():
             stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))

@@ -38,6 +38,7 @@ def budget_s(text: str | None) -> float:
 
 BUDGET_S = budget_s(os.environ.get(VARIABLE))
 
+_CALLS = 200  # at most, in a sample
 _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first warms up
 _GPU_SAMPLES = 3
@@ -51,11 +52,12 @@ def time_us(
     *,
     budget_s: float = BUDGET_S,
     before: Callable[[], object] = lambda: None,
+    most: int = _CALLS,
 ) -> float:
     """Median time of one call, in microseconds, within about `budget_s` seconds. `before` is called before each sample,
-    untimed.
+    untimed, and a sample is of at most so many calls.
     """
-    (times,) = in_turns_us([call], device, budget_s=budget_s, before=before)
+    (times,) = in_turns_us([call], device, budget_s=budget_s, before=before, most=most)
     return median(times)
 
 
@@ -66,15 +68,18 @@ def in_turns_us(
     budget_s: float = BUDGET_S,
     before: Callable[[], object] = lambda: None,
     at_least: int = 1,
+    most: int = _CALLS,
 ) -> list[list[float]]:
     """Times of several calls, each a few samples in microseconds, taken in turns, so that what else the machine does
-    meets all of them. About `budget_s` seconds for each. `before` is called before each sample, untimed.
+    meets all of them. About `budget_s` seconds for each. `before` is called before each sample, untimed,
+    and a sample is of at most `most` calls.
     """
     once: list[float] = []
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         before()
         call()
+        before()
         synchronize(device)
         start = time.perf_counter()
         call()
@@ -85,7 +90,7 @@ def in_turns_us(
         for call, seconds, found in zip(calls, once, times, strict=True):
             before()
             synchronize(device)
-            found.append(_sample(call, device, max(1, min(200, int(budget_s / seconds / (_SAMPLES + 1))))))
+            found.append(_sample(call, device, max(1, min(most, int(budget_s / seconds / (_SAMPLES + 1))))))
     return times
 
 
@@ -130,20 +135,25 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
     return times
 
 
-def task_times_us(bound: Bound, device: torch.device) -> list[float]:
-    """Time of each task alone, by task index.
+def task_times_us(bound: Bound, device: torch.device, *, put_back: Callable[[], object] = lambda: None) -> list[float]:
+    """Time of each task alone, by task index. `put_back` undoes what they write into the state.
 
     On a GPU each task is captured many times over in a small graph of its own, so that its launch does not count; on
     the CPU the median of a few rounds.
     """
     by_task = [0.0] * len(bound.steps)
-    rounds = [_on_gpu(bound, device)] if device.type == "cuda" else [_on_cpu(bound) for _ in range(_CPU_ROUNDS)][1:]
+    rounds = (
+        [_on_gpu(bound, device, put_back)]
+        if device.type == "cuda"
+        else [_on_cpu(bound, put_back) for _ in range(_CPU_ROUNDS)][1:]
+    )
     for position, step in enumerate(bound.steps):
         by_task[step.task] = median(times[position] for times in rounds)
     return by_task
 
 
-def _on_cpu(bound: Bound) -> list[float]:
+def _on_cpu(bound: Bound, put_back: Callable[[], object]) -> list[float]:
+    put_back()
     times = []
     env = dict(bound.fixed)
     with torch.no_grad():
@@ -156,7 +166,7 @@ def _on_cpu(bound: Bound) -> list[float]:
     return times
 
 
-def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
+def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) -> list[float]:
     times = []
     env = dict(bound.fixed)
     pool = torch.cuda.graph_pool_handle()
@@ -172,6 +182,7 @@ def _on_gpu(bound: Bound, device: torch.device) -> list[float]:
                 step.call(env)
                 graphs.append(torch.cuda.CUDAGraph())
                 times.append(_repeated_us(functools.partial(step.call, scratch), graphs[-1], pool, stream))
+                put_back()
     finally:  # as above
         torch.cuda.current_stream(device).wait_stream(stream)
     return times

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,8 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 TESTED = ("2.11",)
+
+_COMPILING = "_is_compiling_flag"  # of torch.compiler
 
 # Batch normalisation in training mode advances its running statistics, which its schemas do not declare:
 # position and name of the arguments written, and of the flag that makes it so.
@@ -27,6 +30,7 @@ _UNDECLARED_WRITES = {
 
 __all__ = [
     "TorchDispatchMode",
+    "as_if_compiled",
     "backward_call",
     "backward_hooks",
     "below_autograd",
@@ -103,7 +107,12 @@ def tree_leaves(value: Any) -> list[Any]:
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of a nested value, and a hashable description of the nesting."""
-    return _pytree.tree_flatten(value)
+    return _pytree.tree_flatten(value, is_leaf=_is_size)
+
+
+def _is_size(value: Any) -> bool:
+    """A shape is a value, and no tuple that would be made anew."""
+    return isinstance(value, torch.Size)
 
 
 def tree_unflatten(leaves: list[Any], nesting: Any) -> Any:
@@ -113,7 +122,7 @@ def tree_unflatten(leaves: list[Any], nesting: Any) -> Any:
 
 def tree_children(value: Any) -> list[Any] | None:
     """What a container holds, one level down, in `tree_flatten`'s order; None for a leaf."""
-    children, nesting = _pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
+    children, nesting = _pytree.tree_flatten(value, is_leaf=lambda v: v is not value or _is_size(v))
     return None if nesting.is_leaf() else children
 
 
@@ -276,6 +285,22 @@ def below_autograd() -> AbstractContextManager[Any]:
     """While inside, operators are not differentiated, whatever the grad mode."""
     manager: AbstractContextManager[Any] = torch._C._AutoDispatchBelowAutograd()
     return manager
+
+
+@contextlib.contextmanager
+def as_if_compiled() -> Iterator[None]:
+    """While inside, `torch.compiler.is_compiling` says so, as far as this torch lets us: libraries then leave out the
+    short cuts that depend on values. Other threads are told the same.
+    """
+    if not hasattr(torch.compiler, _COMPILING):
+        yield
+        return
+    before = getattr(torch.compiler, _COMPILING)
+    setattr(torch.compiler, _COMPILING, True)
+    try:
+        yield
+    finally:
+        setattr(torch.compiler, _COMPILING, before)
 
 
 def unscale_(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:

@@ -15,8 +15,9 @@ from torch import nn
 from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
-from nimble_jobs.engine.private import storage_id
+from nimble_jobs.engine.private import as_if_compiled, functions_off, storage_id
 from nimble_jobs.engine.recorder import Recorder, Recording, is_dense
+from nimble_jobs.engine.state import state_of
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.schedule import BufferKind
@@ -33,18 +34,9 @@ __all__ = [
     "state_of",
 ]
 
+# Modules of torch's own that take a slower way, with other layouts, where a mode looks at functions.
+_ASK_FOR_MODES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _WARM_UP_CALLS = 2  # the first compiles, the second runs what was compiled
-
-
-def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and plain tensor attributes of a module by dotted name; of aliases the first name."""
-    found: dict[str, torch.Tensor] = {}
-    for prefix, child in module.named_modules():
-        own = {**child._parameters, **child._buffers, **vars(child)}
-        for name, value in own.items():
-            if isinstance(value, torch.Tensor):
-                found.setdefault(f"{prefix}.{name}" if prefix else name, value)
-    return found
 
 
 def record(
@@ -59,7 +51,25 @@ def record(
     `module`, where given, lets tasks name the submodule that launched them. Raises CannotRecord, with the operator and
     its source line, for host reads, shapes that depend on data, copies between host and device, and whatever only
     fails while it is recorded; what the call raises in any case comes through.
+
+    What cannot be recorded is recorded a second time as if it were being compiled: libraries then leave out the short
+    cuts that depend on values.
     """
+    try:
+        return _recorded(call, inputs, state, device, module)
+    except CannotRecord as e:
+        with as_if_compiled(), contextlib.suppress(CannotRecord):
+            return _recorded(call, inputs, state_of(module) if module is not None else state, device, module)
+        raise e
+
+
+def _recorded(
+    call: Callable[..., Any],
+    inputs: Mapping[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    device: torch.device,
+    module: nn.Module | None,
+) -> Recording:
     recorder = recorder_for(inputs, state, device)
     holding = contextlib.nullcontext() if module is None else held(module, state, recorder)
     with (
@@ -190,17 +200,25 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
 def module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]:
     """While inside, `recorder.path` names the submodules being called."""
     handles = []
+    unseen: list[contextlib.AbstractContextManager[Any]] = []
     for name, child in module.named_modules() if module is not None else ():
 
-        def enter(_m: nn.Module, _a: Any, name: str = name) -> None:
+        def enter(m: nn.Module, _a: Any, name: str = name) -> None:
             recorder.path.append(name)
+            if type(m) in _ASK_FOR_MODES:
+                unseen.append(functions_off())
+                unseen[-1].__enter__()
 
-        def leave(_m: nn.Module, _a: Any, _r: Any) -> None:
+        def leave(m: nn.Module, _a: Any, _r: Any) -> None:
             recorder.path.pop()
+            if type(m) in _ASK_FOR_MODES:
+                unseen.pop().__exit__(None, None, None)
 
         handles += [child.register_forward_pre_hook(enter), child.register_forward_hook(leave, always_call=True)]
     try:
         yield
     finally:
+        while unseen:  # a call was broken off
+            unseen.pop().__exit__(None, None, None)
         for handle in handles:
             handle.remove()

@@ -42,7 +42,11 @@ _WITHOUT_BITS = {
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
 }
 # Operators whose outputs' shapes depend on the values of one tensor, though no tag says so: its place among them.
-_SHAPED_BY_DATA = {"aten._pack_padded_sequence.default": 1, "aten._pad_packed_sequence.default": 1}
+_SHAPED_BY_DATA = {
+    "aten._pack_padded_sequence.default": 1,
+    "aten._pad_packed_sequence.default": 1,
+    "torchvision.nms.default": 0,
+}
 _INDEX = "aten.index.Tensor"
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
@@ -80,6 +84,7 @@ class Recording:
     program: Program
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # by SHA-256
     kernels: dict[str, Kernel] = field(default_factory=dict)  # by name
+    example: dict[str, torch.Tensor] = field(default_factory=dict)  # inputs that its operators can take
 
 
 class Recorder(TorchDispatchMode):
@@ -350,6 +355,7 @@ class Recorder(TorchDispatchMode):
             ),
             constants=self._constants,
             kernels=self._kernels,
+            example={n: t.detach() for n, t in inputs.items()},
         )
 
     def _is_constant_work(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:

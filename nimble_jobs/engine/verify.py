@@ -5,51 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.inputs import like, random_inputs
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.errors import CheckFailed
+from nimble_jobs.errors import CheckFailed, first_line
 from nimble_jobs.schedule import Port
+
+__all__ = ["ROUNDS", "TOLERANCE", "check", "in_double", "poison", "random_inputs", "relative_norm", "run_once"]
 
 # Largest accepted relative norm against eager, by the model's dtype: kernels may add in another order, no more.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
 ROUNDS = 2
+_CALLS = 3  # one after another, of a module that changes its own state
+_SCALES = ((1.0, 1e-6, 1e4), (1.0, 0.0, -100.0))  # of the input, in each round
+_FACTORS = (1.0, 2.0, 0.5)  # of the example's floating values, where random ones will not do
+_NOISE = 1e-3  # of an output's usual norm: below it, at another scale of the input, there is only rounding
+_STATE = "@"  # before the names of the module's own tensors
 _SMALL = 1 << 18  # elements; loading a dozen operators onto a GPU takes a new process longer than copying so many
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
-
-
-def random_inputs(
-    ports: tuple[Port, ...],
-    device: torch.device,
-    seed: int,
-    below: int = 2,
-    integers: Mapping[str, torch.Tensor] = _NONE,
-) -> dict[str, torch.Tensor]:
-    """Fresh input for each port: normal for floating types, integers in [0, below) for the rest.
-
-    Ports named in `integers` get those values in another order, which no index can be overrun by; lists of one
-    dimension, which may be sorted offsets, as they are.
-    """
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-    made = {}
-    for port in ports:
-        kind = dtype(port.view.dtype)
-        if kind.is_floating_point or kind.is_complex:
-            drawn = torch.complex64 if kind.is_complex else torch.float32
-            value = torch.randn(port.view.shape, generator=generator, dtype=drawn).to(kind)
-        elif port.name in integers:
-            value = integers[port.name].cpu()
-            if value.dim() > 1:
-                value = value.flatten()[torch.randperm(value.numel(), generator=generator)].view(value.shape)
-        else:
-            value = torch.randint(0, below, port.view.shape, generator=generator).to(kind)
-        made[port.name] = value.to(device)
-    return made
 
 
 def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -104,31 +83,117 @@ def check(
     seed: int,
     below: int = 2,
     integers: Mapping[str, torch.Tensor] = _NONE,
+    observed: Observed | None = None,
+    example: Mapping[str, torch.Tensor] = _NONE,
+    thorough: bool = False,
 ) -> float:
     """Compare replays with eager calls on fresh input; the largest relative norm found.
 
-    Raises CheckFailed where it is above `tolerance`, naming the output.
+    With `observed`, eager calls and replays go through several calls one after another, both from the state that the
+    module was observed in, which is then put back; what they leave in it is compared, too. With `thorough` the input
+    also has other scales. Where eager cannot take random input, it is like the `example`. Raises CheckFailed for a
+    norm above `tolerance`, naming the output.
     """
     worst = 0.0
+    changing = observed.changing if observed is not None else {}
+    put_back = observed.put_back if observed is not None else lambda: None
+    calls = _CALLS if changing or thorough else 1
+    norms: dict[str, float] = {}
     for turn in range(ROUNDS):
-        inputs = random_inputs(ports, device, seed + turn, below, integers)
-        with torch.no_grad():  # the model may write into what it is given
-            result = eager(*(t.clone() for t in inputs.values()))
-            expected = {n: t.clone() for n, t in flatten_outputs(result).items()}
-        found = run_once(instance, inputs)
-        synchronize(device)
-        if found.keys() != expected.keys():
-            raise CheckFailed(f"the replay has the outputs {sorted(found)}, eager has {sorted(expected)}")
-        for name, tensor in expected.items():
-            error = relative_norm(found[name], tensor)
-            if not error <= tolerance:
-                raise CheckFailed(
-                    f"output {name!r} differs from eager by a relative norm of {error:.3g}; "
-                    f"the tolerance is {tolerance:.3g}",
-                    error=error if math.isfinite(error) else None,
-                )
-            worst = max(worst, error)
+        scales = _SCALES[turn] if thorough else (1.0,) * calls
+        drawn = [
+            random_inputs(ports, device, seed + turn + i * ROUNDS, below, integers, turn=turn + i * ROUNDS, scale=scale)
+            for i, scale in enumerate(scales)
+        ]
+        put_back()
+        try:
+            sequence, wanted = _expected(eager, drawn, example, changing, put_back)
+            put_back()
+            for i, (inputs, expected) in enumerate(zip(sequence, wanted, strict=True)):
+                found = _found(instance, inputs, changing)
+                synchronize(device)
+                if found.keys() != expected.keys():
+                    raise CheckFailed(f"the replay has the outputs {sorted(found)}, eager has {sorted(expected)}")
+                for name, tensor in expected.items():
+                    if scales[i] == 1.0:
+                        norms[name] = max(norms.get(name, 0.0), _norm(tensor))
+                    error = relative_norm(found[name], tensor)
+                    if error > tolerance and scales[i] != 1.0:
+                        error = _norm(_difference(found[name], tensor)) / max(_NOISE * norms.get(name, 0.0), 1e-30)
+                    if not error <= tolerance:
+                        _fail(name, i, error, tolerance)
+                    worst = max(worst, error) if scales[i] == 1.0 else worst
+        finally:
+            put_back()
     return worst
+
+
+def _fail(name: str, call: int, error: float, tolerance: float) -> NoReturn:
+    what = f"tensor {name.removeprefix(_STATE)!r} of the module" if name.startswith(_STATE) else f"output {name!r}"
+    after = f" at call {call + 1} from the same state" if call else ""
+    raise CheckFailed(
+        f"{what} differs from eager by a relative norm of {error:.3g}{after}; the tolerance is {tolerance:.3g}",
+        error=error if math.isfinite(error) else None,
+    )
+
+
+def _expected(
+    eager: Callable[..., Any],
+    drawn: list[dict[str, torch.Tensor]],
+    example: Mapping[str, torch.Tensor],
+    changing: Mapping[str, torch.Tensor],
+    put_back: Callable[[], None],
+) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
+    """Inputs that eager can take, and what it makes of them: random ones, or else some like the example.
+
+    Raises CheckFailed where it can take none of them.
+    """
+    ways = [drawn]
+    if example:
+        ways.append(
+            [{n: t.to(drawn[0][n].device) for n, t in like(example, f).items()} for f in _FACTORS[: len(drawn)]]
+        )
+    for way in ways:
+        try:
+            return way, [_eager(eager, inputs, changing) for inputs in way]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:
+            put_back()
+            if way is ways[-1]:
+                raise CheckFailed(f"the model in eager cannot take the input of the check: {first_line(e)}") from e
+    raise AssertionError("unreachable")
+
+
+def _eager(
+    eager: Callable[..., Any], inputs: Mapping[str, torch.Tensor], changing: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Outputs, and what the call leaves in the module."""
+    with torch.no_grad():  # the model may write into what it is given
+        result = eager(*(t.clone() for t in inputs.values()))
+        named = {**flatten_outputs(result), **{_STATE + n: t for n, t in changing.items()}}
+        return {n: t.clone() for n, t in named.items()}
+
+
+def _found(
+    instance: Instance, inputs: Mapping[str, torch.Tensor], changing: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    return {**run_once(instance, inputs), **{_STATE + n: t for n, t in changing.items()}}
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.nan_to_num(in_double(tensor)).norm())
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Infinite where they have other shapes, or where one is finite and the other is not."""
+    if one.shape != other.shape:
+        return torch.full((1,), float("inf"), dtype=torch.float64)
+    a, b = in_double(one), in_double(other)
+    both = torch.isfinite(a) & torch.isfinite(b)
+    same = torch.isnan(a) == torch.isnan(b)
+    elsewhere = torch.zeros_like(a).masked_fill(~same, 1e300)
+    return torch.where(both, a - b, elsewhere)
 
 
 def run_once(instance: Instance, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -25,7 +25,12 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         args, kwargs = self._signature.arguments(tensors)
-        return self.module(*args, **kwargs)
+        before = tree_flatten((args, kwargs))
+        result = self.module(*args, **kwargs)
+        leaves, nesting = tree_flatten((args, kwargs))
+        if nesting != before[1] or any(a is not b for a, b in zip(leaves, before[0], strict=True)):
+            raise CannotRecord("the model changes a list or dict among its arguments, which a replay would not")
+        return result
 
 
 def flat(module: nn.Module, signature: Signature) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import nn
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
@@ -20,7 +21,7 @@ from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.build import Built, build_best
+from nimble_jobs.planner.build import Built, build_best, observe_calls
 from nimble_jobs.planner.misses import BUILD_WAIT_S
 from nimble_jobs.planner.modes import eval_mode, own_modes
 from nimble_jobs.planner.options import BuildOptions
@@ -148,14 +149,19 @@ def prepare(
     with eval_mode(module), no_traces(module, device), torch.inference_mode(False):
         call = flat(module, signature)
         example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
-        with torch.no_grad(), changed_by_calls(module, training=False) as changed:
-            structure = Structure.of(call(*(t.clone() for t in example.values())))
-        program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
-        _refuse_writes_in_flight(program, options)
-        parts = parts_of(program, options, device)
-        parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
-        key = schedule_key(parts)
-        built = _found(call, example, key, parts, options, device, store)
+        with changed_by_calls(module, training=False) as changed:
+            observed = observe_calls(call, example, device)
+        structure = Structure.of(observed.result)
+        try:
+            program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
+            observed.put_back()
+            _refuse_writes_in_flight(program, options)
+            parts = parts_of(program, options, device)
+            parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
+            key = schedule_key(parts)
+            built = _found(call, example, key, parts, options, device, store, observed)
+        finally:
+            observed.put_back()
     hit = Hit.MISS if isinstance(built, Built) else Hit.STORED
     if built.schedule.runs == "eager":
         return Eager(signature=signature, module=module, schedule=built.schedule, hit=hit)
@@ -189,16 +195,19 @@ def _found(
     options: BuildOptions,
     device: torch.device,
     store: Store | None,
+    observed: Observed,
 ) -> Built | Restored:
     """What is stored, or else the result of a search, which no other process does at the same time."""
     if store is None:
-        return _searched(call, example, key, parts, options, device, store)
-    stored = load(call, key, example, device, store)
+        return _searched(call, example, key, parts, options, device, store, observed)
+    stored = load(call, key, example, device, store, observed)
     if stored is not None:
         return stored
     with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
-        stored = load(call, key, example, device, store, will_build=True)  # another process may have built it since
-        return stored or _searched(call, example, key, parts, options, device, store)
+        stored = load(
+            call, key, example, device, store, observed, will_build=True
+        )  # another process may have built it since
+        return stored or _searched(call, example, key, parts, options, device, store, observed)
 
 
 def _searched(
@@ -209,9 +218,10 @@ def _searched(
     options: BuildOptions,
     device: torch.device,
     store: Store | None,
+    observed: Observed,
 ) -> Built:
     """The result of a search, stored where there is a store. Raises CheckFailed where nothing agrees with eager."""
-    built = build_best(call, example, key, options, device, keep_integers=True)
+    built = build_best(call, example, key, options, device, keep_integers=True, observed=observed)
     if store is not None:
         save_built(built, parts, store)
     if built.failure is not None:

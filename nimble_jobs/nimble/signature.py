@@ -15,7 +15,20 @@ from nimble_jobs.engine.private import tree_flatten, tree_unflatten
 from nimble_jobs.engine.tree import named_leaves
 from nimble_jobs.errors import UsageError
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout)
+PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.Size,
+)
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.inputs import stand_out
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import tolerance_for
@@ -40,6 +42,7 @@ def load(
     example: Mapping[str, torch.Tensor],
     device: torch.device,
     store: Store,
+    observed: Observed,
     *,
     will_build: bool = False,
 ) -> Restored | None:
@@ -69,7 +72,9 @@ def load(
             tolerance=tolerance_for(call, next(iter(example.values()))),
             seed=secrets.randbits(32),
             below=integers_below(call),
-            integers={n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex())},
+            integers=stand_out(example),
+            observed=observed,
+            example=example,
         )
 
     try:

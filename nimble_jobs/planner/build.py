@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +16,12 @@ from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.inductor import stop_compilers
+from nimble_jobs.engine.inputs import like, stand_out, varied
+from nimble_jobs.engine.observe import Observed, observe
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.planner.candidate import Found
 from nimble_jobs.planner.contest import eager_counts
 from nimble_jobs.planner.limits import integers_below
@@ -27,6 +31,8 @@ from nimble_jobs.planner.plans import capture_several
 from nimble_jobs.planner.request import Request, tolerance_of
 from nimble_jobs.planner.search import PAYS, Search
 from nimble_jobs.schedule import Candidate, Schedule
+
+_SCALES = (1.0, 1e-6, 1e4, 0.0)  # of random input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,7 @@ class Built:
     module: nn.Module  # whose weights the instances read: the given one, or its folded copy
     binaries: bytes  # machine code of its kernels, in one piece; empty where they need their compiler, or are operators
     failure: str | None  # why no candidate passed the check against eager; None where one did
+    observed: Observed  # the module, as it was before its first call
 
     @property
     def instance(self) -> Instance:
@@ -60,7 +67,7 @@ def build_schedule(
     told: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """`build_best` for what a job asks for."""
-    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)
+    example = example_of(request, module, device)
     options = BuildOptions(
         streams=request.schedule.streams,
         fuse=request.schedule.fuse,
@@ -87,6 +94,7 @@ def build_best(
     device: torch.device,
     *,
     keep_integers: bool = False,
+    observed: Observed | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
@@ -94,30 +102,57 @@ def build_best(
     `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
     another memory layout, as the schedule says; where it says that some are folded, the module is not needed any more,
     and its twin in the answer takes its place. With `keep_integers` checks use the integers of `inputs`, in another
-    order, instead of random ones. `told` is called with the name of each candidate as it is begun. Raises CannotRecord
-    where the module does what no schedule can hold, EngineError where it cannot be captured, OutOfMemory.
+    order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
+    given, is what `observe_calls` found before. `told` is called with the name of each candidate as it is begun. Raises
+    CannotRecord where the module does what no schedule can hold, EngineError where it cannot be captured, OutOfMemory.
     """
     start = time.perf_counter()
     first = next(iter(inputs.values()))
     batch = first.shape[0] if first.dim() else 1
     tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
     below = integers_below(module)
-    integers = {n: t for n, t in inputs.items() if keep_integers and not (t.is_floating_point() or t.is_complex())}
+    integers = stand_out(inputs) if keep_integers else {}
     example = {name: integers.get(name, _random_like(tensor, below, device)) for name, tensor in inputs.items()}
-    with torch.no_grad():
-        eager_us = measure.time_us(lambda: module(*example.values()), device)
-    search = Search(
-        module,
-        example,
-        options,
-        device,
-        batch=batch,
-        tolerance=tolerance,
-        below=below,
-        integers=integers,
-        eager_us=eager_us if eager_counts(options) else None,
-        told=told,
-    )
+    with _refusing():
+        if observed is None:
+            observed = observe_calls(module, inputs if keep_integers else example, device, keep_integers=keep_integers)
+        try:
+            if keep_integers and not _takes(module, example, observed):
+                example, integers = dict(inputs), dict(inputs)
+            eager_us = time_calls(lambda: module(*example.values()), device, observed)
+            search = Search(
+                module,
+                example,
+                options,
+                device,
+                batch=batch,
+                tolerance=tolerance,
+                below=below,
+                integers=integers,
+                eager_us=eager_us if eager_counts(options) else None,
+                observed=observed,
+                given=inputs if keep_integers else {},
+                told=told,
+            )
+            return _built(search, key, options, device, batch=batch, eager_us=eager_us, start=start)
+        finally:
+            observed.put_back()
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raises CannotRecord for whatever is no error of ours: the model may run in eager all the same."""
+    try:
+        yield
+    except (NimbleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        raise CannotRecord(f"the model cannot be scheduled: {first_line(e)}") from e
+
+
+def _built(
+    search: Search, key: str, options: BuildOptions, device: torch.device, *, batch: int, eager_us: float, start: float
+) -> Built:
     found = search.run()
     chosen = found.module
     assert chosen is not None  # the search is over
@@ -159,7 +194,7 @@ def build_best(
         candidates=_candidates(search, found, failure, eager_us, batch, options),
         runs="eager" if stays_eager else "schedule",
         noise=in_turns.noise if in_turns is not None else None,
-        tolerance=tolerance,
+        tolerance=search.tolerance,
         error=error,
         device=devices.describe(device),
         eager_us=eager_us if in_turns is None else in_turns.eager_us,
@@ -175,7 +210,58 @@ def build_best(
         module=chosen,
         binaries=binaries,
         failure=failure,
+        observed=search.observed,
     )
+
+
+def observe_calls(
+    module: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, *, keep_integers: bool = True
+) -> Observed:
+    """`observe` with a few inputs like those given: random ones, at several scales, and factors of their own values.
+
+    Raises CannotRecord.
+    """
+    below, integers = integers_below(module), stand_out(inputs) if keep_integers else {}
+    others = []
+    for turn, scale in enumerate(_SCALES):
+        drawn = {}
+        generator = torch.Generator().manual_seed(turn)
+        for name, tensor in inputs.items():
+            if name in integers:
+                drawn[name] = varied(tensor.detach().cpu(), generator, turn).to(device)
+            elif tensor.is_floating_point() or tensor.is_complex():
+                kind = torch.complex64 if tensor.is_complex() else torch.float32
+                value = torch.randn(tensor.shape, generator=generator, dtype=kind) * scale
+                drawn[name] = value.to(device, tensor.dtype)
+            else:
+                drawn[name] = torch.randint(0, below, tensor.shape, generator=generator).to(device, tensor.dtype)
+        others.append(drawn)
+    return observe(module, inputs, [*others, like(inputs, 0.5)], device)
+
+
+def _takes(module: nn.Module, inputs: Mapping[str, torch.Tensor], observed: Observed) -> bool:
+    """Whether the module can be called with these inputs."""
+    try:
+        with torch.no_grad():
+            module(*(t.clone() for t in inputs.values()))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, the caller has inputs that it can be called with
+        return False
+    finally:
+        observed.put_back()
+    return True
+
+
+def time_calls(call: Callable[[], object], device: torch.device, observed: Observed) -> float:
+    """`measure.time_us` of a call that may change the module: then each sample is one call from the same state."""
+    with torch.no_grad():
+        try:
+            if observed.changing:
+                return measure.time_us(call, device, before=observed.put_back, most=1)
+            return measure.time_us(call, device)
+        finally:
+            observed.put_back()
 
 
 def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
@@ -185,9 +271,16 @@ def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
     return max(verify.TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
 
 
+def example_of(request: Request, module: nn.Module, device: torch.device) -> torch.Tensor:
+    """A batch that a request's model can take: random numbers."""
+    empty = torch.empty(request.input_shape, dtype=request.input_dtype, device=device)
+    return _random_like(empty, integers_below(module), device)
+
+
 def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torch.Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
-        return torch.randn_like(tensor, device=device)
+        kind = torch.complex64 if tensor.is_complex() else torch.float32  # narrow types cannot be drawn
+        return torch.randn_like(tensor, device=device, dtype=kind).to(tensor.dtype)
     return torch.randint(0, below, tensor.shape, device=device).to(tensor.dtype)
 
 

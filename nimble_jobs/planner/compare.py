@@ -9,12 +9,15 @@ import torch
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.recorder import is_dense
+from nimble_jobs.engine.state import writable
 from nimble_jobs.errors import CheckFailed
 
 # Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
 # move by more than the outputs do.
 GRADIENT_SLACK = 10.0
 NOISE = 1e-3  # gradients below this share of the largest, by root mean square, are rounding errors of zero
+
+__all__ = ["GRADIENT_SLACK", "NOISE", "compare", "copies", "put", "rms", "seed_device", "writable"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -63,12 +66,3 @@ def put(tensors: Tensors, values: Tensors) -> None:
                 tensor.data = values[name].clone()
             else:
                 tensor.copy_(values[name])
-
-
-def writable(tensor: torch.Tensor) -> bool:
-    """Whether calls may change it in place: no tensor of inference mode, and none whose elements share memory."""
-    if tensor.is_inference():
-        return False
-    return not is_dense(tensor) or all(
-        stride or n <= 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 
@@ -60,9 +61,9 @@ def faster_in_eager(schedule: Schedule | None) -> str:
     return f"; eager is faster here: {eager} a batch, a replay takes {replay}"
 
 
-def contest(eager: Callable[[], object], replay: Callable[[], object], device: torch.device) -> Contest:
-    """Time both, in turns."""
-    return Contest.of(*measure.in_turns_us([eager, replay], device, at_least=_ROUNDS))
+def contest(eager: Callable[[], object], replay: Callable[[], object], device: torch.device, **turns: Any) -> Contest:
+    """Time both, in turns, with further arguments of `in_turns_us`."""
+    return Contest.of(*measure.in_turns_us([eager, replay], device, at_least=_ROUNDS, **turns))
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.flight import Flight
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.planner.limits import Limits
 from nimble_jobs.planner.request import Request
@@ -65,6 +66,7 @@ class Loaded:
     schedule: Schedule | None = None
     fallback: str | None = None
     limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
+    observed: Observed | None = None  # what the module was before its first call
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
@@ -105,6 +107,11 @@ class Loaded:
             with torch.no_grad():
                 outputs = flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
             yield outputs, beside
+
+    def begin(self) -> None:
+        """Put back what earlier jobs' batches have written into the module's state."""
+        if self.observed is not None and self.observed.changing:
+            self.observed.put_back()
 
     def release(self) -> None:
         """Close the instances; the module stays."""

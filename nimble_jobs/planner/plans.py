@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -28,8 +28,12 @@ def durations_us(
     device: torch.device,
     below: int,
     integers: Mapping[str, torch.Tensor],
+    put_back: Callable[[], object] = lambda: None,
 ) -> tuple[float, ...]:
-    """Measured time of each task alone, by task index, on fresh input. Raises EngineError, OutOfMemory."""
+    """Measured time of each task alone, by task index, on fresh input. Raises EngineError, OutOfMemory.
+
+    `put_back` undoes what tasks write into the state.
+    """
     try:
         bound = bind(
             recording.program,
@@ -41,7 +45,7 @@ def durations_us(
         )
         for name, value in verify.random_inputs(recording.program.inputs, device, 0, below, integers).items():
             bound.inputs[name].copy_(value)
-        return tuple(measure.task_times_us(bound, device))
+        return tuple(measure.task_times_us(bound, device, put_back=put_back))
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} to time each task: {e}") from e
 
@@ -89,6 +93,7 @@ def capture_several(
                     kernels=recording.kernels,
                     device=device,
                     memory=memory,
+                    example=recording.example,
                 )
             )
     except BaseException:

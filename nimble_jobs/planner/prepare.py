@@ -23,7 +23,7 @@ from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.build import Built, build_best, build_schedule, memory_left
+from nimble_jobs.planner.build import Built, build_best, build_schedule, example_of, memory_left
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.misses import Waiting, check_unchanged, eager_instead, in_turn
 from nimble_jobs.planner.options import BuildOptions
@@ -108,6 +108,7 @@ def prepare(
     kept: Loaded | None = residents.get(resident_key(key, request))
     if kept is not None and _still_serves(kept, request, store):
         store.schedules.touch(key, Hit.RESIDENT, time.time())
+        kept.begin()
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     report(phase="load")
     module = build_module(request, device)
@@ -259,7 +260,7 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Repo
         loaded.fallback = f"the schedule is quarantined: {built.failure}"
         built.close()
     else:
-        loaded.module, loaded.instances = built.module, built.instances
+        loaded.module, loaded.instances, loaded.observed = built.module, built.instances, built.observed
 
 
 def _build_quickly(loaded: Loaded) -> None:
@@ -273,7 +274,7 @@ def _build_quickly(loaded: Loaded) -> None:
         tolerance=tolerance_of(request),
         memory_bytes=memory_left(request, loaded.module),
     )
-    example = torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)
+    example = example_of(request, loaded.module, loaded.device)
     try:
         built = build_best(loaded.module, {"x": example}, loaded.key, options, loaded.device)
     except EngineError as e:
@@ -283,7 +284,7 @@ def _build_quickly(loaded: Loaded) -> None:
         loaded.fallback = built.failure
         built.close()
     else:
-        loaded.schedule, loaded.instances = built.schedule, built.instances
+        loaded.schedule, loaded.instances, loaded.observed = built.schedule, built.instances, built.observed
 
 
 def _explain(loaded: Loaded, error: EngineError) -> None:

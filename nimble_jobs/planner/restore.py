@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
@@ -62,6 +63,7 @@ def restore(
         if own:
             compact(bound, device)
         recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))
+        recording = replace(recording, example=dict(example))
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         for instance in instances:
@@ -86,6 +88,8 @@ def check_loaded(
     seed: int,
     below: int = 2,
     integers: Mapping[str, torch.Tensor] = _NONE,
+    observed: Observed | None = None,
+    example: Mapping[str, torch.Tensor] = _NONE,
 ) -> None:
     """`verify.check` of an instance that was loaded; where it has depthwise convolutions of ours, first against eager
     without the library's, whose first calls take long. Raises CheckFailed.
@@ -93,7 +97,18 @@ def check_loaded(
 
     def against(call: Callable[..., Any]) -> None:
         ports = schedule.program.inputs
-        verify.check(instance, call, ports, device, tolerance=tolerance, seed=seed, below=below, integers=integers)
+        verify.check(
+            instance,
+            call,
+            ports,
+            device,
+            tolerance=tolerance,
+            seed=seed,
+            below=below,
+            integers=integers,
+            observed=observed,
+            example=example,
+        )
 
     if depthwise.is_in(schedule.program):
         with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides

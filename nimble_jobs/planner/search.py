@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.engine.workspace import workspace_bytes
@@ -57,6 +59,8 @@ class Search:
         below: int,
         integers: Mapping[str, torch.Tensor] = MappingProxyType({}),
         eager_us: float | None = None,
+        observed: Observed,
+        given: Mapping[str, torch.Tensor] = MappingProxyType({}),
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`eager_us`: time of one call in eager, which may win; None where it may not. `told` is called with the name
@@ -67,7 +71,9 @@ class Search:
         self._options = options
         self._device = device
         self._batch = batch
-        self._tolerance = tolerance
+        self.tolerance = tolerance
+        self.observed = observed
+        self._given = given
         self._below = below
         self._integers = integers
         self._told = told
@@ -140,9 +146,11 @@ class Search:
                     rates = [measure.throughput_per_s(instances, self._device) for _ in range(_RATES)]
                     return Contest.of([self._eager_us], [1e6 / rate for rate in rates])
                 if found.source.layout != "given":
-                    (times,) = measure.in_turns_us([instances[0].replay], self._device)
+                    (times,) = measure.in_turns_us([instances[0].replay], self._device, **self._turns())
                     return Contest.of([self._eager_us], times)
-                return contest(lambda: self._module(*self._inputs.values()), instances[0].replay, self._device)
+                return contest(
+                    lambda: self._module(*self._inputs.values()), instances[0].replay, self._device, **self._turns()
+                )
         finally:
             for instance in instances:
                 instance.close()
@@ -150,7 +158,7 @@ class Search:
     def _samples_of(self, recording: Recording) -> Samples:
         """The same for all sources, whose inputs differ in their layout alone."""
         if self._samples is None:
-            self._samples = Samples(recording.program.inputs, self._below, self._integers)
+            self._samples = Samples(recording.program.inputs, self._below, self._integers, self.observed.put_back)
         return self._samples
 
     def _in_flight(self, recording: Recording) -> InFlight:
@@ -189,8 +197,10 @@ class Search:
     def _try(self, source: Source, *, must: bool = False) -> Found | None:
         """Measure a source on one stream; None where that does not work."""
         self._told(source.name)
+        put_back = self.observed.put_back if self.observed.changing else lambda: None
         try:
             with self.clock.time("record"):
+                put_back()
                 module = self._variants.use(source.layout, source.folded)
                 recording = record_source(module, source, self._inputs, self._device)
             if must and self._options.fold:
@@ -201,7 +211,9 @@ class Search:
             if self._too_large(_name(source, single), single, recording, memory, must=must):  # timing tasks takes it
                 return None
             with self.clock.time("measure"):
-                durations = durations_us(recording, single, state_of(module), self._device, self._below, self._integers)
+                durations = durations_us(
+                    recording, single, state_of(module), self._device, self._below, self._integers, put_back
+                )
         except Exception as e:
             if must:
                 raise
@@ -257,12 +269,12 @@ class Search:
             return None
         try:
             with self.clock.time("capture"):
+                self.observed.put_back()
                 (instance,) = capture_several(recording, plan, module, self._device, 1, memory)
             try:
-                error, failure = self.check(instance, recording)
+                error, failure = self.check(instance, recording, thorough=must)
                 with self.clock.time("measure"):
-                    samples = self._samples_of(recording)
-                    replay_us = measure.time_us(instance.replay, self._device, before=lambda: samples.fill(instance))
+                    replay_us = self._timed(instance, self._samples_of(recording))
                 nbytes = instance.bytes
             finally:
                 instance.close()
@@ -313,7 +325,19 @@ class Search:
             self.best = found
         return found
 
-    def check(self, instance: Instance, recording: Recording) -> tuple[float | None, str | None]:
+    def _timed(self, instance: Instance, samples: Samples) -> float:
+        """Microseconds of a replay."""
+        return measure.time_us(
+            instance.replay, self._device, **self._turns() | {"before": lambda: samples.fill(instance)}
+        )
+
+    def _turns(self) -> dict[str, Any]:
+        """How calls are timed that change the module's state: each sample is one, from the same state."""
+        return {"before": self.observed.put_back, "most": 1} if self.observed.changing else {}
+
+    def check(
+        self, instance: Instance, recording: Recording, *, thorough: bool = False
+    ) -> tuple[float | None, str | None]:
         """The relative norm against eager on fresh input, and why that is too much; None where it is not."""
         try:
             with self.clock.time("check"):
@@ -322,10 +346,13 @@ class Search:
                     self._module,
                     recording.program.inputs,
                     self._device,
-                    tolerance=self._tolerance,
+                    tolerance=self.tolerance,
                     seed=secrets.randbits(32),
                     below=self._below,
                     integers=self._integers,
+                    observed=self.observed,
+                    example=self._given,
+                    thorough=thorough,
                 )
         except CheckFailed as e:
             return e.error, str(e)

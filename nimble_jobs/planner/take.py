@@ -6,12 +6,11 @@ import secrets
 import time
 from collections.abc import Callable
 
-import torch
-
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
+from nimble_jobs.planner.build import example_of, observe_calls
 from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
@@ -60,7 +59,8 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
 def _load_stored(loaded: Loaded, material: Material) -> None:
     """Capture a stored schedule and check it against eager."""
     request, schedule = loaded.request, material.schedule
-    example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=loaded.device)}
+    example = {"x": example_of(request, loaded.module, loaded.device)}
+    observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
 
     def check(instance: Instance) -> None:
         check_loaded(
@@ -71,7 +71,12 @@ def _load_stored(loaded: Loaded, material: Material) -> None:
             tolerance=tolerance_of(request),
             seed=secrets.randbits(32),
             below=integers_below(loaded.module),
+            observed=observed,
         )
 
-    restored = restore(loaded.module, material, example, loaded.device, check, own=True)
+    try:
+        restored = restore(loaded.module, material, example, loaded.device, check, own=True)
+    finally:
+        observed.put_back()
     loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
+    loaded.observed = observed

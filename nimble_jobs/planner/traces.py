@@ -12,43 +12,35 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.private import forget_compiled
-from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.recorder import is_dense
+from nimble_jobs.engine.state import RandomStates, Snapshot
 from nimble_jobs.errors import CannotRecord, EngineError
-from nimble_jobs.planner.compare import copies, put, writable
 
 
 @contextlib.contextmanager
 def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Whatever runs inside, buffers, tensor attributes, random states and compilers are then as before.
+    """Whatever runs inside, tensors, attributes and what they contain, random states and compilers are then as before.
 
-    The memory layout of weights and buffers is restored where an error leaves the block, and left as chosen otherwise.
-    What a model keeps outside of itself cannot be restored. Raises CannotRecord where a tensor has another shape then.
+    Parameters are not copied: they are `observe`'s to put back. The memory layout of weights and buffers is restored
+    where an error leaves the block, and left as chosen otherwise. What a model keeps outside of itself cannot be
+    restored. Raises CannotRecord where a tensor has another shape then.
     """
-    attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in module.modules()]
-    tensors = (*module.parameters(), *module.buffers())
-    laid_out = [(t, t.data) for t in tensors if is_dense(t)]
-    kept = {id(p) for p in module.parameters()}
-    state = {n: t for n, t in state_of(module).items() if id(t) not in kept and writable(t)}
-    values = copies(state)
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        try:
-            yield
-        except BaseException:
-            for tensor, data in laid_out:
-                if tensor.data_ptr() != data.data_ptr():
-                    tensor.data = data
-            raise
-        else:
-            grown = next((n for n, t in state.items() if is_dense(t) and t.shape != values[n].shape), None)
-        finally:
-            for m, before, own in attributes:
-                _restore(vars(m), before)
-                _restore(m._buffers, own)
-            put(state, values)
-            if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
-                forget_compiled()  # compilers keep what they compiled, and with it the module
+    snapshot, states = Snapshot(module), RandomStates(device)
+    laid_out = [(t, t.data) for t in (*module.parameters(), *module.buffers()) if is_dense(t)]
+    try:
+        yield
+    except BaseException:
+        for tensor, data in laid_out:
+            if tensor.data_ptr() != data.data_ptr():
+                tensor.data = data
+        raise
+    else:
+        grown = snapshot.resized()
+    finally:
+        snapshot.put_back()
+        states.put_back()
+        if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
+            forget_compiled()  # compilers keep what they compiled, and with it the module
     if grown is not None:
         raise CannotRecord(f"the model changes the shape of its tensor {grown!r} at its first call")
 
@@ -80,11 +72,3 @@ class Places:
                     f"the module's tensor {name!r} was moved or replaced after it was prepared; "
                     "change weights in place, or prepare again"
                 )
-
-
-def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in now.keys() - before.keys():
-        del now[name]
-    for name, value in before.items():
-        if now.get(name) is not value:
-            now[name] = value

@@ -129,7 +129,6 @@ def recorded(module: nn.Module, example: Any) -> Nimble:
     return nimble
 
 
-@pytest.mark.xfail
 @pytest.mark.parametrize("first", ["all", "right", "left"])
 @pytest.mark.parametrize("name", TEXT)
 def test_text_with_masks(name: str, first: str) -> None:
@@ -155,7 +154,6 @@ def test_text_without_a_mask(name: str) -> None:
             compare(nimble(input_ids=given), module(input_ids=given))
 
 
-@pytest.mark.xfail
 @pytest.mark.parametrize("first", ["all", "right", "left"])
 def test_clip_with_masks(first: str) -> None:
     """Text with a mask, and images; the end of a text is found by its token."""
@@ -185,7 +183,6 @@ def test_vit() -> None:
             compare(nimble(pixel_values=made), module(pixel_values=made))
 
 
-@pytest.mark.xfail
 @pytest.mark.parametrize("first", ["all", "right", "left"])
 def test_whisper_encoder_with_masks(first: str) -> None:
     """Mel features with a mask of frames."""

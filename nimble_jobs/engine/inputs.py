@@ -1,0 +1,129 @@
+"""Input for checks and timing: random numbers, and integers and masks like those of an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.schedule import Port
+
+_NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+def random_inputs(
+    ports: tuple[Port, ...],
+    device: torch.device,
+    seed: int,
+    below: int = 2,
+    integers: Mapping[str, torch.Tensor] = _NONE,
+    *,
+    turn: int = 0,
+    scale: float = 1.0,
+) -> dict[str, torch.Tensor]:
+    """Fresh input for each port: normal times `scale` for floating types, integers in [0, below) for the rest.
+
+    Ports named in `integers` get values like those, which no index can be overrun by: see `varied`.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    made = {}
+    for port in ports:
+        kind = dtype(port.view.dtype)
+        if port.name in integers:
+            value = varied(integers[port.name].detach().cpu(), generator, turn)
+        elif kind.is_floating_point or kind.is_complex:
+            drawn = torch.complex64 if kind.is_complex else torch.float32
+            value = (torch.randn(port.view.shape, generator=generator, dtype=drawn) * scale).to(kind)
+        else:
+            value = torch.randint(0, below, port.view.shape, generator=generator).to(kind)
+        made[port.name] = value.to(device)
+    return made
+
+
+def like(example: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
+    """The example itself with its floating values times `factor`: what random numbers may be unfit for, such as
+    matrices to be factorised.
+    """
+    return {n: _times(t, factor) if t.is_floating_point() else t.clone() for n, t in example.items()}
+
+
+def stand_out(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs that are not to be replaced by random numbers: integers, masks, and floating masks of two values."""
+    return {n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex()) or _is_mask(t)}
+
+
+def varied(example: torch.Tensor, generator: torch.Generator, turn: int) -> torch.Tensor:
+    """Other values of the same kind, by `turn`: masks padded right and left, full and random; sorted lists sorted, from
+    the same start to the same end; other integers in another order, or drawn from their own, or from their range;
+    floating values times one number.
+    """
+    if example.numel() == 0:
+        return example.clone()
+    if _is_mask(example):
+        return _mask(example, generator, turn)
+    if example.is_floating_point() or example.is_complex():
+        return _times(example, 0.5 + 1.5 * float(torch.rand((), generator=generator)))
+    low, high = int(example.min()), int(example.max())
+    if example.dim() == 1 and low < high:
+        for flipped in (False, True):
+            line = example.flip(0) if flipped else example
+            if bool((line[1:] >= line[:-1]).all()):
+                redrawn = torch.randint(low, high + 1, line.shape, generator=generator).sort().values.to(line.dtype)
+                redrawn[0], redrawn[-1] = line[0], line[-1]
+                return redrawn.flip(0) if flipped else redrawn
+    flat = example.flatten()
+    if low == high:
+        low = min(low, 1 if low > 0 else 0) if high >= 0 else low
+        found = torch.randint(low, high + 1, flat.shape, generator=generator)
+    elif turn % 3 == 0:
+        found = flat[torch.randperm(len(flat), generator=generator)]
+    elif turn % 3 == 1:
+        found = flat[torch.randint(0, len(flat), flat.shape, generator=generator)]
+    else:
+        found = torch.randint(low, high + 1, flat.shape, generator=generator)
+    return found.to(example.dtype).view(example.shape)
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    wide = tensor.float() if tensor.itemsize == 1 else tensor  # the narrowest types have no arithmetic
+    return (wide * factor).to(tensor.dtype)
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Whether it holds flags: booleans, zeros and ones, or two numbers of which one is far below or not finite."""
+    if tensor.dtype is torch.bool:
+        return True
+    if tensor.numel() == 0 or tensor.is_complex() or tensor.dim() == 0:
+        return False
+    if tensor.is_floating_point():
+        low = float(tensor.float().min())
+        return low < -1e4 and len(tensor.float().unique()) <= 2
+    return bool(((tensor == 0) | (tensor == 1)).all()) and bool(tensor.any())
+
+
+def _mask(example: torch.Tensor, generator: torch.Generator, turn: int) -> torch.Tensor:
+    if example.dtype is torch.bool:
+        low, high = torch.tensor(False), torch.tensor(True)
+    elif example.is_floating_point():
+        low, high = example.float().min().to(example.dtype), torch.zeros((), dtype=example.dtype)
+    else:
+        low, high = torch.zeros((), dtype=example.dtype), torch.ones((), dtype=example.dtype)
+    length = example.shape[-1] if example.dim() else 1
+    kept = torch.randint(1, max(2, length), (*example.shape[:-1], 1) if example.dim() else (), generator=generator)
+    places = torch.arange(length) if example.dim() else torch.tensor(0)
+    match turn % 4 if example.dim() else 3:
+        case 0:
+            flags = places < kept
+        case 1:
+            flags = places >= length - kept
+        case 2:
+            flags = torch.randint(0, 2, example.shape, generator=generator).bool()
+        case _:
+            flags = (
+                torch.ones(example.shape, dtype=torch.bool)
+                if example.dim()
+                else torch.rand((), generator=generator) < 0.5
+            )
+    return torch.where(flags.expand(example.shape), high, low)

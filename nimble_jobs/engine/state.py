@@ -1,0 +1,320 @@
+"""What a call may change beside its outputs: a module's tensors and Python attributes, and the random states."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nimble_jobs.engine.private import TorchDispatchMode, functions_off, storage_id, tree_leaves, write_arguments
+from nimble_jobs.engine.recorder import is_dense
+from nimble_jobs.errors import CannotRecord
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # a module's tables, restored apart
+_NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
+_DEPTH = 8  # of containers and objects in one another, below which nothing is looked at
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and plain tensor attributes of a module by dotted name; of aliases the first name."""
+    found: dict[str, torch.Tensor] = {}
+    for prefix, child in module.named_modules():
+        own = {**child._parameters, **child._buffers, **vars(child)}
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor):
+                found.setdefault(f"{prefix}.{name}" if prefix else name, value)
+    return found
+
+
+def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
+    """`state_of`, and the tensors in a module's containers and objects, by where they are."""
+    found = state_of(module)
+    waiting = [
+        (f"{p}.{n}" if p else n, v, _DEPTH)
+        for p, m in module.named_modules()
+        for n, v in vars(m).items()
+        if n not in _OWN
+    ]
+    seen: set[int] = set()
+    while waiting:
+        name, value, depth = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.setdefault(name, value)
+            continue
+        if isinstance(value, (*_PLAIN, *_NO_STATE, np.ndarray)) or id(value) in seen or depth == 0:
+            continue
+        seen.add(id(value))
+        inside = getattr(value, "__dict__", None)
+        if type(inside) is dict:
+            waiting += [(f"{name}.{k}", v, depth - 1) for k, v in inside.items()]
+        if isinstance(value, dict | types.MappingProxyType):
+            waiting += [(f"{name}[{k!r}]", v, depth - 1) for k, v in value.items()]
+        elif isinstance(value, list | tuple | deque):
+            waiting += [(f"{name}[{i}]", v, depth - 1) for i, v in enumerate(value)]
+    return found
+
+
+def writable(tensor: torch.Tensor) -> bool:
+    """Whether calls may change it in place: no tensor of inference mode, and none whose elements share memory."""
+    if tensor.is_inference():
+        return False
+    return not is_dense(tensor) or all(
+        stride or n <= 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+class Snapshot:
+    """What a module holds, to be put back: tensors that are no parameters, attributes, and what its containers hold.
+
+    Parameters are copied once somebody is about to write into them: see `watching`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        for m in module.modules():
+            tables: tuple[Any, ...] = (vars(m), m._parameters, m._buffers, m._modules, m._non_persistent_buffers_set)
+            for table in (*tables, m._forward_hooks, m._forward_pre_hooks):
+                if isinstance(table, dict):
+                    self._tables.append((table, dict(table)))
+        self._held = [(c, _contents(c)) for c in _containers(module)]
+        kept = {id(p) for p in module.parameters()}
+        tensors = {**{f"#{i}": t for i, t in enumerate(self._in_containers())}, **state_of(module)}
+        self.tensors = {n: t for n, t in tensors.items() if id(t) not in kept and writable(t)}
+        self._values = {n: t.detach().clone() for n, t in self.tensors.items()}
+        self._generators = [(g, _generator_state(g)) for g in _generators(module)]
+
+    def watching(self) -> TorchDispatchMode:
+        """A mode under which parameters are copied before they are written for the first time."""
+        return _Writes(self)
+
+    def resized(self) -> str | None:
+        """The name of a tensor that has another shape now; None where there is none."""
+        for name, tensor in self.tensors.items():
+            if is_dense(tensor) and tensor.shape != self._values[name].shape:
+                return name
+        return None
+
+    def changing(self) -> dict[str, torch.Tensor]:
+        """The tensors of the module's own that do not hold the same values any more."""
+        return {
+            n: t
+            for n, t in self.tensors.items()
+            if not n.startswith("#") and is_dense(t) and not same_bytes(t, self._values[n])
+        }
+
+    def put_back_values(self) -> None:
+        """Give tensors their values again, and generators of the module's own their states; one whose shape was
+        changed gets its own back.
+        """
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                if is_dense(tensor) and tensor.shape != self._values[name].shape:
+                    tensor.data = self._values[name].clone()
+                else:
+                    tensor.copy_(self._values[name])
+        for generator, state in self._generators:
+            _set_generator_state(generator, state)
+
+    def put_back(self) -> None:
+        """Give the module all that it held: attributes, the contents of containers, and values."""
+        for table, before in self._tables:
+            for name in table.keys() - before.keys():
+                del table[name]
+            for name, value in before.items():
+                if table.get(name) is not value or name not in table:
+                    table[name] = value
+        for container, contents in self._held:
+            _refill(container, contents)
+        self.put_back_values()
+
+    def _in_containers(self) -> list[torch.Tensor]:
+        values = [v for _, contents in self._held for v in (contents.values() if type(contents) is dict else contents)]
+        return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
+
+
+class _Writes(TorchDispatchMode):
+    """Copies parameters before they are written."""
+
+    supports_higher_order_operators = True  # torch shows them, and they are refused by name
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._snapshot = snapshot
+        self._parameters: dict[int, tuple[str, torch.Tensor]] = {
+            storage_id(p): (n, p) for n, p in snapshot._module.named_parameters() if is_dense(p) and writable(p)
+        }
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(op, torch._ops.OpOverload):
+            raise CannotRecord(f"{op} takes functions, which may depend on the data")
+        with functions_off():
+            for position, name in write_arguments(op, args, kwargs):
+                for tensor in tree_leaves(args[position] if position < len(args) else kwargs.get(name)):
+                    if isinstance(tensor, torch.Tensor) and is_dense(tensor):
+                        self._save(storage_id(tensor))
+        return op(*args, **kwargs)
+
+    def _save(self, identity: int) -> None:
+        if identity in self._parameters:
+            name, parameter = self._parameters.pop(identity)
+            self._snapshot.tensors[name] = parameter
+            self._snapshot._values[name] = parameter.detach().clone()
+
+
+class RandomStates:
+    """Of Python, of numpy, and of torch on the host and on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._python = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)
+
+    def changed(self) -> str | None:
+        """Whose random numbers were drawn since: Python's or numpy's; None where none were."""
+        if random.getstate() != self._python:
+            return "Python's random module"
+        if repr(np.random.get_state(legacy=False)) != repr(self._numpy):
+            return "numpy.random"
+        return None
+
+    def put_back(self) -> None:
+        """Set them all as they were."""
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module's attributes hold that is no tensor, by dotted name, as values that can be compared."""
+    found = {}
+    for prefix, child in module.named_modules():
+        seen: set[int] = set()
+        for name, value in vars(child).items():
+            if name not in _OWN:
+                found[f"{prefix}.{name}" if prefix else name] = _picture(value, seen, _DEPTH)
+    return found
+
+
+def _picture(value: Any, seen: set[int], depth: int) -> Any:
+    """A value that equals another one's where both would look the same to a model."""
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    if isinstance(value, _NO_STATE):
+        return id(value)
+    if id(value) in seen or depth == 0:
+        return "seen"
+    seen.add(id(value))
+    state = _generator_state(value)
+    if state is not None:
+        return repr(state)
+    if isinstance(value, dict | types.MappingProxyType):
+        return type(value), [(_picture(k, seen, depth - 1), _picture(v, seen, depth - 1)) for k, v in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return type(value), [_picture(v, seen, depth - 1) for v in value]
+    if isinstance(value, set | frozenset):
+        return type(value), sorted(repr(v) for v in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    inside = getattr(value, "__dict__", None)
+    if inside is not None:
+        return type(value), _picture(dict(inside), seen, depth - 1)
+    text = repr(value)
+    return type(value), text if " at 0x" not in text else None
+
+
+def _containers(module: nn.Module) -> list[Any]:
+    """Lists, dicts, sets and attribute tables that can be reached from a module's attributes."""
+    found: dict[int, Any] = {}
+    waiting = [(v, _DEPTH) for m in module.modules() for n, v in vars(m).items() if n not in _OWN]
+    seen: set[int] = set()
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, (*_PLAIN, *_NO_STATE, torch.Tensor, np.ndarray)) or id(value) in seen or depth == 0:
+            continue
+        seen.add(id(value))
+        inside = getattr(value, "__dict__", None)
+        if type(inside) is dict:
+            waiting.append((inside, depth))
+        if isinstance(value, dict | list | set | deque):
+            found[id(value)] = value
+        if isinstance(value, dict | types.MappingProxyType):
+            waiting += [(v, depth - 1) for v in value.values()]
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            waiting += [(v, depth - 1) for v in value]
+    return list(found.values())
+
+
+def _contents(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    if isinstance(container, dict):
+        if len(container) == len(contents) and all(
+            k is j and v is w for (k, v), (j, w) in zip(container.items(), contents.items(), strict=True)
+        ):
+            return
+        container.clear()
+        container.update(contents)
+    elif isinstance(container, set):
+        if container != set(contents):
+            container.clear()
+            container.update(contents)
+    elif len(container) != len(contents) or any(v is not w for v, w in zip(container, contents, strict=True)):
+        container.clear()
+        container.extend(contents)
+
+
+def _generators(module: nn.Module) -> Iterator[Any]:
+    for m in module.modules():
+        for value in vars(m).values():
+            if _generator_state(value) is not None:
+                yield value
+
+
+def _generator_state(value: Any) -> Any:
+    """The state of a random generator; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    return None
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors have the same shape, type and bits."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))
