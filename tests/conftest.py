@@ -24,6 +24,7 @@ os.environ.setdefault("NIMBLE_JOBS_EAGER", "reference")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
+FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
 _SERVER = pytest.StashKey[prefork.Server]()
 
 settings.register_profile("quick", max_examples=50)
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(ROUNDS, "20" if complete else "4")
+    os.environ.setdefault(FAULTS, "200" if complete else "8")
     if complete:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD):

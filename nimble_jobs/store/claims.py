@@ -107,10 +107,10 @@ class JobClaims(JobQueries):
             row = held(session, job_id, attempt)
             if row is None:
                 return None
-            to, reason, delay_s = _verdict(session, row, error=error, retry=retry, lost=lost)
+            to, reason, wait_s = _verdict(session, row, error=error, retry=retry, lost=lost)
             again: dict[str, Any] = {}
             if to == JobState.QUEUED:
-                again = {"worker": row.worker if row.foreground else None, "not_before": now + delay_s}
+                again = {"worker": row.worker if row.foreground else None, "not_before": now + wait_s}
             owned = leave_running(
                 session,
                 job_id,
@@ -119,7 +119,7 @@ class JobClaims(JobQueries):
                 outcome="lost" if lost else "failed",
                 error=reason,
                 event="requeued" if to == JobState.QUEUED else to.value,
-                message=f"{reason}; next attempt in {delay_s:g} s" if to == JobState.QUEUED else reason,
+                message=f"{reason}; next attempt in {wait_s:g} s" if to == JobState.QUEUED else reason,
                 now=now,
                 **again,
             )
@@ -235,7 +235,7 @@ def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bo
     if (retry or lost) and tries < row.max_attempts and not (lost and row.foreground):
         if row.cancel_requested:
             return JobState.CANCELLED, error, 0.0
-        return JobState.QUEUED, error, _delay_s(load_object(row.spec), tries)
+        return JobState.QUEUED, error, delay_s(load_object(row.spec), tries)
     if lost and deaths >= row.max_attempts and not row.foreground:
         return JobState.QUARANTINED, f"the worker died {deaths} times while running this job; last: {error}", 0.0
     if tries > 1:
@@ -243,7 +243,8 @@ def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bo
     return JobState.FAILED, error, 0.0
 
 
-def _delay_s(spec: Mapping[str, Any], tries: int) -> float:
+def delay_s(spec: Mapping[str, Any], tries: int) -> float:
+    """Seconds from a failed attempt, the `tries`-th, to the next one."""
     retry = spec.get("run", {}).get("retry", {})
     initial, longest = float(retry.get("initial", _INITIAL_S)), float(retry.get("max", _MAX_S))
     factor = 2.0 ** min(tries - 1, 60) if retry.get("backoff", "exponential") == "exponential" else 1.0

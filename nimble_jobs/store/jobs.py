@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select, update
@@ -11,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound, StoreError, UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.store.claims import JobClaims
+from nimble_jobs.store.claims import JobClaims, delay_s
 from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.queries import find_job
-from nimble_jobs.store.records import dump, job_record, sha256
+from nimble_jobs.store.records import dump, job_record, load_object, sha256
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import (
     BAD,
@@ -25,6 +26,7 @@ from nimble_jobs.store.transitions import (
 )
 
 _MAX_ATTEMPTS = 3  # run.retry's default
+_CLOCK_S = 1.0  # what clocks of a machine's processes may differ
 _UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
 
 
@@ -112,13 +114,25 @@ class Jobs(JobClaims):
     def sweep(self, now: float) -> list[Job]:
         """Fail queued jobs that wait for one that ended badly. Returns them.
 
-        The end of a job does this already; this is for whatever was missed.
+        The end of a job does this already; this is for whatever was missed. A retry that a clock set back has moved far
+        away is due after its delay.
         """
+        self._bring_forward(now)
         query = select(WaitRow.job).join(JobRow, JobRow.id == WaitRow.parent)
         query = query.where(JobRow.state.in_([state.value for state in BAD])).limit(1)
         if self._db.read(lambda session: session.scalar(query)) is None:
             return []
         return [self.get(job) for job in self._db.write(lambda session: fail_dependents(session, now))]
+
+    def _bring_forward(self, now: float) -> None:
+        late = select(JobRow).where(
+            JobRow.state == JobState.QUEUED.value, JobRow.attempt > 0, JobRow.not_before > now + _CLOCK_S
+        )
+        for row in self._db.read(lambda session: list(session.scalars(late))):
+            due = now + delay_s(load_object(row.spec), row.attempt)
+            if row.not_before > due + _CLOCK_S:
+                where = (JobRow.id == row.id, JobRow.attempt == row.attempt, JobRow.not_before == row.not_before)
+                self._db.write(partial(changed, statement=update(JobRow).where(*where).values(not_before=due)))
 
     def recover(self, live: Callable[[str], bool] | Collection[str], now: float) -> list[Job]:
         """Give up the attempts whose worker is gone. Returns their jobs.

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -68,7 +68,11 @@ def run(
             vouch(home, known)
         with closing(open_impatient(home, create=known is None)) as store:
             known = known or identity(home)
-            with store.workers.hold({"role": "worker", "device": device}) as lease:
+            # A worker that nobody can see must not claim: one that starts on a full disk waits for room.
+            hold = partial(store.workers.hold, {"role": "worker", "device": device})
+            with Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell).through(
+                hold
+            ) as lease:
 
                 def spawn() -> Child:
                     return Child(target, home, lease.id, device, gpu_memory_bytes)
@@ -81,11 +85,25 @@ def run(
                 log.info("worker %s ends", lease.id)
                 return over
 
-    with StopSignals() as signals:
+    with StopSignals() as signals, suppress(_Told):
         over = work(signals)
         while not over and not signals.count:
             over = Patience(limit_s=GONE_S).through(lambda: signals.count > 0 or work(signals))
     return 0
+
+
+class _Told(Exception):
+    """To stop, before it had begun."""
+
+
+def _unless(signals: StopSignals) -> None:
+    if signals.count:
+        raise _Told
+
+
+def _tell(reason: str | None) -> None:
+    if reason is not None:
+        log.error("waits until this works again: %s", reason)
 
 
 @dataclass

@@ -425,3 +425,15 @@ def test_ids_collide(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = iter(["0000000000aa", "0000000000aa", "0000000000ab"])
     monkeypatch.setattr("nimble_jobs.store.jobs.new_id", lambda _now: next(ids))
     assert [submit(store).id, submit(store).id] == ["0000000000aa", "0000000000ab"]
+
+
+def test_a_clock_that_goes_back(store: Store) -> None:
+    """A retry planned by a clock a day ahead is due after its delay, not a day later; a delayed job waits on."""
+    retry = {"run": {"retry": {"initial": 5, "backoff": "constant"}}}
+    job = store.jobs.submit(spec=retry, name="n", kind="score", now=NOW)
+    delayed = store.jobs.submit(spec=retry, name="d", kind="score", not_before=NOW + 86400, now=NOW)
+    assert store.jobs.claim("w", device="cpu", now=NOW + 86400 - 1)
+    store.jobs.fail(job.id, 1, error="e", retry=True, lost=False, now=NOW + 86400 - 1)
+    store.jobs.sweep(NOW)
+    assert store.jobs.get(job.id).not_before == NOW + 5
+    assert store.jobs.get(delayed.id).not_before == NOW + 86400
