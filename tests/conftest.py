@@ -25,6 +25,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
 FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
+TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
 _SERVER = pytest.StashKey[prefork.Server]()
 
 settings.register_profile("quick", max_examples=50)
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ.setdefault(ROUNDS, "20" if complete else "4")
     os.environ.setdefault(FAULTS, "200" if complete else "8")
+    os.environ.setdefault(TROUBLE, "125" if complete else "8")
     if complete:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD):

@@ -10,24 +10,25 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, StoreGone, UsageError
+from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.patience import TELL_AFTER_S, Patience, passes
-from nimble_jobs.spec.units import format_duration
+from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.store.home import identity, vouch
 from nimble_jobs.worker import child as child_process
-from nimble_jobs.worker import endings, logs
+from nimble_jobs.worker import endings, logs, trouble
 from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
+from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child, Target
+from nimble_jobs.worker.running import Running
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
+from nimble_jobs.worker.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ MAINTAIN_S = 5.0  # how often lost jobs are looked for
 OVERTIME_S = 10.0  # after a job's timeout, for the child to stop by itself
 CANCELLED_S = 1.0  # after `cancel --now`, likewise
 CANCEL_GRACE_S = 20.0  # after `cancel`: it asks between batches, but a read may never return
-TROUBLE_S = 60.0  # how long the store may be broken before the worker gives up; what passes is waited for longer
-GONE_S = 300.0  # how long the state folder may be away
 LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
 STARTS = 5  # child processes in a row that die before they are ready
 BACKOFF_S = 0.2  # before the next start, doubled each time
@@ -88,7 +87,7 @@ def run(
     with StopSignals() as signals, suppress(_Told):
         over = work(signals)
         while not over and not signals.count:
-            over = Patience(limit_s=GONE_S).through(lambda: signals.count > 0 or work(signals))
+            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
     return 0
 
 
@@ -104,28 +103,6 @@ def _unless(signals: StopSignals) -> None:
 def _tell(reason: str | None) -> None:
     if reason is not None:
         log.error("waits until this works again: %s", reason)
-
-
-@dataclass
-class _Running:
-    """The attempt that the child works on. Times are of the monotonic clock."""
-
-    job: Job
-    deadline: float | None  # after it the child is killed
-    kill_at: float | None = None  # set once the job has been cancelled under it
-    waits_since: float | None = None  # for a disk or the store; its time does not run meanwhile
-    state: tuple[object, ...] = ()  # what the store says of how far it is
-    moved_at: float = 0.0  # when that last changed
-
-    def waits(self, reason: str | None) -> None:
-        """It waits, or goes on."""
-        now = time.monotonic()
-        if reason is not None:
-            self.waits_since = self.waits_since or now
-        elif self.waits_since is not None:
-            if self.deadline is not None:
-                self.deadline += now - self.waits_since
-            self.waits_since = None
 
 
 class Supervisor:
@@ -147,18 +124,16 @@ class Supervisor:
         self._spawn = spawn
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
-        self._patience_s = patience_s()
-        self._owed: list[Callable[[], object]] = []  # writes that the store has not taken yet
+        self._owed = Owed()
         self._child: Child | None = None
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._failed_starts = 0
         self._start_at = 0.0
         self._idle_since = time.monotonic()
         self._maintain_at = 0.0
         self._watch_at = 0.0
         self._claim_at = 0.0
-        self._trouble_since: float | None = None
-        self._trouble_told = False
+        self._trouble = Trouble(patience_s())
 
     def loop(self) -> bool:
         """Work until told to stop, or idle for too long. False where a worker must begin anew, since its lock is not
@@ -171,7 +146,8 @@ class Supervisor:
                 if not self._lease.in_place:
                     self._move_out()
                     return False
-                self._endured()
+                if self._trouble.over():
+                    self._beat(trouble=None)
             except HomeReplaced:
                 raise
             except StoreError as error:
@@ -191,7 +167,7 @@ class Supervisor:
         """Whatever is due now. True when the worker has been idle for long enough."""
         now = time.monotonic()
         self._hear()
-        self._pay()
+        self._owed.pay()
         if now >= self._maintain_at:
             self._maintain_at = now + MAINTAIN_S
             self._maintain()
@@ -230,7 +206,7 @@ class Supervisor:
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
         now = time.monotonic()
         deadline = None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S
-        self._running = _Running(job=job, deadline=deadline, moved_at=now)
+        self._running = Running(job=job, deadline=deadline, moved_at=now)
         self._watch_at = now + WATCH_S
         child.run(job)
         self._beat()
@@ -278,10 +254,10 @@ class Supervisor:
             self._start_at = time.monotonic() + BACKOFF_S * 2.0 ** (self._failed_starts - 1)
         self._idle_since = time.monotonic()
         if running:
-            self._owed.append(partial(self._lost, running.job, f"the process that ran it died ({how})"))
-        self._owed.append(partial(self._store.schedules.set_residents, self._lease.id, []))
+            self._owed.add(partial(self._lost, running.job, f"the process that ran it died ({how})"))
+        self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, []))
         self._beat(status="starting", waits_for=None)
-        self._pay()
+        self._owed.pay()
 
     def _lost(self, job: Job, reason: str) -> None:
         state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
@@ -301,7 +277,7 @@ class Supervisor:
             if job.worker == self._lease.id and (job.id, job.attempt) != mine:
                 endings.requeued(jobs, job, "its worker lost track of it")
 
-    def _watch(self, running: _Running) -> None:
+    def _watch(self, running: Running) -> None:
         """Kill the child when its job has no right to go on and does not stop by itself."""
         assert self._child is not None
         now = time.monotonic()
@@ -309,8 +285,8 @@ class Supervisor:
             log.warning("%s: does not stop after its timeout", running.job.id)
             self._child.kill()
             self._running = None
-            self._owed.append(partial(endings.timed_out, self._store.jobs, running.job))
-            self._owed.append(partial(tidy, self._store, running.job.id))
+            self._owed.add(partial(endings.timed_out, self._store.jobs, running.job))
+            self._owed.add(partial(tidy, self._store, running.job.id))
             return
         try:
             job = self._store.jobs.get(running.job.id)
@@ -318,16 +294,14 @@ class Supervisor:
             log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
             self._child.kill()
             return
-        state = (job.phase, job.records_done, job.timings.get("step"))
-        if state != running.state:
-            running.state, running.moved_at = state, now
+        running.look(job)
         if job.state is JobState.CANCELLED or job.cancel_requested:
             grace_s = CANCELLED_S if job.state is JobState.CANCELLED else CANCEL_GRACE_S
             running.kill_at = min(now + grace_s, running.kill_at or math.inf)
             if now > running.kill_at:
                 log.warning("%s: cancelled; the process that runs it is killed", job.id)
                 self._child.kill()
-                self._owed.append(partial(endings.cancelled, self._store.jobs, running.job))
+                self._owed.add(partial(endings.cancelled, self._store.jobs, running.job))
 
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
@@ -350,7 +324,7 @@ class Supervisor:
                 job, self._running = self._running.job, None
                 self._child.kill()
                 reason = "the worker was stopped before the shard was finished"
-                self._owed.append(partial(endings.requeued, self._store.jobs, job, reason))
+                self._owed.add(partial(endings.requeued, self._store.jobs, job, reason))
                 break
             try:
                 self._hear()
@@ -363,25 +337,7 @@ class Supervisor:
                 self._endure(error)
             if self._running:
                 self._wait(min(deadline, self._watch_at))
-        self._settle_up()
-
-    def _pay(self) -> None:
-        """Write what is owed, in order. Raises StoreError; the rest is tried again later."""
-        while self._owed:
-            self._owed[0]()
-            del self._owed[0]
-
-    def _settle_up(self) -> None:
-        """The last chance for what is owed. The next worker finds the job anyway, by the lock that is free then."""
-        until = time.monotonic() + LAST_S
-        while self._owed:
-            try:
-                self._pay()
-            except StoreError as error:
-                if time.monotonic() > until:
-                    log.error("left unwritten, the next worker takes the job back: %s", error)
-                    return
-                time.sleep(0.1)
+        self._owed.settle(LAST_S)
 
     def _move_out(self) -> None:
         """The lock is not where others look for it: give the job back, and let `run` take another one."""
@@ -406,25 +362,9 @@ class Supervisor:
             log.debug("%s", error)
 
     def _endure(self, error: StoreError) -> None:
-        """The store may be full, locked or away for a while; jobs that run go on. Raises the error after too long."""
-        now = time.monotonic()
-        if self._trouble_since is None:
-            self._trouble_since = now
-        waited_s = now - self._trouble_since
-        limit_s = GONE_S if isinstance(error, StoreGone) else self._patience_s if passes(error) else TROUBLE_S
-        if waited_s > limit_s:
-            raise error
-        if waited_s >= TELL_AFTER_S and not self._trouble_told:
-            self._trouble_told = True
-            log.error("waits until this works again, for %s at most: %s", format_duration(limit_s), error)
+        """Jobs that run go on; what is due is tried again in a second. Raises the error after too long."""
+        self._trouble.met(error)
         self._beat(trouble=str(error))
+        now = time.monotonic()
         self._claim_at = self._watch_at = now + 1.0
         self._maintain_at = max(self._maintain_at, now + 1.0)
-
-    def _endured(self) -> None:
-        if self._trouble_since is None:
-            return
-        if self._trouble_told:
-            log.warning("the store works again, after %.0f s", time.monotonic() - self._trouble_since)
-        self._trouble_since, self._trouble_told = None, False
-        self._beat(trouble=None)

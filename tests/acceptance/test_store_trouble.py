@@ -20,7 +20,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 
-HELD_S = float(os.environ.get("NIMBLE_JOBS_TROUBLE_S", "8"))  # how long each trouble lasts
+HELD_S = float(os.environ["NIMBLE_JOBS_TROUBLE_S"])  # how long each trouble lasts: eight seconds, or two minutes
 
 
 @pytest.fixture

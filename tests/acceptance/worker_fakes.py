@@ -22,7 +22,7 @@ from nimble_jobs.data import Staging
 from nimble_jobs.errors import DataError, DeviceFault
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
-from nimble_jobs.worker import child, supervisor
+from nimble_jobs.worker import child, supervisor, trouble
 
 DEVICE = "cpu"
 
@@ -161,7 +161,7 @@ if __name__ == "__main__":
     home, idle, grace, device, target = sys.argv[1:]
     supervisor.OVERTIME_S = 1.0
     supervisor.CANCEL_GRACE_S = 2.0
-    supervisor.GONE_S = float(os.environ.get("FAKES_GONE_S", supervisor.GONE_S))
+    trouble.GONE_S = float(os.environ.get("FAKES_GONE_S", trouble.GONE_S))
     sys.exit(
         supervisor.run(
             Path(home),

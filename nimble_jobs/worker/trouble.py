@@ -1,0 +1,45 @@
+"""How long a supervisor bears a store that it cannot use, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from nimble_jobs.errors import StoreError, StoreGone
+from nimble_jobs.patience import TELL_AFTER_S, passes
+from nimble_jobs.spec.units import format_duration
+
+log = logging.getLogger(__name__)
+
+TROUBLE_S = 60.0  # how long the store may be broken before the worker gives up; what passes is waited for longer
+GONE_S = 300.0  # how long the state folder may be away
+
+
+class Trouble:
+    """Trouble with the store, from its first error to the first thing that works again."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since: float | None = None
+        self._told = False
+
+    def met(self, error: StoreError) -> None:
+        """One more error. Raises it where it has lasted for too long."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited_s = now - self._since
+        limit_s = GONE_S if isinstance(error, StoreGone) else self._patience_s if passes(error) else TROUBLE_S
+        if waited_s > limit_s:
+            raise error
+        if waited_s >= TELL_AFTER_S and not self._told:
+            self._told = True
+            log.error("waits until this works again, for %s at most: %s", format_duration(limit_s), error)
+
+    def over(self) -> bool:
+        """Everything works. True where it did not before."""
+        since, self._since = self._since, None
+        if since is not None and self._told:
+            log.warning("the store works again, after %.0f s", time.monotonic() - since)
+        self._told = False
+        return since is not None
