@@ -99,6 +99,18 @@ def prepare_stored_step(
     return PreparedStep(step=found[-1], key=key, hit=hit, miss_reason=miss_reason)
 
 
+def eager_by_choice(request: StepRequest, parts: Parts, *, device: torch.device, store: Store) -> PreparedStep | None:
+    """The step as it is, where the store says that it is faster than a schedule; None where it does not."""
+    keys = {update: program_key(parts, update=update) for update in request.programs}
+    found = {update: read_stored(key, store).material for update, key in keys.items()}
+    materials = {update: material for update, material in found.items() if material is not None}
+    if len(materials) < len(keys) or any(material.schedule.runs != "eager" for material in materials.values()):
+        return None
+    for key in keys.values():
+        store.schedules.touch(key, Hit.STORED, time.time())
+    return PreparedStep(step=_eager(request, materials, device), key=keys[True], hit=Hit.STORED)
+
+
 def _keep(built: BuiltStep, store: Store, check_code: Callable[[], None], *, stays: bool) -> None:
     """Store what was built, unless a sound schedule is stored that serves others."""
     try:

@@ -316,3 +316,29 @@ def test_a_backward_after_another_call_is_an_error(device: torch.device) -> None
     with pytest.raises(EngineError, match="called again before this backward"):
         early.sum().backward()
     late.sum().backward()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_changed_module_is_noticed_beside_the_replay(writes: bool, device: torch.device) -> None:
+    """The look comes after the launch, or before it where the replay writes statistics; outputs are withheld."""
+    module = network("resnet18", device).train(writes)
+    x = torch.randn(2, 3, 64, 64, device=device)
+    nimble = Nimble(module)
+    nimble.prepare(x, training=writes, fuse="off")
+    nimble(x)
+    before = module.bn1.num_batches_tracked.clone()
+    module.layer1[0].bn1.eps = 0.5
+    with pytest.raises(EngineError, match=r"'layer1\.0\.bn1\.eps' was 1e-05, and is 0\.5"):
+        nimble(x)
+    assert torch.equal(module.bn1.num_batches_tracked, before)
+
+
+def test_eager_loses_to_replays_on_a_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With eager as a candidate the schedule is still what runs where launches take most of the time."""
+    monkeypatch.setenv("NIMBLE_JOBS_EAGER", "candidate")
+    module, x = network("resnet18", device).eval(), torch.randn(1, 3, 64, 64, device=device)
+    nimble = Nimble(module)
+    nimble.prepare(x, fuse="off")
+    assert nimble.schedule is not None
+    assert nimble.schedule.runs == "schedule"
+    assert nimble.schedule.replay_us < nimble.schedule.eager_us

@@ -24,6 +24,7 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import real_station, run_inline
+from nimble_jobs.workloads import Stop
 from tests.cli import beside
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
@@ -283,3 +284,27 @@ def test_a_bundle_that_names_neither_is_refused(slow: list[str], store: Store) -
 
     with pytest.raises(_Refused, match=r"runs is 'both'; expected 'schedule' or 'eager'$"):
         _check_choice(schedule)
+
+
+def test_a_training_that_chose_eager_goes_on_in_eager(slow: list[str], tmp_path: Path) -> None:
+    """A second attempt finds the choice in the store: a hit, exact, and no fallback."""
+    lay_out(tmp_path)
+
+    def attempt(output: str, number: int, **options: Any) -> Attempt:
+        changes = {"model__args": {"dropout": 0.0}, "train__epochs": 1, "train__validation": None}
+        spec = spec_of(tmp_path, output=f"{output}/net", **changes)
+        return Attempt(spec, job=output, home=tmp_path / "home", number=number, **options)
+
+    attempt("whole", 1).run()
+    stopped = attempt("parts", 1, stop=lambda asked: Stop.DRAIN if asked >= 3 else Stop.GO).run()
+    assert stopped.stop is Stop.DRAIN
+    second = attempt("parts", 2)
+    outcome = second.run()
+    assert (outcome.schedule["hit"], outcome.schedule["runs"], outcome.schedule["fallback"]) == (
+        "stored",
+        "eager",
+        None,
+    )
+    (said,) = [data for kind, _, data in second.events if kind == "resumed"]
+    assert said["exact"] is True
+    assert digests(tmp_path / "whole/net") == digests(tmp_path / "parts/net")

@@ -21,7 +21,7 @@ from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.step_key import program_key
-from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
+from nimble_jobs.planner.step_prepare import PreparedStep, eager_by_choice, prepare_stored_step
 from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.planner.training import EagerStep, TrainingStep
 from nimble_jobs.schedule import Schedule
@@ -200,6 +200,9 @@ def _step(context: JobContext, ready: setup.Setup, found: Checkpoint | None, dev
     request = ready.request
     only = resume.source_of(found, request.options)
     if only == "eager":
+        by_choice = eager_by_choice(request, ready.parts, device=device, store=context.store)
+        if by_choice is not None:
+            return by_choice
         step = EagerStep(request, device, fallback="the training began in eager, and goes on exactly")
         return PreparedStep(step=step, key=program_key(ready.parts, update=True), hit=Hit.MISS)
     return prepare_stored_step(
