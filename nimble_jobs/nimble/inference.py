@@ -14,6 +14,7 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.private import tree_flatten, tree_unflatten
 from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
@@ -119,12 +120,19 @@ class Eager:
         return self.call(args, kwargs)
 
     def call(self, args: Args, kwargs: Kwargs) -> Any:
-        """The module's own outputs for the caller's own arguments, whose lists and dicts it may change."""
+        """The module's own outputs for the caller's own arguments, whose lists and dicts it may change.
+
+        Where eager was chosen, outputs without gradients are copies, as a replay's are, also of the module's own state.
+        """
         if self.training:
             with own_modes(self.module):
                 return self.module(*args, **kwargs)
         with eval_mode(self.module), torch.no_grad():
-            return self.module(*args, **kwargs)
+            result = self.module(*args, **kwargs)
+            if self.fallback is not None:
+                return result
+            leaves, nesting = tree_flatten(result)
+            return tree_unflatten([v.clone() if isinstance(v, torch.Tensor) else v for v in leaves], nesting)
 
     def close(self) -> None:
         self.module = nn.Identity()

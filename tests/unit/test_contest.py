@@ -166,6 +166,28 @@ def test_nimble_finds_in_the_store_that_eager_is_faster(slow: list[str], store: 
     assert slow == []
 
 
+def test_outputs_of_a_module_that_is_called_are_the_callers_to_keep(slow: list[str]) -> None:
+    """A module that returns its own buffer and its input gives copies of them, as a replay does."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"seen": self.seen, "x": x, "y": x * 2}
+
+    net, x = Sums().eval(), torch.ones(3)
+    nimble = Nimble(net)
+    nimble.prepare(x)
+    assert nimble.schedule is not None
+    assert nimble.schedule.runs == "eager"
+    found = nimble(x)
+    net.seen.add_(1)
+    x.add_(1)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"seen": [0] * 3, "x": [1] * 3, "y": [2] * 3}
+
+
 def score(store: Store, folder: Path, *, progressive: bool = False) -> tuple[Job, list[str]]:
     """A scoring job, run to its end, and what it said of its schedule."""
     (folder / "model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
