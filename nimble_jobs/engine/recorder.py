@@ -85,6 +85,7 @@ class Recording:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # by SHA-256
     kernels: dict[str, Kernel] = field(default_factory=dict)  # by name
     example: dict[str, torch.Tensor] = field(default_factory=dict)  # inputs that its operators can take
+    layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
 
 
 class Recorder(TorchDispatchMode):
@@ -356,6 +357,7 @@ class Recorder(TorchDispatchMode):
             constants=self._constants,
             kernels=self._kernels,
             example={n: t.detach() for n, t in inputs.items()},
+            layout_question=self.layout_question,
         )
 
     def _is_constant_work(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:

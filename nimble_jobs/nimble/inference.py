@@ -19,6 +19,7 @@ from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
+from nimble_jobs.nimble.layout import Layouts
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
@@ -46,6 +47,7 @@ class Inference:
     instances: tuple[Instance, ...]
     guard: Guard | None
     written: tuple[str, ...]  # inputs that the model writes into
+    layouts: Layouts | None  # None where any will do
     meeting: dict[str, torch.Tensor]  # the module's own tensors that inputs must not share memory with
     device: torch.device
     training = False
@@ -77,6 +79,8 @@ class Inference:
         if self.guard is not None and self._asks_first:
             self.guard.check()
         refuse_shared(self.signature, tensors, self.written, self.meeting)
+        if self.layouts is not None:
+            self.layouts.check(tensors)
         with self._lock, torch.no_grad():
             instance = next(self._turns)
             done = self._done.get(id(instance))
@@ -161,7 +165,8 @@ def prepare(
             observed = observe_calls(call, example, device)
         structure = Structure.of(observed.result)
         try:
-            program = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device).program
+            recording = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device)
+            program, layouts = recording.program, Layouts.of(signature, tensors, recording)
             observed.put_back()
             _refuse_writes_in_flight(program, options)
             parts = parts_of(program, options, device)
@@ -181,6 +186,7 @@ def prepare(
         instances=built.instances,
         guard=Guard(module, training=False, but_for=frozenset(changed)) if guard == "on" else None,
         written=written_inputs(built.schedule.program),
+        layouts=layouts,
         meeting=meeting_state(call, built.schedule.program),
         device=device,
     )
