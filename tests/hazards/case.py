@@ -97,6 +97,7 @@ class Case:
     outside: Callable[[nn.Module], Any]  # what the module keeps outside of itself, to be compared as its state is
     misuse: bool  # refused as a call that was not meant, with `fallback` too
     advanced: bool  # what it keeps outside of itself, `prepare` cannot put back: eager goes on from there
+    strides: bool  # are outputs to lie as in eager? Not where a call's inputs lie otherwise than the example's
     attributes: bool  # are Python attributes, which replays do not touch, to be as in eager?
 
     def __str__(self) -> str:
@@ -129,6 +130,7 @@ class Cases:
         outside: Callable[[nn.Module], Any] = lambda _m: None,
         misuse: bool = False,
         advanced: bool = False,
+        strides: bool = True,
         attributes: bool = True,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorates a function of (module, ...); or a class of modules, or a maker of one, taking nothing."""
@@ -145,6 +147,7 @@ class Cases:
                     outside=outside,
                     misuse=misuse,
                     advanced=advanced,
+                    strides=strides,
                     attributes=attributes,
                 )
             )

@@ -154,6 +154,7 @@ def case_of(steps: tuple[str, ...], form: str, layout: str) -> Case:
         outside=lambda _m: None,
         misuse=True,  # a layout that the example did not have
         advanced=False,
+        strides=layout != "either",
         attributes=False,
     )
 

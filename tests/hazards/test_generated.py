@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
@@ -26,7 +25,6 @@ def works(case: Case) -> bool:
     return True
 
 
-@pytest.mark.xfail
 @settings(
     max_examples=80,
     deadline=None,

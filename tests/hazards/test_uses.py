@@ -15,8 +15,6 @@ from torch import nn
 from nimble_jobs import Nimble
 from nimble_jobs.errors import NimbleError, UsageError
 
-pytestmark = pytest.mark.xfail
-
 QUICK: dict[str, Any] = {"fuse": "off", "streams": 1, "eager": "reference"}
 
 
