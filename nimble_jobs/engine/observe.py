@@ -59,12 +59,12 @@ def _observed(
     before = tensors_in(module)
     modes = {name: m.training for name, m in module.named_modules()}
     first = _called(module, example, snapshot)
-    _refuse_random(states)
+    refuse_random(states)
     resized = snapshot.resized()
     if resized is not None:
         raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
     named = _leaves(first)
-    _refuse_modes(modes, module)
+    refuse_modes(modes, module)
     made = {n: t for n, t in tensors_in(module).items() if n not in before}
     values = {n: t.detach().clone() for n, t in made.items()}
     kept = attributes(module)
@@ -72,7 +72,7 @@ def _observed(
     snapshot.put_back_values()
     states.put_back()
     _refuse_other(named, _leaves(_called(module, example)), "its first call", "the next one, on the same input")
-    _refuse_advance(kept, attributes(module))
+    refuse_advance(kept, attributes(module))
     now = tensors_in(module)
     _refuse_cached(module, {n: values[n] for n, t in made.items() if now.get(n) is t}, example, others, snapshot)
     states.put_back()
@@ -83,9 +83,9 @@ def _observed(
             snapshot.put_back_values()
             continue
         _refuse_other(named, found, "one input", "another")
-        _refuse_advance(kept, attributes(module))
+        refuse_advance(kept, attributes(module))
         changing |= snapshot.changing()
-    _refuse_random(states)
+    refuse_random(states)
     return Observed(result=first, snapshot=snapshot, random=states, changing=changing)
 
 
@@ -105,7 +105,8 @@ def _called(module: Callable[..., Any], inputs: Tensors, snapshot: Snapshot | No
             return module(*(t.clone() for t in inputs.values()))
 
 
-def _refuse_modes(before: Mapping[str, bool], module: nn.Module) -> None:
+def refuse_modes(before: Mapping[str, bool], module: nn.Module) -> None:
+    """Raises CannotRecord, naming it, for a submodule that is in another mode than before."""
     for name, child in module.named_modules():
         if before.get(name, child.training) != child.training:
             raise CannotRecord(f"the model sets the mode of its submodule {name!r}, which a replay would not")
@@ -141,7 +142,8 @@ def _leaves(result: Any) -> dict[str, Any]:
     return {n: v.detach().clone() if isinstance(v, torch.Tensor) else v for n, v in named}
 
 
-def _refuse_random(states: RandomStates) -> None:
+def refuse_random(states: RandomStates) -> None:
+    """Raises CannotRecord where random numbers of Python or numpy were drawn."""
     drawn = states.changed()
     if drawn is not None:
         raise CannotRecord(f"the model draws from {drawn}, which a replay would not; expected random numbers of torch")
@@ -171,7 +173,8 @@ def _refuse_other(found: dict[str, Any], other: dict[str, Any], here: str, there
             raise CannotRecord(f"the model's output {name!r} differs between {here} and {there}")
 
 
-def _refuse_advance(before: dict[str, Any], after: dict[str, Any]) -> None:
+def refuse_advance(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises CannotRecord, naming it, for an attribute that is not as it was."""
     for name in {**before, **after}:
         if name not in before or name not in after or before[name] != after[name]:
             raise CannotRecord(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.record import state_of
-from nimble_jobs.errors import EngineError, OutOfMemory, UsageError
+from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble import inference
 from nimble_jobs.nimble import training as train
@@ -149,7 +149,7 @@ class Nimble:
             else:
                 with opened(store) as found:
                     prepared = inference.prepare(self.module, signature, tensors, options, device, found, guard)
-        except OutOfMemory:
+        except (OutOfMemory, DeviceFault):
             raise
         except EngineError as e:
             if not fallback:

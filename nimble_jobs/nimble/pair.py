@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare,
 from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
 from nimble_jobs.schedule import Plan
 
+_NO_EXAMPLE: Tensors = MappingProxyType({})
 _STEPS = 3  # one after another, in a check of a module that changes its own tensors
 
 
@@ -69,7 +71,8 @@ class Forward:
     def __init__(self, step: Step, plan: Plan, subject: Subject) -> None:
         device = subject.device
         generator = torch.zeros(1, dtype=torch.uint8, device=device)
-        self.instance = _capture(step.forward, plan, {**subject.state, GENERATOR: generator}, device)
+        state = {**subject.state, GENERATOR: generator}
+        self.instance = _capture(step.forward, plan, state, device, subject.inputs)
         self._twins: dict[str, torch.Tensor] = {}
         self.saved: dict[str, torch.Tensor] = {}
         for name, source in step.saved.items():
@@ -215,7 +218,9 @@ def written_state(step: Step) -> list[str]:
     return [name for name in names if not name.startswith("@")]
 
 
-def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -> Instance:
+def _capture(
+    recording: Any, plan: Plan, state: Tensors, device: torch.device, example: Tensors = _NO_EXAMPLE
+) -> Instance:
     return capture(
         recording.program,
         plan,
@@ -223,6 +228,7 @@ def _capture(recording: Any, plan: Plan, state: Tensors, device: torch.device) -
         constants=recording.constants,
         kernels=recording.kernels,
         device=device,
+        example=example,
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import flatten_outputs, state_of
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
@@ -36,6 +37,7 @@ from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.refusals import refusing_to_prepare
 from nimble_jobs.planner.request import schedule_key
 from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.watch import watch_steps, watched
 from nimble_jobs.schedule import Candidate, Program, Schedule
 
 
@@ -261,35 +263,40 @@ def prepare(
             state=state_of(call),
             device=device,
         )
-        given = subject.with_grad(subject.inputs)
-        with changed_by_calls(module, training=True) as changed:
-            result = call(*given.values())
-        structure = Structure.of(result)
-        with refusing_to_prepare(device, lambda: subject.step(subject.inputs)):
-            subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
-            _refuse_strange_leaves(subject, given, result)
-            subject = subject.probed()
-            reaches = _reaches(subject, given, flatten_outputs(result))
-            del result
-            search = StepSearch(
-                call,
-                subject,
-                options,
-                tolerance=options.tolerance or tolerance_for(module, tensors[0]),
-                below=integers_below(module),
-                changing={},
-            )
-            found = search.run()
-            _refuse_writes(found, call, subject)
-            forward_us = measure.time_us(lambda: call(*given.values()), device)
-            step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
-            pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
-            try:
-                search.check(pair)
-                in_turns = _against_eager(pair, found, subject, step_us, options)
-            except BaseException:
-                pair.close()
-                raise
+        snapshot = Snapshot(module)
+        try:
+            given = subject.with_grad(subject.inputs)
+            with changed_by_calls(module, training=True) as changed:
+                result = watched(snapshot, lambda: call(*given.values()))
+            structure = Structure.of(result)
+            with refusing_to_prepare(device, lambda: subject.step(subject.inputs)):
+                subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
+                _refuse_strange_leaves(subject, given, result)
+                subject = subject.probed()
+                reaches = _reaches(subject, given, flatten_outputs(result))
+                del result
+                changing = watch_steps(module, lambda: subject.step(subject.inputs), device)
+                search = StepSearch(
+                    call,
+                    subject,
+                    options,
+                    tolerance=options.tolerance or tolerance_for(module, tensors[0]),
+                    below=integers_below(module),
+                    changing=changing,
+                )
+                found = search.run()
+                _refuse_writes(found, call, subject)
+                forward_us = measure.time_us(lambda: call(*given.values()), device)
+                step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
+                pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
+                try:
+                    search.check(pair)
+                    in_turns = _against_eager(pair, found, subject, step_us, options)
+                except BaseException:
+                    pair.close()
+                    raise
+        finally:
+            snapshot.put_back_values()  # of parameters too, which no_traces leaves alone
     step_us = step_us if in_turns is None else in_turns.eager_us
     eager = Candidate(
         name="eager",

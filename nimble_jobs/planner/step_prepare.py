@@ -183,7 +183,7 @@ def _loaded(
         graph.check_plan(schedule.program, schedule.plan)
     live = LiveStep(request, EagerStep(request, device), device, tolerance=step_tolerance(request, device))
     instances: dict[bool, Instance] = {}
-    with no_traces(request.module, device), torch.inference_mode(False):
+    with no_traces(live.eager.arithmetic.objective, device), torch.inference_mode(False):
         try:
             live.refuse_what_replays_leave_out()
             live.use(source.layout)

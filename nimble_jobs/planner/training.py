@@ -15,7 +15,7 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.static_kernel import pack
-from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.build import tolerance_for
 from nimble_jobs.planner.contest import CLEARLY, Contest, contest, eager_counts
@@ -30,6 +30,7 @@ from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.step_search import FoundStep, StepSearch
 from nimble_jobs.planner.stored import Storable
 from nimble_jobs.planner.traces import Places, no_traces
+from nimble_jobs.planner.watch import watch_steps
 from nimble_jobs.schedule import Candidate, Schedule
 
 __all__ = ["BuiltStep", "CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
@@ -142,7 +143,7 @@ def build_step(
     seed = check_seed(parts)
     search = StepSearch(live, seed=seed, report=report)
     try:
-        with no_traces(request.module, device), torch.inference_mode(False):
+        with no_traces(eager.arithmetic.objective, device), torch.inference_mode(False):
             try:
                 live.refuse_what_replays_leave_out()
                 eager_us = _eager_us(live)
@@ -168,7 +169,7 @@ def build_step(
             except BaseException:
                 live.use("given")
                 raise
-    except OutOfMemory:
+    except (OutOfMemory, DeviceFault):
         raise
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
@@ -206,8 +207,9 @@ def default_tolerance(request: StepRequest, device: torch.device) -> float:
 
 
 def _eager_us(live: LiveStep) -> float:
-    """Time of an update in eager, in microseconds. Raises OutOfMemory."""
+    """Time of an update in eager, in microseconds. Raises CannotRecord as `watch_steps`, OutOfMemory."""
     try:
+        watch_steps(live.eager.arithmetic.objective, live.in_eager, live.device)
         return measure.time_us(live.in_eager, live.device)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {live.device} for a training step: {e}") from e

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hazards.test_training_modules import CASES, WAITING, Small
+from tests.hazards.test_training_modules import CASES, Small
 from tests.hazards.training import Verdict, judge_step
 
 
@@ -21,10 +21,10 @@ def loss_of(outputs: Any, y: torch.Tensor) -> torch.Tensor:
     return sum((t.abs().square().mean() for t in tensors), start=torch.zeros(())) * (1 + 0.1 * y.float().mean())
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in WAITING])
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_trains_as_plain_torch_does(name: str) -> None:
     """Losses, weights, statistics and attributes over five updates, whether it replays or not."""
-    judge_step(CASES[name], loss_of)
+    judge_step(CASES[name], lambda: loss_of)
 
 
 def _layers() -> nn.Module:
@@ -77,14 +77,15 @@ LOSSES: dict[str, Any] = {
     "numpy": lambda: _numpy,
     "a hook": lambda: _hooks,
     "a penalty of gradients": lambda: _penalises,
+    "Python's random": lambda: _draws,
+    "a counter": Counting,
 }
-WAITING_LOSSES = {"Python's random": lambda: _draws, "a counter": Counting}
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_the_users_own_trains_as_plain_torch_does(name: str) -> None:
     """Host reads, random numbers, counters and hooks in a loss are right, or seen and refused."""
-    judge_step(_layers, LOSSES[name]())
+    judge_step(_layers, LOSSES[name])
 
 
 def _masked(hook: Callable[[torch.Tensor], Any], way: str) -> nn.Module:
@@ -108,7 +109,7 @@ def _halves(parameter: torch.Tensor) -> None:
 )
 def test_hooks_on_gradients_run_in_eager_and_say_so(make: Any) -> None:
     """A job's gradients never leave its step, so hooks on them have it run in eager."""
-    verdict = judge_step(make, loss_of)
+    verdict = judge_step(make, lambda: loss_of)
     assert verdict.reason == "the parameter '0.weight' has hooks on its gradient, which a replay would not call"
 
 
@@ -130,8 +131,29 @@ class Sometimes(nn.Module):
 )
 def test_accumulation_and_clipping_are_as_in_plain_torch(options: dict[str, Any]) -> None:
     """Recorded, with an unused layer beside it."""
-    verdict = judge_step(lambda: Small(lambda m, x: m.first(x)), loss_of, **options)
+    verdict = judge_step(lambda: Small(lambda m, x: m.first(x)), lambda: loss_of, **options)
     assert verdict == Verdict(kind="equal")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_layer_that_takes_part_now_and_then_is_updated_as_by_plain_torch(accumulate: int) -> None:
+    """Where any batch since the last update gave it a gradient, and only there."""
+    verdict = judge_step(Sometimes, lambda: loss_of, accumulate=accumulate)
+    assert str(verdict.reason).startswith("the model changes its attribute 'module.turn' at each call")
+
+
+REASONS = {
+    "Python's random": "draws from Python's random module",
+    "a counter": "changes its attribute '_loss' at each call",
+    "tolist": "tolist",
+    "a hook": "register_hook",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_names_what_a_loss_does(name: str) -> None:
+    """The job's event says it."""
+    assert REASONS[name] in str(judge_step(_layers, LOSSES[name]).reason)
 
 
 RECORDED = ["reentrant checkpoint later", "checkpoint with dropout", "nested checkpoints with dropout", "tied weights"]
@@ -140,4 +162,4 @@ RECORDED = ["reentrant checkpoint later", "checkpoint with dropout", "nested che
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_step_that_a_schedule_can_hold_is_recorded(name: str) -> None:
     """No needless refusal."""
-    assert judge_step(CASES[name], loss_of) == Verdict(kind="equal")
+    assert judge_step(CASES[name], lambda: loss_of) == Verdict(kind="equal")

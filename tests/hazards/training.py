@@ -166,7 +166,7 @@ def _assert_untouched(module: nn.Module, before: dict[str, Any], states: tuple[A
 
 def judge_step(
     make: Make,
-    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    make_loss: Callable[[], Callable[[Any, torch.Tensor], torch.Tensor]],
     draw: Draw = lambda: torch.randn(4, 3),
     **options: Any,
 ) -> Verdict:
@@ -184,7 +184,7 @@ def judge_step(
             module=module,
             x=draw(),
             y=torch.randint(0, 3, (4,)),
-            loss=loss,
+            loss=make_loss(),
             loss_name="judged",
             optimizer=OptimizerRecipe(name="sgd", momentum=0.9),
             options=BuildOptions(streams=1, fuse="off"),
@@ -196,7 +196,7 @@ def judge_step(
         seeded(2)
         batches = [(draw(), torch.randint(0, 3, (4,))) for _ in range(STEPS * request.accumulate)]
         found = _course_of_step(step, module, batches, request.accumulate)
-        expected = _course(twin, loss, batches, request.accumulate, request.clip_norm)
+        expected = _course(twin, make_loss(), batches, request.accumulate, request.clip_norm)
     for i, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.keys() == other.keys()
         for name, value in other.items():
