@@ -33,7 +33,7 @@ class LiveStep:
         self.device = device
         self.tolerance = tolerance
         self._variants = Variants(request.module)
-        self._example = {"x": request.x.to(device).clone(), "y": request.y.to(device).clone()}
+        self._example = {"x": request.x.detach().to(device).clone(), "y": request.y.to(device).clone()}
         self.inputs = dict(self._example)  # static, laid out as the schedule wants them
         self._values = copies(self.state())
 
@@ -75,6 +75,12 @@ class LiveStep:
     def in_eager(self) -> None:
         """Train on the example with an update, which changes the values."""
         self.eager.run_with(self.eager.arithmetic.objective, *self.inputs.values(), update=True)
+
+    def refuse_marked_inputs(self) -> None:
+        """Raises CannotRecord where a step had its batch require grad, as some do for reentrant checkpoints."""
+        for name, tensor in self.inputs.items():
+            if tensor.requires_grad:
+                raise CannotRecord(f"the model has its input {name!r} require grad, which a replay would not")
 
     def objective(self, source: Source) -> Callable[..., Any]:
         """The module with its loss, in the source's kernels."""

@@ -210,6 +210,7 @@ def _eager_us(live: LiveStep) -> float:
     """Time of an update in eager, in microseconds. Raises CannotRecord as `watch_steps`, OutOfMemory."""
     try:
         watch_steps(live.eager.arithmetic.objective, live.in_eager, live.device)
+        live.refuse_marked_inputs()
         return measure.time_us(live.in_eager, live.device)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {live.device} for a training step: {e}") from e

@@ -642,15 +642,17 @@ def test_what_fails_in_eager_too_ends_with_its_own_error() -> None:
 
 
 class Counting(nn.Module):
-    """Each call multiplies by another constant, which a replay cannot know."""
+    """Each call multiplies by another constant, which a replay cannot know, and which is none of its own."""
+
+    calls = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.calls = nn.Linear(3 * 64, 5), [0]
+        self.linear = nn.Linear(3 * 64, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls[0] += 1
-        return self.linear(x.flatten(1)) * float(self.calls[0])
+        Counting.calls += 1
+        return self.linear(x.flatten(1)) * float(Counting.calls)
 
 
 def test_a_schedule_that_disagrees_with_eager_is_not_used() -> None:
