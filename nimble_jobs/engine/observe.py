@@ -93,7 +93,9 @@ def _called(module: Callable[..., Any], inputs: Tensors, snapshot: Snapshot | No
     given = [t.clone() for t in inputs.values()]  # the model may write into what it is given
     with torch.no_grad():
         if snapshot is None:
-            return module(*given)
+            result = module(*given)
+            _refuse_resized(inputs, given)
+            return result
         try:
             with snapshot.watching():
                 return module(*given)
@@ -103,6 +105,15 @@ def _called(module: Callable[..., Any], inputs: Tensors, snapshot: Snapshot | No
             snapshot.put_back()  # is raised again
             forget_compiled()
             return module(*(t.clone() for t in inputs.values()))
+
+
+def _refuse_resized(inputs: Tensors, given: Sequence[torch.Tensor]) -> None:
+    for (name, before), tensor in zip(inputs.items(), given, strict=True):
+        if tensor.shape != before.shape:
+            raise CannotRecord(
+                f"the model changes the shape of its input {name!r} from {list(before.shape)} to {list(tensor.shape)}, "
+                "which a replay would not"
+            )
 
 
 def refuse_modes(before: Mapping[str, bool], module: nn.Module) -> None:

@@ -19,7 +19,7 @@ from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
-from nimble_jobs.nimble.layout import Layouts
+from nimble_jobs.nimble.layout import Layouts, refusing_copies
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
@@ -161,7 +161,7 @@ def prepare(
     with eval_mode(module), no_traces(module, device), torch.inference_mode(False):
         call = flat(module, signature)
         example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
-        with changed_by_calls(module, training=False) as changed:
+        with refusing_copies(module, signature, tensors), changed_by_calls(module, training=False) as changed:
             observed = observe_calls(call, example, device)
         structure = Structure.of(observed.result)
         try:

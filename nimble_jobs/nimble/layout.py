@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from nimble_jobs.engine.recorder import Recording
-from nimble_jobs.errors import CannotRecord
+from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.surroundings import Unfit
 from nimble_jobs.nimble.writes import written_inputs
+
+
+@contextlib.contextmanager
+def refusing_copies(module: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Around a call with copies of the example: raises CannotRecord where the model fails for those alone, since they
+    lie otherwise.
+    """
+    try:
+        yield
+    except (NimbleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        with torch.no_grad():  # what it raises for the example itself comes through
+            args, kwargs = signature.arguments(tuple(copy.deepcopy([t.detach() for t in tensors])))
+            module(*args, **kwargs)
+        raise CannotRecord(f"the model fails for a copy of its example: {first_line(e)}") from e
 
 
 @dataclass(frozen=True, kw_only=True)
