@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 class BufferKind(StrEnum):

@@ -71,8 +71,9 @@ def _observed(
     changing = snapshot.changing()
     snapshot.put_back_values()
     states.put_back()
-    _refuse_other(named, _leaves(_called(module, example)), "its first call", "the next one, on the same input")
+    again = _leaves(_called(module, example))
     refuse_advance(kept, attributes(module))
+    _refuse_other(named, again, "its first call", "the next one, on the same input")
     now = tensors_in(module)
     _refuse_cached(module, {n: values[n] for n, t in made.items() if now.get(n) is t}, example, others, snapshot)
     states.put_back()
@@ -82,8 +83,8 @@ def _observed(
         except Exception:  # noqa: BLE001 - it may be unfit for the model: the example is not
             snapshot.put_back_values()
             continue
-        _refuse_other(named, found, "one input", "another")
         refuse_advance(kept, attributes(module))
+        _refuse_other(named, found, "one input", "another")
         changing |= snapshot.changing()
     refuse_random(states)
     return Observed(result=first, snapshot=snapshot, random=states, changing=changing)

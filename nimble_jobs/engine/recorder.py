@@ -51,7 +51,7 @@ _INDEX = "aten.index.Tensor"
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 _PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
-_OWN_FILES = (__file__, str(Path(__file__).with_name("host_reads.py")))
+_OWN_FILES = (__file__, *(str(Path(__file__).with_name(name)) for name in ("host_reads.py", "rewrites.py")))
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 
 

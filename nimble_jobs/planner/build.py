@@ -20,6 +20,7 @@ from nimble_jobs.engine.inputs import like, stand_out, varied
 from nimble_jobs.engine.observe import Observed, observe
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.planner.candidate import Found
@@ -106,7 +107,7 @@ def build_best(
     given, is what `observe_calls` found before. `told` is called with the name of each candidate as it is begun. Raises
     CannotRecord where the module does what no schedule can hold, EngineError where it cannot be captured, OutOfMemory.
     """
-    start = time.perf_counter()
+    start, states = time.perf_counter(), RandomStates(device)
     first = next(iter(inputs.values()))
     batch = first.shape[0] if first.dim() else 1
     tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
@@ -137,6 +138,7 @@ def build_best(
             return _built(search, key, options, device, batch=batch, eager_us=eager_us, start=start)
         finally:
             observed.put_back()
+            states.put_back()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,5 @@
 OPEN = frozenset(
     {
         "flow-by_keys_of_a_dict_in_another_order",
-        "host-one_hot_of_a_given_width",
-        "host-picks_a_row_by_a_scalar_tensor",
     }
 )
