@@ -60,9 +60,7 @@ def _observed(
     modes = {name: m.training for name, m in module.named_modules()}
     first = _called(module, example, snapshot)
     refuse_random(states)
-    resized = snapshot.resized()
-    if resized is not None:
-        raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
+    snapshot.refuse_resized()
     named = _leaves(first)
     refuse_modes(modes, module)
     made = {n: t for n, t in tensors_in(module).items() if n not in before}

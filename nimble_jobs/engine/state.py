@@ -102,6 +102,12 @@ class Snapshot:
                 return name
         return None
 
+    def refuse_resized(self) -> None:
+        """Raises CannotRecord, naming it, for a tensor that the first call gave another shape."""
+        resized = self.resized()
+        if resized is not None:
+            raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
+
     def changing(self) -> dict[str, torch.Tensor]:
         """The tensors of the module's own that do not hold the same values any more."""
         return {

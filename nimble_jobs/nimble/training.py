@@ -268,6 +268,7 @@ def prepare(
             given = subject.with_grad(subject.inputs)
             with changed_by_calls(module, training=True) as changed:
                 result = watched(snapshot, lambda: call(*given.values()))
+            snapshot.refuse_resized()
             structure = Structure.of(result)
             with refusing_to_prepare(device, lambda: subject.step(subject.inputs)):
                 subject = replace(subject, parameters=_named_apart(subject.parameters, {*inputs, *structure.names}))
