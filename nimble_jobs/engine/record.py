@@ -128,7 +128,7 @@ def _saved(module: nn.Module) -> set[str]:
     """Names of what is saved with a module."""
     found = set()
     for prefix, child in module.named_modules():
-        own = {*child._parameters, *child._buffers} - child._non_persistent_buffers_set
+        own = {*child._parameters.keys(), *child._buffers.keys()} - child._non_persistent_buffers_set
         found |= {f"{prefix}.{name}" if prefix else name for name in own}
     return found
 
@@ -202,6 +202,8 @@ def module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]
     handles = []
     unseen: list[contextlib.AbstractContextManager[Any]] = []
     for name, child in module.named_modules() if module is not None else ():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue  # it takes no hooks
 
         def enter(m: nn.Module, _a: Any, name: str = name) -> None:
             recorder.path.append(name)

@@ -57,3 +57,14 @@ def test_what_torch_reads_without_need_is_recorded(name: str) -> None:
     for position in (0, 3, 1, *((-1, -4) if "hot" not in name else ())):
         x, i = torch.randn(4, 4, 4), torch.tensor(position)
         torch.testing.assert_close(nimble(x, i), net(x, i))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_and_traced_submodules_are_recorded() -> None:
+    """They take no hooks, so their tasks are named after the module around them."""
+    x = torch.randn(2, 3)
+    for inner in (torch.jit.script(nn.Linear(3, 3)), torch.jit.trace(nn.Linear(3, 3), x)):
+        net = nn.Sequential(inner, nn.ReLU()).eval()
+        nimble = Nimble(net)
+        nimble.prepare(x, streams=1, fuse="off")
+        torch.testing.assert_close(nimble(x * 2), net(x * 2).detach())
