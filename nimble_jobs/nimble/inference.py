@@ -20,6 +20,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.layout import Layouts, refusing_copies
+from nimble_jobs.nimble.order import order_is_free
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
@@ -50,6 +51,7 @@ class Inference:
     layouts: Layouts | None  # None where any will do
     meeting: dict[str, torch.Tensor]  # the module's own tensors that inputs must not share memory with
     device: torch.device
+    any_order: bool  # of keys in dicts among the arguments
     training = False
     fallback = None
 
@@ -165,6 +167,8 @@ def prepare(
             observed = observe_calls(call, example, device)
         structure = Structure.of(observed.result)
         try:
+            any_order = order_is_free(module, signature, example)
+            observed.put_back()
             recording = record_source(call, Source(kernels="eager", layout="given"), _copies(example), device)
             program, layouts = recording.program, Layouts.of(signature, tensors, recording)
             observed.put_back()
@@ -187,6 +191,7 @@ def prepare(
         guard=Guard(module, training=False, but_for=frozenset(changed)) if guard == "on" else None,
         written=written_inputs(built.schedule.program),
         layouts=layouts,
+        any_order=any_order,
         meeting=meeting_state(call, built.schedule.program),
         device=device,
     )

@@ -17,6 +17,7 @@ from nimble_jobs.nimble import inference
 from nimble_jobs.nimble import training as train
 from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
+from nimble_jobs.nimble.order import in_order_of
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature, mismatch, named_keywords, read, split
 from nimble_jobs.nimble.stored import opened
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
@@ -284,11 +285,23 @@ class Nimble:
         self._latest()
         signature, tensors = read(args, kwargs, self._named)
         prepared = self._prepared.get((signature, own_mode(self.module))) or self._prepared.get((signature, False))
+        if prepared is None:
+            prepared, tensors = self._in_another_order(args, kwargs) or (None, tensors)
         if prepared is None and (signature, True) in self._prepared:
             raise UsageError("the module is in evaluation mode; this signature was prepared with training=True only")
         if prepared is None:
             raise mismatch(signature, list(dict.fromkeys(s for s, _ in self._prepared)))
         return prepared, tensors
+
+    def _in_another_order(self, args: Args, kwargs: Kwargs) -> tuple[Prepared, list[torch.Tensor]] | None:
+        """What fits a call but for the order of keys in its dicts, where the order has no influence."""
+        for (expected, training), prepared in self._prepared.items():
+            free = isinstance(prepared, Eager) or (isinstance(prepared, inference.Inference) and prepared.any_order)
+            if free and (not training or own_mode(self.module)):
+                signature, tensors = read(*in_order_of(expected, args, kwargs), self._named)
+                if signature == expected:
+                    return prepared, tensors
+        return None
 
     def _latest(self) -> Prepared:
         if self._current is None:
