@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
+from nimble_jobs.engine.captures import cleared_if_failed
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private import clear_workspaces
@@ -118,7 +119,10 @@ class _GraphInstance:
             self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
             try:
                 # other threads may read ahead and pin memory while this one captures
-                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                with (
+                    cleared_if_failed(device),
+                    torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
+                ):
                     self.outputs = _launch(bound, pool)
             except torch.OutOfMemoryError:
                 raise

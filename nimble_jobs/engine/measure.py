@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.captures import cleared_if_failed
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.errors import EngineError, UsageError
@@ -129,7 +129,9 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
             for call in calls:
                 call()  # libraries choose algorithms
                 graphs.append(torch.cuda.CUDAGraph())
-                times.append(_repeated_us(call, graphs[-1], pool, stream))
+                with cleared_if_failed(device):
+                    _capture_repeated(call, graphs[-1], pool, stream)
+                times.append(_repeated_us(graphs[-1], stream))
     finally:  # what it still writes must not be given to others
         torch.cuda.current_stream(device).wait_stream(stream)
     return times
@@ -181,29 +183,35 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
                 scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
                 step.call(env)
                 graphs.append(torch.cuda.CUDAGraph())
-                times.append(_repeated_us(functools.partial(step.call, scratch), graphs[-1], pool, stream))
+                with cleared_if_failed(device):
+                    _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, stream)
+                times.append(_repeated_us(graphs[-1], stream))
                 put_back()
     finally:  # as above
         torch.cuda.current_stream(device).wait_stream(stream)
     return times
 
 
-def _repeated_us(
+def _capture_repeated(
     call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
-) -> float:
-    """Time of one of many calls in a graph."""
+) -> None:
+    """Many calls, one after another, in a graph."""
     stream.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for _ in range(_REPEATS):
             call()
-    except RuntimeError as e:
+    except BaseException as e:
         with contextlib.suppress(RuntimeError):  # the capture is broken already; the error that broke it is raised
             graph.capture_end()
+        if not isinstance(e, RuntimeError):
+            raise
         raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a task over no elements launches nothing
-        graph.capture_end()
+    graph.capture_end()
+
+
+def _repeated_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    """Time of one of the calls in a graph."""
     samples = []
     for _ in range(_GPU_SAMPLES + 1):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -10,6 +10,7 @@ import torchvision
 from torch import nn
 
 from nimble_jobs import graph
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.record import Recording, record, state_of
 from nimble_jobs.engine.verify import check, poison, random_inputs, run_once
@@ -132,3 +133,30 @@ def test_a_capture_that_fails_leaves_no_trace(device: torch.device) -> None:
     linear = nn.Linear(4, 4).to(device)
     recording, instance = made(linear, torch.zeros(2, 4, device=device))
     check(instance, linear, recording.program.inputs, device, tolerance=1e-3, seed=1)
+
+
+def test_a_failed_capture_leaves_random_numbers_alone(device: torch.device) -> None:
+    """What cannot be captured is refused, and the process draws the same numbers as without it."""
+    x = torch.ones(4, device=device)
+    torch.manual_seed(3)
+    expected = torch.randn(4, device=device)
+    torch.manual_seed(3)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="cannot be captured"):
+            measure.kernel_times_us([lambda: x.sum().item()], device)
+    assert torch.equal(torch.randn(4, device=device), expected)
+
+
+def test_errors_of_any_kind_end_a_capture(device: torch.device) -> None:
+    """Also one that is none of torch's."""
+    calls = []
+
+    def fails_at_the_second_call() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        measure.kernel_times_us([fails_at_the_second_call], device)
+    assert torch.randn(4, device=device).shape == (4,)
+    assert measure.kernel_times_us([lambda: torch.ones(4, device=device).add_(1)], device)[0] > 0
