@@ -13,9 +13,10 @@ _EMPTY = "The CUDA Graph is empty"  # a warning of torch's; work over no element
 
 @contextlib.contextmanager
 def cleared_if_failed(device: torch.device) -> Iterator[None]:
-    """Around a capture into a CUDA graph. Torch's random generator of `device` takes note of the beginning of a capture,
-    but not of the end of one that fails, and then every draw raises "Offset increment outside graph capture". An empty
-    capture, which does end, puts that right.
+    """Around a capture into a CUDA graph, for the sake of torch's random generator of `device`.
+
+    It notes where a capture begins, but not the end of one that fails. Every draw then raises "Offset increment outside
+    graph capture". An empty capture, which does end, puts that right.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", _EMPTY)

@@ -52,7 +52,7 @@ def like(example: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.
 
 def stand_out(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs that are not to be replaced by random numbers: integers, masks, and floating masks of two values."""
-    return {n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex()) or _is_mask(t)}
+    return {n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex()) or is_mask(t)}
 
 
 def varied(example: torch.Tensor, generator: torch.Generator, turn: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def varied(example: torch.Tensor, generator: torch.Generator, turn: int) -> torc
     """
     if example.numel() == 0:
         return example.clone()
-    if _is_mask(example):
+    if is_mask(example):
         return _mask(example, generator, turn)
     if example.is_floating_point() or example.is_complex():
         return _times(example, 0.5 + 1.5 * float(torch.rand((), generator=generator)))
@@ -92,7 +92,7 @@ def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return (wide * factor).to(tensor.dtype)
 
 
-def _is_mask(tensor: torch.Tensor) -> bool:
+def is_mask(tensor: torch.Tensor) -> bool:
     """Whether it holds flags: booleans, zeros and ones, or two numbers of which one is far below or not finite."""
     if tensor.dtype is torch.bool:
         return True

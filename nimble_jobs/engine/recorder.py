@@ -185,7 +185,10 @@ class Recorder(TorchDispatchMode):
         state = random_state(self.device) if random else None
         before = [(t, self._memory_of(t)) for t in tensors]
         result = op(*args, **kwargs)
-        if any(self._memory_of(t) != memory for t, memory in before):
+        moved = [memory for t, memory in before if self._memory_of(t) != memory]
+        if moved and self._becomes_a_view(op, args, moved):
+            return result
+        if moved:
             self.refuse(f"{op} at {{source}} gives a tensor other memory")
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, outputs)
@@ -374,6 +377,13 @@ class Recorder(TorchDispatchMode):
         index = self._index.get(storage_id(tensor))
         own = index is not None and self._buffers[index].kind is BufferKind.INTERMEDIATE
         return storage_id(tensor), tensor.untyped_storage().nbytes() if own else None
+
+    def _becomes_a_view(
+        self, op: torch._ops.OpOverload, args: tuple[Any, ...], moved: list[tuple[int, int | None]]
+    ) -> bool:
+        """Whether a tensor that was empty now lies in memory that is known, as cuDNN's view of all weights does."""
+        was_empty = all(nbytes == 0 for _, nbytes in moved)
+        return str(op).startswith("aten.set_.source_") and was_empty and storage_id(args[0]) in self._index
 
     @staticmethod
     def _is_view(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:

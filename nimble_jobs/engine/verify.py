@@ -11,7 +11,7 @@ import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.engine.inputs import like, random_inputs
+from nimble_jobs.engine.inputs import is_mask, like, random_inputs
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import CheckFailed, first_line
@@ -146,23 +146,33 @@ def _expected(
 ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
     """Inputs that eager can take, and what it makes of them: random ones, or else some like the example.
 
-    Raises CheckFailed where it can take none of them.
+    Where random masks, which may hide everything, make eager's outputs NaN or infinite, the example's take their place,
+    if that helps. Raises CheckFailed where eager can take none of them.
     """
     ways = [drawn]
+    masks = {n: t for n, t in example.items() if is_mask(t)}
+    if masks:
+        ways.append([{**one, **{n: t.to(one[n].device) for n, t in masks.items()}} for one in drawn])
     if example:
         ways.append(
             [{n: t.to(drawn[0][n].device) for n, t in like(example, f).items()} for f in _FACTORS[: len(drawn)]]
         )
+    first: tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]] | None = None
     for way in ways:
         try:
-            return way, [_eager(eager, inputs, changing) for inputs in way]
+            made = [_eager(eager, inputs, changing) for inputs in way]
+            if not masks or all(bool(torch.isfinite(t).all()) for one in made for t in one.values()):
+                return way, made
+            first = first or (way, made)
+            put_back()
         except torch.OutOfMemoryError:
             raise
         except Exception as e:
             put_back()
-            if way is ways[-1]:
+            if way is ways[-1] and first is None:
                 raise CheckFailed(f"the model in eager cannot take the input of the check: {first_line(e)}") from e
-    raise AssertionError("unreachable")
+    assert first is not None  # else the last way returned, or raised
+    return first
 
 
 def _eager(

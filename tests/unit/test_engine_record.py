@@ -248,6 +248,26 @@ def test_another_layout_of_the_state_is_refused() -> None:
         capture(recording.program, plan, state={}, constants={}, device=CPU)
 
 
+class ViewsItsWeight(nn.Module):
+    """As cuDNN's recurrent layers view all of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.empty(0).set_(self.weight.detach())
+        return x @ whole.t()
+
+
+def test_an_empty_tensor_may_become_a_view() -> None:
+    """Of what the program knows; no task, and replays follow the weight."""
+    module = ViewsItsWeight()
+    recording = replayed_like_eager(module, torch.randn(4, 3))
+    assert [t.op for t in recording.program.tasks] == ["aten.mm.out"]
+    assert [p.name for p in recording.program.state] == ["weight"]
+
+
 class Gathers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[torch.tensor([2, 0])] + torch.where(x[:2] > 0, 1.0, 0.0)
