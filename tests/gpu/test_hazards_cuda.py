@@ -27,7 +27,9 @@ CHOSEN = {
 }  # fmt: skip
 OTHERS = [c for file in (host_reads, control_flow, outputs, inputs, features) for c in file.CASES if c.name in CHOSEN]
 LAST = "state-cache_with_a_position_in_a_tensor"  # a device-side assert would take the tests after it along
-ALL = sorted([*WHOLE, *OTHERS], key=lambda c: c.name == LAST)
+# Eager moves a tensor of the host to the device at its first call and keeps it there; a replay leaves it where it lies.
+MOVED_ONCE = "state-a_tensor_in_an_object"
+ALL = sorted((c for c in [*WHOLE, *OTHERS] if c.name != MOVED_ONCE), key=lambda c: c.name == LAST)
 COMPILED = {
     "state-counts_in_a_buffer", "state-moving_average", "state-differs_from_the_last_call_in_a_buffer",
     "aliasing-writes_into_a_view_of_its_input", "aliasing-writes_through_a_chain_of_views",
@@ -58,7 +60,7 @@ def test_compiled(case: Case, device: torch.device) -> None:
 def test_the_chosen_are_there() -> None:
     """No name above is misspelt."""
     assert {c.name for c in OTHERS} == CHOSEN
-    assert {c.name for c in WHOLE} >= COMPILED | {LAST}
+    assert {c.name for c in WHOLE} >= COMPILED | {LAST, MOVED_ONCE}
 
 
 IN_FLIGHT = ["aliasing-returns_views_of_its_input", "aliasing-outputs_that_share_memory", "aliasing-splits_and_writes",
