@@ -11,7 +11,6 @@ from nimble_jobs import Nimble
 from nimble_jobs.errors import UsageError
 from tests.hazards import aliasing, control_flow, features, host_reads, inputs, outputs, state
 from tests.hazards.case import CALLS, Case, Data
-from tests.hazards.known import OPEN
 from tests.hazards.runner import end_of, seed
 
 WHOLE = [*state.CASES, *aliasing.CASES]
@@ -39,11 +38,7 @@ COMPILED = {
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-def parameters(cases: list[Case]) -> list[object]:
-    return [pytest.param(c, marks=pytest.mark.xfail if c.name in OPEN else (), id=c.name) for c in cases]
-
-
-@pytest.mark.parametrize("case", parameters(ALL))
+@pytest.mark.parametrize("case", ALL, ids=str)
 def test_equal_or_refused(case: Case, device: torch.device) -> None:
     """As on a CPU: eager's outputs and state for five calls, or a refusal."""
     end = end_of(case, device, streams="auto")
@@ -51,7 +46,7 @@ def test_equal_or_refused(case: Case, device: torch.device) -> None:
         assert end.recorded is case.recorded, end.reason
 
 
-@pytest.mark.parametrize("case", parameters([c for c in WHOLE if c.name in COMPILED]))
+@pytest.mark.parametrize("case", [c for c in WHOLE if c.name in COMPILED], ids=str)
 def test_compiled(case: Case, device: torch.device) -> None:
     """Inductor's kernels, chosen or not, change nothing."""
     assert end_of(case, device, fuse="auto", streams="auto").recorded

@@ -7,7 +7,6 @@ import torch
 
 from tests.hazards import aliasing, chance, control_flow, features, host_reads, inputs, outputs, state
 from tests.hazards.case import Case
-from tests.hazards.known import OPEN
 from tests.hazards.runner import end_of
 
 FILES = (state, aliasing, host_reads, control_flow, outputs, inputs, chance, features)
@@ -15,12 +14,8 @@ ALL = [case for file in FILES for case in file.CASES]
 CPU = torch.device("cpu")
 
 
-def parameters() -> list[object]:
-    return [pytest.param(c, marks=pytest.mark.xfail if c.name in OPEN else (), id=c.name) for c in ALL]
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("case", parameters())
+@pytest.mark.parametrize("case", ALL, ids=str)
 def test_equal_or_refused(case: Case) -> None:
     """Outputs, state, written inputs and random states are eager's for five calls, or `prepare` says why not."""
     end = end_of(case, CPU)

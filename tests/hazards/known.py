@@ -1,3 +1,0 @@
-"""Hazards that do not end yet as they should."""
-
-OPEN = frozenset({})
