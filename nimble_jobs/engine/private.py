@@ -140,15 +140,18 @@ def write_arguments(
 
 
 def draws_random(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call of the operator draws from a generator. Attention does only where its dropout is not zero, and
-    its backward never does: it is given the forward's seeds.
+    """Whether this call of the operator draws from a generator. Attention and cuDNN's recurrent layers do only where
+    their dropout is not zero, the latter only in training; attention's backward never does: it is given the forward's
+    seeds.
     """
     if torch.Tag.nondeterministic_seeded not in op.tags or "_attention_backward" in str(op):
         return False
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(given)
+    given = {a.name: a.default_value for a in op._schema.arguments} | kwargs
+    given |= {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
+    if "dropout_p" in given:
+        return bool(given["dropout_p"])
+    if str(op) == "aten._cudnn_rnn.default":
+        return bool(given["dropout"] and given["train"])
     return True
 
 

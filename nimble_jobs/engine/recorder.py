@@ -48,6 +48,7 @@ _SHAPED_BY_DATA = {
     "torchvision.nms.default": 0,
 }
 _INDEX = "aten.index.Tensor"
+_COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")  # from the host at each launch; others pass them by value
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 _PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
@@ -441,7 +442,7 @@ class Recorder(TorchDispatchMode):
                 if value.dim() == 0 or self._buffers[self._index[storage_id(value)]].kind is BufferKind.INTERMEDIATE:
                     return value
                 self.refuse(f"{op} at {{source}} reads a host tensor that changes between replays")
-            if value.dim() == 0:
+            if value.dim() == 0 and not str(op).startswith(_COPIES_NUMBERS):
                 return value
             if id(value) not in self._on_device:
                 self._keep.append(value)

@@ -10,6 +10,7 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.private import draws_random
 from nimble_jobs.engine.record import Recording, flatten_outputs, record, state_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError
@@ -348,3 +349,13 @@ def test_seeds_on_the_host_are_made_by_one_task_and_read_by_another() -> None:
     assert first.random
     assert not second.random
     assert not program.constants
+
+
+@pytest.mark.parametrize(
+    ("dropout", "train", "draws"), [(0.0, True, False), (0.5, False, False), (0.5, True, True), (0.0, False, False)]
+)
+def test_recurrent_layers_draw_only_for_dropout_in_training(dropout: float, train: bool, draws: bool) -> None:
+    """cuDNN's operator says of every call that it draws."""
+    x = torch.zeros(1)
+    args = (x, [x], 4, None, x, x, 2, 8, 0, 1, False, dropout, train, False, [], None)
+    assert draws_random(torch.ops.aten._cudnn_rnn.default, args, {}) is draws
