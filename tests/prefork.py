@@ -34,14 +34,22 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="prefork-")
         path = str(Path(self._folder.name) / "socket")
         life, self._life = os.pipe()
-        command = [sys.executable, "-W", "ignore", "-m", "tests.prefork_server", path, str(life)]
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(path)  # here, so that the first client need not wait until the server has started
+        listener.listen(64)
+        command = [sys.executable, "-W", "ignore", "-m", "tests.prefork_server", str(listener.fileno()), str(life)]
         single = {
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
             "OPENBLAS_NUM_THREADS": "1",
         }  # no threads at import
         self._process = subprocess.Popen(
-            command, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, pass_fds=[life], env=os.environ | single
+            command,
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno(), life],
+            env=os.environ | single,
         )
+        listener.close()
         os.close(life)
         os.environ[_SOCKET] = path
 

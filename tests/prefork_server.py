@@ -1,10 +1,11 @@
-"""Starts Python processes that have torch already: `python -m tests.prefork_server SOCKET LIFE`.
+"""Starts Python processes that have torch already: `python -m tests.prefork_server LISTENER LIFE`.
 
 It imports torch and the package when the first process is asked for, and uses neither: there is one thread, no tensor
-and no open file of the package when it forks. It ends when the pipe LIFE, a file descriptor, is closed.
+and no open file of the package when it forks. LISTENER is the file descriptor of a socket that listens; LIFE is that of
+a pipe, and the server ends when it is closed.
 
-A client connects to SOCKET, sends one packet (JSON, with its stdin, stdout and stderr) and reads two: the process id
-now, and the wait status when the process has ended.
+A client connects, sends one packet (JSON, with its stdin, stdout and stderr) and reads two: the process id now, and the
+wait status when the process has ended.
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env")  # they run, or n
 
 def main() -> None:
     """Serve; and in a process that was forked, become what was asked for."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(sys.argv[1])
-    listener.listen(64)
+    listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
     if request := _serve(listener, int(sys.argv[2])):
         _become(*request)
