@@ -7,8 +7,8 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -210,18 +210,26 @@ def test_patience_has_an_end(
     assert done.state is JobState.SUCCEEDED
 
 
-def test_shards_wait_for_the_outputs_disk(store: Store, outputs: Path, start: Start, tmp_path: Path) -> None:
-    """A job whose output's disk is full says that it waits, and its shards are written afterwards, each once."""
+@pytest.mark.parametrize(("trouble", "said"), [(full, "No space left"), (read_only, "Read-only file system")])
+def test_shards_wait_for_the_outputs_disk(
+    store: Store,
+    outputs: Path,
+    start: Start,
+    tmp_path: Path,
+    trouble: Callable[[Path], AbstractContextManager[None]],
+    said: str,
+) -> None:
+    """A job that cannot write its output says that it waits, and its shards are written afterwards, each once."""
     job = submit(store, tmp_path, do="shards", path=str(outputs / "out"), count=6, sleep_s=0.2)
     start()
     running(store, job)
-    with full(outputs):
+    with trouble(outputs):
         until(lambda: store.jobs.get(job.id).phase == "wait")
-        until(lambda: "No space left" in (store.workers.live()[0].info.get("waits_for") or ""))
+        until(lambda: said in (store.workers.live()[0].info.get("waits_for") or ""))
     (done,) = ended(store, job)
     assert done.state is JobState.SUCCEEDED
     assert done.attempt == 1
-    assert len(list((outputs / "out").glob("part-*.npy"))) == 6
+    assert len(list((outputs / "out").glob("part-*.logits.npy"))) == 6
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop", "timeout"])
