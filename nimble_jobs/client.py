@@ -114,7 +114,7 @@ def wait(
 
 
 def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: bool = False) -> list[Job]:
-    """Cancel jobs: queued ones now, running ones at their next batch, or killed by their worker after 20 s without one.
+    """Cancel jobs: queued ones now, running ones at their next batch, or 20 s later with the process that runs them.
 
     `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
     Raises NotFound. A job that is final already stays as it is.

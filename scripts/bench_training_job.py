@@ -31,7 +31,7 @@ from nimble_jobs import spec as specs
 from nimble_jobs.engine.device import describe, synchronize
 from nimble_jobs.job import JobState
 from nimble_jobs.store import home, open_store
-from nimble_jobs.worker.executor import run_inline
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.training import job as training_job
 from nimble_jobs.workloads.training.loop import Loop

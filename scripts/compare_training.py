@@ -33,7 +33,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.models.build import build
 from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.store import home, open_store
-from nimble_jobs.worker.executor import run_inline
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.pixels import Pixels

@@ -14,8 +14,8 @@ import typer
 from nimble_jobs import __version__
 from nimble_jobs.cli import bench, cache, doctor, job_list, jobs, specs, streams, submit, worker
 from nimble_jobs.cli.options import Settings
-from nimble_jobs.cli.output import emit, note
-from nimble_jobs.errors import NimbleError, SpecError
+from nimble_jobs.cli.output import emit, note, refusal
+from nimble_jobs.errors import NimbleError
 
 app = typer.Typer(
     name="nimble-jobs",
@@ -102,8 +102,8 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
     except NimbleError as e:
         if debug:
             traceback.print_exc()
-        prefix = "" if isinstance(e, SpecError) else "nimble-jobs: "
-        _say("\n".join(prefix + line for line in str(e).splitlines()))
+        with suppress(OSError):
+            refusal(e)
         return e.exit_code
     except typer.TyperException as e:
         _say(_usage(e))

@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs.errors import NimbleError, SpecError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -45,6 +47,12 @@ def note(text: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(shown + "\n")
     sys.stderr.flush()
+
+
+def refusal(error: NimbleError) -> None:
+    """The lines of an error on stderr; those about a spec begin with its file."""
+    prefix = "" if isinstance(error, SpecError) else "nimble-jobs: "
+    note("\n".join(prefix + line for line in str(error).splitlines()))
 
 
 def _wrapped(line: str, width: int) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs.cli import options, output, progress, render, waits
 from nimble_jobs.cli.jobs import conclude, follow_log
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import NimbleError, UsageError
 from nimble_jobs.job import JobState
 
 if TYPE_CHECKING:
@@ -41,10 +43,23 @@ def run(
     loaded = load(spec, overrides or (), home=options.chosen_home(ctx))
     with options.store(ctx) as store:
         job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python or ())
-        with progress.beside(store.home, job.id, quiet=quiet):
-            from nimble_jobs.worker.executor import run_inline  # loads torch: after the progress is on the screen
+        with ExitStack() as shown:
+            shown.enter_context(progress.beside(store.home, job.id, quiet=quiet))
+            from nimble_jobs.worker.foreground import run_inline  # loads torch: after the progress is on the screen
 
-            ended = run_inline(store, job.id)
+            def leave(ended: Job) -> None:
+                """Ends the process at once: threads that block in a read would keep it."""
+                code = 1
+                try:
+                    shown.close()
+                    _report(store, ended, json=json, quiet=quiet)
+                except NimbleError as error:
+                    code = error.exit_code
+                    output.refusal(error)
+                finally:
+                    os._exit(code)
+
+            ended = run_inline(store, job.id, leave=leave)
         for name, text in () if quiet else render.weights(store.jobs.events(job.id)):
             output.note(f"{name}: {text}; trained ones are named by model.weights")
         _report(store, ended, json=json, quiet=quiet)

@@ -257,13 +257,13 @@ class Staging:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Tells a folder that a newer attempt cleared away from any other trouble."""
+        """Tells a folder that somebody removed, a newer attempt most likely, from any other trouble."""
         try:
             with reported(self._folder):
                 yield
         except DataError as e:
             if isinstance(e.__cause__, FileNotFoundError) and not self._folder.exists():
-                raise FencedOut(f"{self._folder}: was cleared away by another attempt") from e
+                raise FencedOut(f"{self._folder}: was removed while this attempt wrote to it") from e
             raise
 
 

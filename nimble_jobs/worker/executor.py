@@ -1,4 +1,4 @@
-"""Runs attempts of jobs in this process and tells the store how they ended: for the worker's child, and for `run`."""
+"""Runs attempts of jobs in this process and tells the store how they ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import spec as specs
-from nimble_jobs.errors import FencedOut, NimbleError, OutOfMemory, UsageError, foreseen
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, foreseen
+from nimble_jobs.job import Job
 from nimble_jobs.patience import Patience
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Store
@@ -25,7 +25,6 @@ from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
 from nimble_jobs.worker.settings import patience_s
-from nimble_jobs.worker.signals import interrupts
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 
 if TYPE_CHECKING:
@@ -66,11 +65,13 @@ def execute(
     retry: bool = True,
     on_report: OnReport | None = None,
     on_wait: OnWait = lambda _reason: None,
+    watched: Callable[[Pulse], AbstractContextManager[object]] = nullcontext,
 ) -> bool:
     """Run `job`'s present attempt to its end and record it. False when this process must not run another job.
 
     `retry=False` makes every failure final. A disk or a store that cannot be written is waited for, as `patience` says;
-    `on_wait` is told. Raises StoreError when the store cannot be told how the attempt ended.
+    `on_wait` is told. The workload runs inside `watched`. Raises StoreError when the store cannot be told how the
+    attempt ended.
     """
     store = station.store
     jobs = store.jobs
@@ -79,10 +80,14 @@ def execute(
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
         found: NimbleError | None = None
         try:
-            outcome = _run(job, station, pulse, patience)
-        except FencedOut:
-            log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
-            return True
+            with watched(pulse):
+                outcome = _run(job, station, pulse, patience)
+        except FencedOut as fenced:
+            if not _owned(store, pulse, patience):
+                log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
+                return True
+            found = _bare(DataError(str(fenced)))  # nobody but this attempt had a right to what is gone
+            log.error("%s", found)
         except KeyboardInterrupt:  # the second signal of a `run` command
             raise
         except BaseException as error:  # the model's code is the user's: anything may come
@@ -100,58 +105,6 @@ def execute(
     if isinstance(found, OutOfMemory):
         _free(station)
     return not found.ends_process
-
-
-def run_inline(
-    store: Store,
-    job_id: str,
-    *,
-    gpu_memory_bytes: int | None = None,
-    station: Station | None = None,
-    on_report: OnReport | None = None,
-) -> Job:
-    """Run a foreground job to its end and return its final record. Nothing is retried.
-
-    The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. Raises UsageError when the
-    job is not waiting for its `run` command, or waits for others; it is cancelled then.
-    """
-    with store.workers.hold({"role": "run"}) as lease:
-        job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
-        if job is None:
-            return _not_claimed(store, job_id)
-        with interrupts() as interrupted:
-            try:
-                station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
-                execute(
-                    job,
-                    station,
-                    wish=lambda: Stop.CANCEL if interrupted.is_set() else Stop.GO,
-                    retry=False,
-                    on_report=on_report,
-                )
-            except KeyboardInterrupt:
-                endings.cancelled(store.jobs, job)
-                tidy(store, job.id)
-            except NimbleError as error:
-                endings.failed(store.jobs, job, error, retry=False)
-                tidy(store, job.id)
-            finally:
-                if station is not None and station.builders is not None:
-                    station.builders.close()
-        return store.jobs.get(job.id)
-
-
-def _not_claimed(store: Store, job_id: str) -> Job:
-    """What became of a foreground job that could not be claimed, where that is an end. Raises UsageError."""
-    job = store.jobs.get(job_id)
-    if job.state.final and job.attempt == 0:  # a job in run.after ended badly
-        return job
-    if job.foreground and job.state is JobState.QUEUED:
-        parents = [store.jobs.get(parent) for parent in job.after]
-        waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents if p.state is not JobState.SUCCEEDED)
-        store.jobs.cancel(job_id, time.time())  # nobody else would ever run it
-        raise UsageError(f"run.after: {waits}; expected jobs that succeeded, or submit, which waits for them")
-    raise UsageError(f"job {job_id} does not wait to be run in the foreground")
 
 
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:
@@ -231,6 +184,16 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
         with station.store.patient(patience.unconditional()):
             pulse.flush()  # the last counts
     return outcome
+
+
+def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
+    """Does the attempt still own its job, as far as the store knows?"""
+    try:
+        with store.patient(patience.unconditional()):
+            pulse.flush(always=True)
+    except FencedOut:
+        return False
+    return True
 
 
 def _record(job: Job, store: Store, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""How patient a worker is: it waits for very long in all, and never for long at once."""
+"""How patient a worker is: with trouble for very long in all, but never for long at once; with jobs that should end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from nimble_jobs.spec.units import BadValue, parse_duration
 from nimble_jobs.store import Store, open_store
 
 PATIENCE = "NIMBLE_JOBS_PATIENCE"
+
+# How long a job has to stop by itself; then the process that runs it ends.
+OVERTIME_S = 10.0  # after its timeout
+CANCEL_GRACE_S = 20.0  # after `cancel`: it asks between batches, but a read may never return
+CANCELLED_S = 1.0  # after `cancel --now`, or a second Ctrl-C
 
 
 def patience_s() -> float:

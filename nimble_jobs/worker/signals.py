@@ -51,18 +51,24 @@ class StopSignals:
         self.count += 1
 
 
+class Interrupts:
+    """How many SIGINT and SIGTERM there were."""
+
+    count = 0
+
+
 @contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """An event that SIGINT or SIGTERM sets; the second signal raises KeyboardInterrupt."""
-    interrupted = threading.Event()
+def interrupts() -> Iterator[Interrupts]:
+    """Counts SIGINT and SIGTERM; from the second on they raise KeyboardInterrupt."""
+    interrupted = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted  # Python hands signals to the main thread only
         return
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        if interrupted.is_set():
+        interrupted.count += 1
+        if interrupted.count > 1:
             raise KeyboardInterrupt
-        interrupted.set()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

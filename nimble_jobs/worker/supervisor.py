@@ -26,7 +26,7 @@ from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
 from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.running import Running
-from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S, open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
 
@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1  # how often an idle worker looks for jobs
 WATCH_S = 0.25  # how often the job that runs is looked at
 MAINTAIN_S = 5.0  # how often lost jobs are looked for
-OVERTIME_S = 10.0  # after a job's timeout, for the child to stop by itself
-CANCELLED_S = 1.0  # after `cancel --now`, likewise
-CANCEL_GRACE_S = 20.0  # after `cancel`: it asks between batches, but a read may never return
 LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
 STARTS = 5  # child processes in a row that die before they are ready
 BACKOFF_S = 0.2  # before the next start, doubled each time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,29 @@ def test_submit_wait_starts_a_worker_that_stays_for_the_next_job(commands: Comma
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(commands("worker", "ls", "--json").stdout) == []
     assert commands("doctor", "--no-device").returncode == 0
+
+
+def test_a_pipe_in_the_place_of_an_input_holds_nobody_up(commands: Commands) -> None:
+    """`submit` refuses it; one that comes after `submit` fails its job, and the job behind it runs."""
+    data, pipe = commands.folder / "data.npz", commands.folder / "later.npz"
+    os.mkfifo(pipe)
+    refused = commands("submit", "job.yaml", "input.source=later.npz")
+    assert refused.returncode == 2
+    assert "is a named pipe; expected a regular file" in refused.stderr
+    pipe.unlink()
+    shutil.copy(data, pipe)
+    first = commands("submit", "job.yaml", "input.source=later.npz", "output.path=first").stdout.strip()
+    pipe.unlink()
+    os.mkfifo(pipe)
+    try:
+        second = commands("submit", "job.yaml", "--wait")
+        assert second.returncode == 0, second.stderr
+    finally:
+        commands("worker", "stop")
+    failed = commands.show(first)
+    assert (failed["state"], failed["attempt"]) == ("failed", 1)
+    assert failed["error"] == f"{pipe}: is a named pipe; expected a regular file"
+    assert len(published(commands.folder / "out")) == COUNT
 
 
 def test_a_job_that_fails_says_why(commands: Commands) -> None:

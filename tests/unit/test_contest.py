@@ -23,7 +23,8 @@ from nimble_jobs.planner.contest import Contest
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import real_station, run_inline
+from nimble_jobs.worker.executor import real_station
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import Stop
 from tests.cli import beside
 from tests.trainings import Attempt, digests, lay_out, spec_of

@@ -126,7 +126,7 @@ import sys, os
 from pathlib import Path
 from nimble_jobs import client
 from nimble_jobs.store import open_store
-from nimble_jobs.worker.executor import run_inline
+from nimble_jobs.worker.foreground import run_inline
 with open_store(Path({str(home)!r})) as store:
     job = client.submit(Path({str(spec)!r}), store=store, foreground=True, allow_python=[{str(tmp_path)!r}])
     os.symlink({str(home / "workers")!r}, {str(tmp_path / "later")!r})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -15,12 +16,15 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from nimble_jobs import spec as specs
+from nimble_jobs.data import Staging
 from nimble_jobs.errors import DeviceFault, FencedOut, OutOfMemory, UsageError
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import Run, Station, execute, real_station, run_inline
+from nimble_jobs.worker.executor import Run, Station, execute, real_station
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.worker.residency import Residents
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 
@@ -168,6 +172,29 @@ def test_a_fenced_attempt_changes_nothing(store: Store, job: Job) -> None:
     assert execute(job, station(store, raising(FencedOut())))
     assert execute(job, station(store, lambda _: Outcome(outputs={"path": "stale"})))
     assert store.jobs.get(job.id).outputs == {}
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_folder_that_vanishes_fails_the_job(store: Store, submit: Claim, tmp_path: Path, inline: bool) -> None:
+    """No other attempt took over, so somebody else removed what was staged: the job ends, and says so."""
+
+    def run(context: JobContext) -> Outcome:
+        output = OutputSpec(path=tmp_path / "outputs" / "out")
+        staging = Staging(output, context.job.id, context.job.attempt, ledger=store.publications)
+        shutil.rmtree(tmp_path / "outputs")
+        staging.write_shard(0, {"id": ["0"]})
+        raise AssertionError("not reached")
+
+    job = submit(foreground=inline)
+    if inline:
+        run_inline(store, job.id, station=station(store, run))
+    else:
+        claimed = store.jobs.claim("w", device="cpu", now=1.0)
+        assert claimed is not None
+        assert execute(claimed, station(store, run))
+    ended = store.jobs.get(job.id)
+    staged = tmp_path / "outputs" / f".out.{job.id}" / "attempt-1"
+    assert (ended.state, ended.error) == (JobState.FAILED, f"{staged}: was removed while this attempt wrote to it")
 
 
 def test_a_full_disk_is_waited_out(store: Store, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ from nimble_jobs.planner.background import order_of, request_of
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import Station, real_station, run_inline
+from nimble_jobs.worker.executor import Station, real_station
+from nimble_jobs.worker.foreground import run_inline
 from tests import prefork
 
 CPU = torch.device("cpu")

@@ -23,7 +23,8 @@ from nimble_jobs.spec import RunSpec
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import execute, real_station, run_inline
+from nimble_jobs.worker.executor import execute, real_station
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
 

@@ -1,0 +1,134 @@
+"""The job of a `run` command: in the command's own process, once, and ended there also where it would never return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+from nimble_jobs.errors import FencedOut, NimbleError, StoreError, UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store
+from nimble_jobs.worker import endings
+from nimble_jobs.worker.executor import OnReport, Station, execute, real_station
+from nimble_jobs.worker.leftovers import tidy
+from nimble_jobs.worker.pulse import Pulse
+from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
+from nimble_jobs.worker.signals import Interrupts, interrupts
+from nimble_jobs.workloads.context import Stop
+
+log = logging.getLogger(__name__)
+
+Leave = Callable[[Job], None]
+
+_LOOK_S = 0.1
+
+
+def run_inline(
+    store: Store,
+    job_id: str,
+    *,
+    gpu_memory_bytes: int | None = None,
+    station: Station | None = None,
+    on_report: OnReport | None = None,
+    leave: Leave | None = None,
+) -> Job:
+    """Run a foreground job to its end and return its final record. Nothing is retried.
+
+    The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. `leave` must end the process:
+    it is called, from a thread, with the final record of a job that was cancelled or timed out and does not stop, since
+    it blocks in a read for instance; without it such a job is waited for. Raises UsageError when the job is not waiting
+    for its `run` command, or waits for others; it is cancelled then.
+    """
+    with store.workers.hold({"role": "run"}) as lease:
+        job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
+        if job is None:
+            return _not_claimed(store, job_id)
+        with interrupts() as interrupted:
+            try:
+                station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
+                execute(
+                    job,
+                    station,
+                    wish=lambda: Stop.CANCEL if interrupted.count else Stop.GO,
+                    retry=False,
+                    on_report=on_report,
+                    watched=nullcontext if leave is None else partial(_watched, store, job, interrupted, leave),
+                )
+            except KeyboardInterrupt:
+                endings.cancelled(store.jobs, job)
+                tidy(store, job.id)
+            except NimbleError as error:
+                endings.failed(store.jobs, job, error, retry=False)
+                tidy(store, job.id)
+            finally:
+                if station is not None and station.builders is not None:
+                    station.builders.close()
+        return store.jobs.get(job.id)
+
+
+def _not_claimed(store: Store, job_id: str) -> Job:
+    """What became of a foreground job that could not be claimed, where that is an end. Raises UsageError."""
+    job = store.jobs.get(job_id)
+    if job.state.final and job.attempt == 0:  # a job in run.after ended badly
+        return job
+    if job.foreground and job.state is JobState.QUEUED:
+        parents = [store.jobs.get(parent) for parent in job.after]
+        waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents if p.state is not JobState.SUCCEEDED)
+        store.jobs.cancel(job_id, time.time())  # nobody else would ever run it
+        raise UsageError(f"run.after: {waits}; expected jobs that succeeded, or submit, which waits for them")
+    raise UsageError(f"job {job_id} does not wait to be run in the foreground")
+
+
+@contextmanager
+def _watched(store: Store, job: Job, interrupted: Interrupts, leave: Leave, pulse: Pulse) -> Iterator[None]:
+    """Inside the block a thread ends the job, and with `leave` the process, when it does not stop as it should."""
+    over = threading.Event()
+
+    def watch() -> None:
+        since: float | None = None
+        while not over.wait(_LOOK_S):
+            stop, grace_s = _wanted(pulse, interrupted)
+            if stop is Stop.GO:
+                since = None
+                continue
+            since = since or time.monotonic()
+            if time.monotonic() - since <= grace_s:
+                continue
+            try:
+                ended = _give_up(store, job, stop)
+            except StoreError as error:  # it passes, or the next command finds that this process is gone
+                log.warning("its end could not be written: %s", error)
+                continue
+            if not over.is_set():  # it may have stopped at the last moment
+                leave(ended)
+            return
+
+    thread = threading.Thread(target=watch, name=f"watch-{job.id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _wanted(pulse: Pulse, interrupted: Interrupts) -> tuple[Stop, float]:
+    """What is wanted of the job, and how many seconds it has for that."""
+    try:
+        stop = pulse.stop()
+    except FencedOut:  # ended by `cancel --now`
+        return Stop.CANCEL, CANCELLED_S
+    if stop is Stop.TIMEOUT:
+        return stop, OVERTIME_S
+    return stop, CANCELLED_S if interrupted.count > 1 else CANCEL_GRACE_S
+
+
+def _give_up(store: Store, job: Job, stop: Stop) -> Job:
+    log.warning("%s: does not stop; it ends with this process", job.id)
+    (endings.timed_out if stop is Stop.TIMEOUT else endings.cancelled)(store.jobs, job)
+    tidy(store, job.id)
+    return store.jobs.get(job.id)
