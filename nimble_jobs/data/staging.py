@@ -42,6 +42,7 @@ class Shard:
     records: int
     files: tuple[FileEntry, ...]
     bad: tuple[BadRecord, ...]
+    carries: str | None = None  # what the model carries from it to the next shard
 
     def to_bytes(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -65,7 +66,8 @@ class Staging:
 
     `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
     another basis are not taken over. `finished` holds the outputs when the path already has what this job would
-    publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets.
+    publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets. Where
+    a model carries something from shard to shard none is taken over: `begun_again` says what it carries.
     """
 
     def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, ledger: Ledger, basis: str = "") -> None:
@@ -83,6 +85,7 @@ class Staging:
         self._unsynced: set[str] = set()  # files that may not be on the disk yet
         self._root_synced = False
         self.done: dict[int, Shard] = {}
+        self.begun_again: str | None = None
         self.finished = publication.adoptable(output, job_id, basis, ledger)
         if self.finished is not None:
             return
@@ -107,9 +110,16 @@ class Staging:
         return len(self.done[index].bad)
 
     def write_shard(
-        self, index: int, columns: writers.Columns, bad: Sequence[BadRecord] = (), *, last: bool = False
+        self,
+        index: int,
+        columns: writers.Columns,
+        bad: Sequence[BadRecord] = (),
+        *,
+        carries: str | None = None,
+        last: bool = False,
     ) -> Shard:
-        """Writes one shard durably; without columns, only its bad records.
+        """Writes one shard durably; without columns, only its bad records. `carries` names what the model carries from
+        it to the next one.
 
         The `last` one before publication is left for that to sync, which saves a small job half of its syncs: a killed
         process loses nothing, and after a power failure digests tell whether the shard must be written again.
@@ -128,7 +138,14 @@ class Staging:
                 entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
             if not last:
                 sync_folder(self._folder)
-            shard = Shard(index=index, basis=self._basis, records=count, files=tuple(entries), bad=tuple(bad))
+            shard = Shard(
+                index=index,
+                basis=self._basis,
+                records=count,
+                files=tuple(entries),
+                bad=tuple(bad),
+                carries=carries,
+            )
             self._write_sheet(shard, sync=not last)
         self.done[index] = shard
         return shard
@@ -202,16 +219,27 @@ class Staging:
 
     def _adopt(self) -> None:
         """Takes over finished shards, the newest attempt's first. One that is damaged, or of another basis, is left to
-        be redone.
+        be redone; so is every one where the model carries something from one to the next.
         """
+        found = list(self._sheets_found())
+        self.begun_again = next((shard.carries for shard, _ in found if shard.carries is not None), None)
+        for shard, source in found if self.begun_again is None else ():
+            if shard.index not in self.done:
+                try:
+                    self._take(shard, source)
+                except (ValueError, FileNotFoundError, NotRegular):
+                    continue  # damaged, or cleared away by the attempt that it belongs to: written again
+
+    def _sheets_found(self) -> Iterator[tuple[Shard, Path]]:
+        """Sheets of finished shards of this basis, the newest attempt's first, and where their files are."""
         for _, sheets in sorted(self._attempts("shards"), reverse=True):
             for sheet in sorted(sheets.glob("*.json")):
                 try:
                     shard = Shard.from_bytes(read_regular(sheet))
-                    if shard.basis == self._basis and shard.index not in self.done:
-                        self._take(shard, self._root / sheets.name.replace("shards", "attempt"))
                 except (ValueError, TypeError, KeyError, FileNotFoundError, NotRegular):
-                    continue  # unreadable, or cleared away by the attempt that it belongs to: written again
+                    continue  # unreadable
+                if shard.basis == self._basis:
+                    yield shard, self._root / sheets.name.replace("shards", "attempt")
 
     def _take(self, shard: Shard, source: Path) -> None:
         for entry in shard.files:

@@ -108,12 +108,12 @@ class Snapshot:
         if resized is not None:
             raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
 
-    def changing(self) -> dict[str, torch.Tensor]:
-        """The tensors of the module's own that do not hold the same values any more."""
+    def changing(self, *, containers: bool = False) -> dict[str, torch.Tensor]:
+        """The tensors of the module's own, or also those in its containers, that do not hold the same values now."""
         return {
             n: t
             for n, t in self.tensors.items()
-            if not n.startswith("#") and is_dense(t) and not same_bytes(t, self._values[n])
+            if (containers or not n.startswith("#")) and is_dense(t) and not same_bytes(t, self._values[n])
         }
 
     def put_back_values(self) -> None:

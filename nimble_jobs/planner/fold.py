@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from nimble_jobs.engine.state import tensors_in
 from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import Arg, Program, View
 
@@ -60,7 +61,7 @@ def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
 
     Raises EngineError where the module has no such children.
     """
-    shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    shared = {id(t): t for t in (*module.parameters(), *module.buffers(), *tensors_in(module).values())}
     twin = copy.deepcopy(module, dict(shared))
     for convolution, normalisation in pairs:
         try:

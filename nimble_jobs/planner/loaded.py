@@ -14,6 +14,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.flight import Flight
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs, state_of
+from nimble_jobs.planner.carried import Carried
 from nimble_jobs.planner.limits import Limits
 from nimble_jobs.planner.request import Request
 from nimble_jobs.schedule import Schedule
@@ -67,6 +68,7 @@ class Loaded:
     fallback: str | None = None
     limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
     observed: Observed | None = None  # what the module was before its first call
+    carried: Carried | None = None  # the same, of a module that runs in eager or may come to
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
@@ -108,10 +110,19 @@ class Loaded:
                 outputs = flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
             yield outputs, beside
 
-    def begin(self) -> None:
-        """Put back what earlier jobs' batches have written into the module's state."""
-        if self.observed is not None and self.observed.changing:
-            self.observed.put_back()
+    def begin(self) -> bool:
+        """Put back what earlier batches have written into the module's state; False where that cannot be done."""
+        if self.instances and self.observed is not None:
+            if self.observed.changing:
+                self.observed.put_back()
+            return True
+        return self.carried is not None and self.carried.put_back()
+
+    def altered(self) -> str | None:
+        """The name of something of the module's that batches leave otherwise than it was before the first of them."""
+        if self.instances and self.observed is not None:
+            return next(iter(self.observed.changing), None)
+        return self.carried.altered() if self.carried is not None else None
 
     def release(self) -> None:
         """Close the instances; the module stays."""

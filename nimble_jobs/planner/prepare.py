@@ -24,6 +24,7 @@ from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.planner.background import Builders
 from nimble_jobs.planner.build import Built, build_best, build_schedule, example_of, memory_left
+from nimble_jobs.planner.carried import Carried
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.misses import Waiting, check_unchanged, eager_instead, in_turn
 from nimble_jobs.planner.options import BuildOptions
@@ -106,19 +107,23 @@ def prepare(
     parts = key_parts(request, device)
     key = schedule_key(parts)
     kept: Loaded | None = residents.get(resident_key(key, request))
-    if kept is not None and _still_serves(kept, request, store):
+    if kept is not None and _still_serves(kept, request, store) and kept.begin():
         store.schedules.touch(key, Hit.RESIDENT, time.time())
-        kept.begin()
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     report(phase="load")
     module = build_module(request, device)
     _check_unchanged(request, parts)
-    loaded = Loaded(key=key, request=request, device=device, module=module)
+    loaded = Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
     progressive = builders if request.schedule.progressive else None
     hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting, progressive)
     provisional = hit is Hit.MISS and progressive is not None and loaded.ready
+    if loaded.instances and not provisional:
+        loaded.carried = None
+    elif not loaded.begin():  # what was tried in vain has called it
+        loaded.module = build_module(request, device)
+        loaded.carried = Carried(loaded.module)
     if hit is Hit.MISS:
         store.schedules.missed(reason or "", time.time())
     if loaded.unschedulable or (loaded.ready and not provisional):  # what this job alone wants binds no other one
@@ -146,12 +151,14 @@ def improve(
         return prepared
     if not store.schedules.ready(loaded.key):
         return replace(prepared, progress=Progress.STAYS)
-    start = time.perf_counter()
+    start, first = time.perf_counter(), loaded.observed
     reason = _move(loaded, store, residents, report)
     if reason is not None:
         loaded.release()
         loaded.fallback = None  # it is the better schedule's
         _build_quickly(loaded)
+    if first is not None and loaded.observed is not None:  # the next job begins as this one began
+        loaded.observed = replace(first, changing=first.changing | loaded.observed.changing)
     return replace(
         prepared,
         progress=Progress.MOVED if reason is None else Progress.STAYS,

@@ -49,6 +49,11 @@ def run(context: JobContext) -> Outcome:
         context.report(total=reader.total)
         if staging.finished is not None:
             return already_published(context, staging)
+        if staging.begun_again is not None:
+            message = (
+                f"begins again with the first record: the model carries {staging.begun_again!r} from batch to batch"
+            )
+            context.event("restart", message, {})
         try:
             prepared = prepare(
                 request_of(spec, reader, context.allowed_python, context.memory_bytes),
@@ -77,7 +82,8 @@ def run(context: JobContext) -> Outcome:
                     prepared = _improved(context, prepared, shard)
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally, limits)
                     last_one = shard == len(shards) - 1
-                    patience.through(partial(staging.write_shard, shard, columns, bad, last=last_one))
+                    carries = prepared.loaded.altered()
+                    patience.through(partial(staging.write_shard, shard, columns, bad, carries=carries, last=last_one))
             summary = prepared.summary()
         except Stopped:
             return Outcome(stop=context.stop(), schedule=prepared.summary())
