@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nimble_jobs.data import BadRecord, Batch
-from nimble_jobs.errors import ModelError, OutOfMemory, first_line
+from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
 from nimble_jobs.planner.modes import eval_mode
 from nimble_jobs.planner.traces import no_traces
 
@@ -34,6 +34,7 @@ class Limits:
 
     low: np.ndarray | None = None  # int64 [*record], inclusive; None: nothing is bounded
     high: np.ndarray | None = None  # int64 [*record], exclusive
+    unchecked: str | None = None  # why nothing could be found out, if nothing could
 
     def wrong(self, x: np.ndarray) -> dict[int, str]:
         """The rows of `x` [n, *record] that hold a number out of its bounds, each with the reason."""
@@ -76,11 +77,12 @@ class Limits:
 def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -> Limits:
     """The bounds of a model's input of whole numbers, `shape` [batch, *record]; the module is left as it was.
 
-    Raises ModelError where the model cannot be called, CannotRecord, OutOfMemory, torch.AcceleratorError.
+    A model that refuses random numbers has none that are known, and the reason is given. Raises OutOfMemory,
+    torch.AcceleratorError.
     """
     below = integers_below(module)
     try:
-        with no_traces(module, device), eval_mode(module), torch.no_grad():
+        with no_traces(module, device) as snapshot, eval_mode(module), torch.no_grad(), snapshot.watching():
             x = torch.randint(0, below, tuple(shape), device=device)
             with _Lookups(x) as lookups:
                 module(x)
@@ -88,8 +90,10 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
         raise OutOfMemory(f"not enough memory on {device} for a call of the model: {e}") from e
     except torch.AcceleratorError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as e:
-        raise ModelError(f"the model cannot be called with whole numbers below {below}: {first_line(e)}") from e
+    except CannotRecord as e:
+        return Limits(unchecked=str(e))
+    except Exception as e:  # noqa: BLE001  # the model is the user's: it may raise anything
+        return Limits(unchecked=f"the model cannot be called with whole numbers below {below}: {first_line(e)}")
     if not lookups.found:
         return Limits()
     return Limits(low=lookups.low.amax(0).numpy(), high=lookups.high.amin(0).numpy())

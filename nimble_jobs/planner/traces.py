@@ -18,17 +18,17 @@ from nimble_jobs.errors import CannotRecord, EngineError
 
 
 @contextlib.contextmanager
-def no_traces(module: nn.Module, device: torch.device) -> Iterator[None]:
+def no_traces(module: nn.Module, device: torch.device) -> Iterator[Snapshot]:
     """Whatever runs inside, tensors, attributes and what they contain, random states and compilers are then as before.
 
-    Parameters are not copied: they are `observe`'s to put back. The memory layout of weights and buffers is restored
-    where an error leaves the block, and left as chosen otherwise. What a model keeps outside of itself cannot be
-    restored. Raises CannotRecord where a tensor has another shape then.
+    Parameters are put back where calls are made under the `watching` mode of what is given. The memory layout of
+    weights and buffers is restored where an error leaves the block, and left as chosen otherwise. What a model keeps
+    outside of itself cannot be restored. Raises CannotRecord where a tensor has another shape then.
     """
     snapshot, states = Snapshot(module), RandomStates(device)
     laid_out = [(t, t.data) for t in (*module.parameters(), *module.buffers()) if is_dense(t)]
     try:
-        yield
+        yield snapshot
     except BaseException:
         for tensor, data in laid_out:
             if tensor.data_ptr() != data.data_ptr():

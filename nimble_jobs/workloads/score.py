@@ -13,7 +13,6 @@ import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import CannotRecord, ModelError
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
 from nimble_jobs.planner.contest import faster_in_eager
@@ -160,6 +159,12 @@ def tell_weights(context: JobContext, model: ModelSpec) -> None:
         context.event("weights", f"weights: {made}", {"seed": model.seed})
 
 
+def tell_unchecked(context: JobContext, limits: Limits) -> None:
+    """Record why numbers out of range will not be found before the model meets them, if so."""
+    if limits.unchecked is not None:
+        context.event("unchecked", f"the input is not checked for numbers out of range: {limits.unchecked}", {})
+
+
 def tell(context: JobContext, prepared: Prepared) -> None:
     """Record how the job came by its schedule, and any fallback."""
     loaded = prepared.loaded
@@ -180,11 +185,8 @@ def _limits(context: JobContext, loaded: Loaded) -> Limits:
     if loaded.request.input_dtype is not torch.int64:
         return Limits()
     if loaded.limits is None:
-        try:
-            loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)
-        except (CannotRecord, ModelError) as e:
-            context.event("unchecked", f"the input is not checked for numbers out of range: {e}", {})
-            loaded.limits = Limits()
+        loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)
+    tell_unchecked(context, loaded.limits)
     return loaded.limits
 
 

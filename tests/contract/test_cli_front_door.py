@@ -189,6 +189,29 @@ def test_a_training_names_the_record_out_of_range(cli: Cli, tmp_path: Path) -> N
     assert f"input.fields.label: found the label 3 of record 5 ({place}); expected 0 to 2" in failed(good, beyond)
 
 
+@pytest.mark.parametrize("kind", ["score", "finetune"])
+def test_what_cannot_be_checked_is_said(cli: Cli, tmp_path: Path, kind: str) -> None:
+    """A model that refuses random token ids may take the real ones: the job goes on, and an event says so."""
+    begins = "    def forward(self, x):\n"
+    spec = scored(cli, tmp_path, TOKENS.replace(begins, f"{begins}        x[0, 0].item() == 7 or 1 / 0\n"))
+    tokens = np.random.default_rng(0).integers(0, 50, (8, 20))
+    tokens[:, 0] = 7
+    np.savez(tmp_path / "t.npz", x=tokens, y=np.arange(8) % 3)
+    text = spec.read_text()
+    if kind == "finetune":
+        text = text.replace("kind: score", "kind: finetune").replace(", fields: [id, top1]", "")
+        text += "train: {epochs: 1, loss: cross_entropy, optimizer: {name: sgd, lr: 0.1}}\n"
+    spec.write_text(text)
+    told = ["input.source=t.npz", "input.format=npz", "input.fields.label=y"]
+    answer = cli("run", spec, "--allow-python", tmp_path, "--quiet", *told)
+    assert answer.code == 0, answer.err
+    (job,) = cli("ls", "--json").json
+    events = cli("show", job["id"], "--json").json["events"]
+    (said,) = [event["message"] for event in events if event["kind"] == "unchecked"]
+    assert said.startswith("the input is not checked for numbers out of range: ")
+    assert [event["kind"] for event in events].count("weights") == 1
+
+
 def test_validate_looks_at_the_data(cli: Cli, tmp_path: Path) -> None:
     """`--data` opens the input, reads a record, resolves the device and runs the model on shapes alone."""
     spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")

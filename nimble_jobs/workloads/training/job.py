@@ -28,7 +28,7 @@ from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.score import already_published, tell_weights
+from nimble_jobs.workloads.score import already_published, tell_unchecked, tell_weights
 from nimble_jobs.workloads.training import board, checkpoint, curves, random_state, resume, setup
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.checkpoint import MODEL, Checkpoint
@@ -111,6 +111,7 @@ def _trained(
     context.report(phase="load", total=sampler.records * train.epochs)
     found = resume.find(context, checkpoints, sheet)
     ready = setup.prepare(spec, reader, device, context.allowed_python)
+    tell_unchecked(context, ready.limits)
     _check_metrics(spec, ready.classes)
     varying = unsteady(ready.request, device)
     if varying:
