@@ -31,7 +31,7 @@ TIMM = {
     "hrnet_w18_small": 64, "efficientnet_b0": 64, "lcnet_035": 64, "mixnet_s": 64, "ghostnet_050": 64,
     "regnetx_002": 64, "dm_nfnet_f0": 64, "nf_resnet26": 64, "eca_nfnet_l0": 64, "repvgg_a0": 64, "mobileone_s0": 64,
     "convnext_atto": 64, "inception_next_atto": 64, "xception41": 96, "selecsls42": 64, "tresnet_m": 64,
-    "vit_tiny_patch16_224": 224, "deit_tiny_distilled_patch16_224": 224, "beit_base_patch16_224": 224,
+    "vit_tiny_patch16_224": 224, "deit_tiny_distilled_patch16_224": 224,
     "cait_xxs24_224": 224, "coat_lite_tiny": 224, "convit_tiny": 224, "crossvit_tiny_240": 240, "davit_tiny": 64,
     "edgenext_xx_small": 64, "efficientformer_l1": 224, "efficientvit_b0": 64, "efficientvit_m0": 224,
     "eva02_tiny_patch14_224": 224, "fastvit_t8": 64, "focalnet_tiny_srf": 64, "gcvit_xxtiny": 224,
@@ -46,7 +46,7 @@ TORCHVISION = {
     "alexnet": 64, "vgg11_bn": 32, "squeezenet1_1": 64, "googlenet": 64, "inception_v3": 80, "mnasnet0_5": 64,
     "mobilenet_v3_small": 64, "shufflenet_v2_x0_5": 64, "regnet_y_400mf": 64, "maxvit_t": 224, "swin_v2_t": 64,
     "vit_b_32": 224, "deeplabv3_mobilenet_v3_large": 64, "lraspp_mobilenet_v3_large": 64, "fcn_resnet50": 64,
-    "r3d_18": 32, "s3d": 64, "raft_small": 128,
+    "r3d_18": 32, "s3d": 224, "raft_small": 128,
 }  # fmt: skip
 MODELS = [f"timm:{n}" for n in TIMM] + [f"torchvision:{n}" for n in TORCHVISION]
 
@@ -70,6 +70,9 @@ def built(name: str) -> tuple[Any, Callable[[float, int], tuple[Any, ...]]]:
         if model in ("googlenet", "inception_v3"):
             weightless["init_weights"] = False
         module, side = torchvision.models.get_model(model, **weightless), TORCHVISION[model]
+    for parameter in module.parameters():
+        if parameter.dim() > 1 and not parameter.any():  # heads that start at zero would make all outputs equal
+            torch.nn.init.normal_(parameter, std=0.02)
     shape: tuple[int, ...] = (BATCH, 3, side, side)
     if model in ("r3d_18", "s3d"):
         shape = (BATCH, 3, 16, side, side)
@@ -110,6 +113,10 @@ def check(name: str) -> dict[str, Any]:
             found = flatten_outputs(nimble(*inputs(scale, seed)))
             same = found.keys() == expected.keys()
             row["errors"][f"{scale:g}"] = max(relative_norm(found[n], expected[n]) for n in expected) if same else None
+            if not all(bool(torch.isfinite(t).all()) for t in expected.values()):
+                row.setdefault("not_finite", []).append(f"{scale:g}")
+            elif not any(bool(t.any()) for t in expected.values()):
+                row["errors"][f"{scale:g}"] = None  # zeros say nothing
     return row
 
 
@@ -160,7 +167,7 @@ def table(rows: list[dict[str, Any]], commit: str) -> str:
         f"commit {commit}: {counts['equal']} equal to eager, {counts['different']} different, "
         f"{counts['refused']} refused, {counts['crashed']} without a result. Each is prepared with an input of scale 1 "
         "and called with new inputs of scale 1, 1e-6 and 1e4; the columns are relative norms of the difference, of the "
-        "worst output.",
+        "worst output. (NaN) is where eager's outputs are not finite; those of the replay are not in the same places.",
         "`scripts/check_models.py --json FILE --table docs/measurements/models.md` measures and writes this page.",
         "",
         "| model | input | tasks | scale 1 | 1e-6 | 1e4 | prepare, s |",
@@ -169,7 +176,11 @@ def table(rows: list[dict[str, Any]], commit: str) -> str:
     for row in rows:
         shapes = ", ".join("×".join(map(str, s)) for s in row.get("input", []))
         if "errors" in row:
-            errors = ["none" if e is None else f"{e:.1g}" for e in row["errors"].values()]
+            special = row.get("not_finite", [])  # in eager as well, in the same places
+            errors = [
+                "none" if e is None else f"{e:.1g}" + (" (NaN)" if s in special else "")
+                for s, e in row["errors"].items()
+            ]
         else:
             errors = [verdict(row), "", ""]
         cells = [row["model"], shapes, str(row.get("tasks", "")), *errors, f"{row.get('prepare_s', 0):.1f}"]

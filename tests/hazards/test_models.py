@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.scripts import load
@@ -23,3 +25,9 @@ def test_a_published_model(name: str) -> None:
     check_models = load("check_models")
     row = check_models.check(name)
     assert check_models.verdict(row) == "equal", row
+
+
+def test_every_listed_model_has_a_row_in_the_table() -> None:
+    """A page that was measured with another list of models is noticed."""
+    page = (Path(__file__).parents[2] / "docs" / "measurements" / "models.md").read_text()
+    assert all(f"| {name} |" in page for name in load("check_models").MODELS)
