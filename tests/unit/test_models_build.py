@@ -65,7 +65,7 @@ def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
     assert same(first, of(source, args={"num_classes": 4}, seed=2, weights=weights))
     with pytest.raises(ModelError, match=r"2 of wrong shape: fc\.weight"):
         of(source, weights=weights)
-    with pytest.raises(ModelError, match=r"gone\.pt: no such weights file"):
+    with pytest.raises(ModelError, match=r"gone\.pt: no such file"):
         of(source, weights=str(tmp_path / "gone.pt"))
 
 
