@@ -61,6 +61,7 @@ def _observed(
     first = _called(module, example, snapshot)
     refuse_random(states)
     snapshot.refuse_resized()
+    snapshot.refuse_nested()
     named = _leaves(first)
     refuse_modes(modes, module)
     made = {n: t for n, t in tensors_in(module).items() if n not in before}

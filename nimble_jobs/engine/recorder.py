@@ -48,6 +48,8 @@ _SHAPED_BY_DATA = {
     "torchvision.nms.default": 0,
 }
 _INDEX = "aten.index.Tensor"
+_LEAST_SQUARES = "aten.linalg_lstsq.default"
+_SHAPED_BY_SHAPES = (None, "gels", "gelsy")  # drivers of it; others leave residuals out where the rank is low
 _COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")  # from the host at each launch; others pass them by value
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
@@ -107,6 +109,8 @@ class Recorder(TorchDispatchMode):
         self._constants: dict[str, torch.Tensor] = {}
         self._kernels: dict[str, Kernel] = {}
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
+        self._places: list[tuple[int, int, int]] = []  # first address, the one behind the last, buffer index
+        self._storages: list[torch.UntypedStorage] = []  # of the places, so that nothing else comes to lie there
         self._keep: list[torch.Tensor] = []
         self._filled: set[int] = set()  # buffers that some task has written
         self.draws: dict[int, bytes] = {}  # the generator's state before each draw, by task
@@ -136,8 +140,17 @@ class Recorder(TorchDispatchMode):
         random numbers.
         """
         if isinstance(value, torch.Tensor):
-            return not is_dense(value) or self._index.get(storage_id(value)) in self._varying
+            return not is_dense(value) or self._buffer_of(value) in self._varying
         return any(self.varies(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+    def _buffer_of(self, tensor: torch.Tensor) -> int | None:
+        """The buffer that a tensor lies in, also where it was made of an address and torch knows of nothing shared."""
+        index = self._index.get(storage_id(tensor))
+        if index is not None:
+            return index
+        storage = tensor.untyped_storage()
+        first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        return next((i for start, end, i in self._places if first < end and start < last), None) if first else None
 
     def refuse(self, message: str) -> NoReturn:
         """Raises CannotRecord; {source} in the message becomes the line that is to blame."""
@@ -177,7 +190,7 @@ class Recorder(TorchDispatchMode):
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, tensors)
         self._keep += tensors
-        constant = self._depends_on_data(op, tensors) or self._is_constant_work(op, tensors)
+        constant = self._depends_on_data(op, tensors, kwargs) or self._is_constant_work(op, tensors)
         if not constant:
             args = self._without_masks(op, args)
             args, kwargs = self._move_host_constants(op, args, kwargs)
@@ -396,7 +409,7 @@ class Recorder(TorchDispatchMode):
             if not is_dense(tensor):
                 self.refuse(f"{op} at {{source}} has a tensor that is {_layout(tensor)}; expected dense ones")
 
-    def _depends_on_data(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:
+    def _depends_on_data(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         """Whether the operator reads values on the host, or makes shapes of them, and these are constant.
 
         Refuses it where they are not.
@@ -404,7 +417,8 @@ class Recorder(TorchDispatchMode):
         name = str(op)
         reads = name in _HOST_READS or torch.Tag.data_dependent_output in op.tags
         static_index = name == _INDEX and not any(t.dtype in _MASKS and self.varies(t) for t in tensors[1:])
-        shapes = name in _SHAPED_BY_DATA or (torch.Tag.dynamic_output_shape in op.tags and not static_index)
+        static = static_index or (name == _LEAST_SQUARES and kwargs.get("driver") in _SHAPED_BY_SHAPES)
+        shapes = name in _SHAPED_BY_DATA or (torch.Tag.dynamic_output_shape in op.tags and not static)
         if not reads and not shapes:
             return False
         if not self.varies(tensors):
@@ -456,6 +470,8 @@ class Recorder(TorchDispatchMode):
         """The view of a tensor; one that nobody made inside the program is a constant."""
         identity = storage_id(tensor)
         if identity not in self._index:
+            if self._buffer_of(tensor) is not None:
+                self.refuse("the model reaches the memory of a tensor by its address at {source}; expected views")
             self._add_constant(tensor)
         return view_of(tensor, self._index[identity])
 
@@ -477,6 +493,9 @@ class Recorder(TorchDispatchMode):
         index = len(self._buffers)
         self._buffers.append(Buffer(index=index, kind=kind, nbytes=storage.nbytes(), name=name, on_host=on_host))
         self._index[storage_id(tensor)] = index
+        if storage.nbytes() and is_dense(tensor):
+            self._places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), index))
+            self._storages.append(storage)
         self._keep.append(tensor)
         return index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ def rewritten(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], varies: 
     match name:
         case "one_hot":
             return _one_hot(*args, **kwargs)
+        case "_pack_padded_sequence" if not kwargs and not varies(args[1]):
+            return _packed(*args)
+        case "_pad_packed_sequence" if not kwargs and not varies(args[1]):
+            return _unpacked(*args)
         case "__getitem__" if not kwargs:
             return _selected(args[0], args[1], varies)
         case "__setitem__" if not kwargs:
@@ -34,6 +39,48 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Callable[[], Any] |
         return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)  # which raises for a class that there is not
 
     return call
+
+
+def _packed(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Callable[[], Any] | None:
+    """Sequences of constant lengths, packed: rows are picked by constant positions."""
+    count, most = (padded.shape[0], padded.shape[1]) if batch_first else (padded.shape[1], padded.shape[0])
+    each = lengths.tolist()
+    if len(each) != count or not each or min(each) < 1 or each[0] > most or each != sorted(each, reverse=True):
+        return None  # torch says what is wrong
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = [sum(length > step for length in each) for step in range(each[0])]
+        stride, step_stride = (most, 1) if batch_first else (1, count)
+        rows = [b * stride + step * step_stride for step, size in enumerate(sizes) for b in range(size)]
+        return _picked(padded.flatten(0, 1), rows), torch.tensor(sizes)
+
+    return call
+
+
+def _unpacked(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
+) -> Callable[[], Any] | None:
+    """Packed sequences of constant lengths, padded again."""
+    sizes = batch_sizes.tolist()
+    if not sizes or 0 < total < len(sizes):
+        return None  # torch says what is wrong
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        steps, count = max(total, len(sizes)), sizes[0]
+        starts = [0, *accumulate(sizes)]
+        held = [*sizes, *[0] * (steps - len(sizes))]
+        behind = len(data)  # the row of padding
+        order = [starts[step] + b if b < size else behind for step, size in enumerate(held) for b in range(count)]
+        whole = torch.cat([data, data.new_full((1, *data.shape[1:]), padding)])
+        lengths = torch.tensor([sum(b < size for size in sizes) for b in range(count)])
+        padded = _picked(whole, order).unflatten(0, (steps, count))
+        return padded.transpose(0, 1) if batch_first else padded, lengths
+
+    return call
+
+
+def _picked(rows: torch.Tensor, which: list[int]) -> torch.Tensor:
+    return rows.index_select(0, torch.tensor(which, device=rows.device))
 
 
 def _places(

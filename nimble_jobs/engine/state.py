@@ -90,6 +90,7 @@ class Snapshot:
         self.tensors = {n: t for n, t in tensors.items() if id(t) not in kept and writable(t)}
         self._values = {n: t.detach().clone() for n, t in self.tensors.items()}
         self._generators = [(g, _generator_state(g)) for g in _generators(module)]
+        self.nests = False  # whether a call that was watched took the way of nested tensors
 
     def watching(self) -> TorchDispatchMode:
         """A mode under which parameters are copied before they are written for the first time."""
@@ -107,6 +108,14 @@ class Snapshot:
         resized = self.resized()
         if resized is not None:
             raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
+
+    def refuse_nested(self) -> None:
+        """Raises CannotRecord where a padding mask decides in eager which outputs are zeros."""
+        if self.nests:
+            raise CannotRecord(
+                "the model makes nested tensors of its padding mask, whose values then decide about shapes; make its "
+                "nn.TransformerEncoder with enable_nested_tensor=False"
+            )
 
     def changing(self, *, containers: bool = False) -> dict[str, torch.Tensor]:
         """The tensors of the module's own, or also those in its containers, that do not hold the same values now."""
@@ -164,6 +173,7 @@ class _Writes(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(op, torch._ops.OpOverload):
             raise CannotRecord(f"{op} takes functions, which may depend on the data")
+        self._snapshot.nests |= op.namespace == "aten" and op._schema.name.startswith("aten::_nested_tensor_from_mask")
         with functions_off():
             for position, name in write_arguments(op, args, kwargs):
                 for tensor in tree_leaves(args[position] if position < len(args) else kwargs.get(name)):
@@ -209,15 +219,17 @@ def attributes(module: nn.Module) -> dict[str, Any]:
     """What a module's attributes hold that is no tensor, by dotted name, as values that can be compared."""
     found = {}
     for prefix, child in module.named_modules():
-        seen: set[int] = set()
+        seen: dict[int, Any] = {}
         for name, value in vars(child).items():
             if name not in _OWN:
                 found[f"{prefix}.{name}" if prefix else name] = _picture(value, seen, _DEPTH)
     return found
 
 
-def _picture(value: Any, seen: set[int], depth: int) -> Any:
-    """A value that equals another one's where both would look the same to a model."""
+def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
+    """A value that equals another one's where both would look the same to a model. `seen` holds what was looked at, so
+    that nothing made meanwhile is taken for it.
+    """
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, torch.Tensor):
@@ -226,7 +238,7 @@ def _picture(value: Any, seen: set[int], depth: int) -> Any:
         return id(value)
     if id(value) in seen or depth == 0:
         return "seen"
-    seen.add(id(value))
+    seen[id(value)] = value
     state = _generator_state(value)
     if state is not None:
         return repr(state)

@@ -12,7 +12,7 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.build import Built, build_best
+from nimble_jobs.planner.build import Built, build_best, observe_calls
 from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.misses import Waiting, eager_instead, in_turn
 from nimble_jobs.planner.options import BuildOptions
@@ -111,6 +111,7 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
     """Captured and checked; None where eager is faster."""
     if material.schedule.runs == "eager":
         return None
+    observed = observe_calls(module, {"x": x}, x.device)
 
     def check(instance: Instance) -> None:
         check_loaded(
@@ -122,9 +123,13 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
             seed=seed_of(material.schedule.key),  # the same in every attempt
             below=integers_below(module),
             integers={} if x.is_floating_point() else {"x": x},
+            observed=observed,
         )
 
-    (instance, *_) = restore(module, material, {"x": x}, x.device, check).instances
+    try:
+        (instance, *_) = restore(module, material, {"x": x}, x.device, check).instances
+    finally:
+        observed.put_back()
     return instance
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import (
     CheckFailed,
@@ -27,11 +26,12 @@ from nimble_jobs.errors import (
     NotFound,
     OutOfMemory,
 )
+from nimble_jobs.planner.build import example_of, observe_calls
 from nimble_jobs.planner.limits import integers_below
 from nimble_jobs.planner.main_file import file_of
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of
-from nimble_jobs.planner.restore import restore
+from nimble_jobs.planner.restore import check_loaded, restore
 from nimble_jobs.planner.stored import read_material
 from nimble_jobs.planner.why import Difference, differences
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -82,7 +82,7 @@ def replay(
 
 def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: torch.device, store: Store) -> Replay:
     """As a job's load does it, but counted as no use."""
-    example = {"x": torch.zeros(request.input_shape, dtype=request.input_dtype, device=device)}
+    example = {"x": example_of(request, module, device)}
     found: list[float] = []
     try:
         store.guard()
@@ -90,10 +90,12 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
             stored = store.schedules.verified(entry.key)
             material = read_material(stored.load(), store, digest=stored.sha256)
 
+        observed = observe_calls(module, example, device, keep_integers=False)
+
         def check(instance: Instance) -> None:
-            inputs, tolerance = material.schedule.program.inputs, tolerance_of(request)
             options: dict[str, Any] = {"seed": secrets.randbits(32), "below": integers_below(module)}
-            found.append(verify.check(instance, module, inputs, device, tolerance=tolerance, **options))
+            options |= {"tolerance": tolerance_of(request), "observed": observed}
+            found.append(check_loaded(instance, module, material.schedule, device, **options))
 
         restored = restore(module, material, example, device, check)
     except DeviceFault:

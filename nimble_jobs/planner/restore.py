@@ -90,14 +90,14 @@ def check_loaded(
     integers: Mapping[str, torch.Tensor] = _NONE,
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,
-) -> None:
+) -> float:
     """`verify.check` of an instance that was loaded; where it has depthwise convolutions of ours, first against eager
-    without the library's, whose first calls take long. Raises CheckFailed.
+    without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
     """
 
-    def against(call: Callable[..., Any]) -> None:
+    def against(call: Callable[..., Any]) -> float:
         ports = schedule.program.inputs
-        verify.check(
+        return verify.check(
             instance,
             call,
             ports,
@@ -112,9 +112,8 @@ def check_loaded(
 
     if depthwise.is_in(schedule.program):
         with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
-            against(depthwise.without_library(eager))
-            return
-    against(eager)
+            return against(depthwise.without_library(eager))
+    return against(eager)
 
 
 def source_of(schedule: Schedule) -> Source:

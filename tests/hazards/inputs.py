@@ -91,7 +91,7 @@ def selected_by_bytes(_: Any, x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
     return x.masked_select(m.bool()).mean()
 
 
-@case(lambda d: (d.floats(2, 5, 8), d.mask(2, 5)))
+@case(lambda d: (d.floats(2, 5, 8), d.mask(2, 5)), recorded=True)
 class Encoder(nn.Module):
     """An encoder with a padding mask takes a faster way where the mask allows it."""
 
@@ -143,6 +143,35 @@ class Packed(nn.Module):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=6)[0]
+
+
+ragged = {
+    "a_list": (lambda: nn.LSTM(4, 5, batch_first=True), [6, 4, 1], True, True),
+    "a_tensor": (lambda: nn.GRU(4, 5, num_layers=2, bidirectional=True), torch.tensor([5, 5, 2]), False, True),
+    "any_order": (lambda: nn.RNN(4, 5, batch_first=True), torch.tensor([2, 6, 4]), True, False),
+}
+for name, (layer, lengths, first, in_order) in ragged.items():
+
+    def packed(
+        m: Any, x: torch.Tensor, lengths: Any = lengths, first: bool = first, in_order: bool = in_order
+    ) -> tuple[Any, ...]:
+        y, last = m.layer(nn.utils.rnn.pack_padded_sequence(x, lengths, first, in_order))
+        return *nn.utils.rnn.pad_packed_sequence(y, first, 0.5, 7), last
+
+    packed.__name__ = f"packed_by_{name}"
+    shape = (3, 6, 4) if first else (6, 3, 4)
+    case(lambda d, shape=shape: d.floats(*shape), lambda layer=layer: {"layer": layer()}, recorded=True)(packed)
+
+
+@case(lambda d: (d.floats(3, 6, 4), [6, 4, 1]), recorded=True)
+class PackedByAnArgument(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        made = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(made)[0], batch_first=True)[0]
 
 
 for name, cls in (("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)):
@@ -263,7 +292,7 @@ def singular_values(_: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.svdvals(x) + torch.linalg.eigvalsh(x @ x.t())
 
 
-@case(lambda d: (d.floats(5, 3) + 1, d.floats(5, 1)))
+@case(lambda d: (d.floats(5, 3) + 1, d.floats(5, 1)), recorded=True)
 def least_squares(_: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(a, b).solution
 

@@ -88,6 +88,30 @@ def test_replays_follow_the_weights(dtype: str, stored: bool, store: Store) -> N
     forward.close()
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.layer(x) * self.count
+
+
+def test_a_module_that_counts_its_calls(store: Store) -> None:
+    """What is stored is loaded, checked from one state, and leaves the count as it was."""
+    x = torch.randn(4, 3)
+    for hit in (Hit.MISS, Hit.STORED):
+        module = Counts()
+        forward = Forward(module, "fp32")
+        found = captured(forward, x, store)
+        assert isinstance(found, PreparedForward)
+        assert (found.hit, found.failure) == (hit, None)
+        assert float(module.count) == 0
+        forward.close()
+
+
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,9 +16,11 @@ import torch
 
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.planner.replay import replay
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.executor import Station, execute, real_station, run_inline
+from nimble_jobs.worker.executor import Station, execute, real_station
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
 from tests.unit.test_workloads_progressive import Slow
@@ -214,4 +216,17 @@ def test_moving_to_a_better_schedule_keeps_the_state(what: str, store: Store, tm
     after, again = done(store, tmp_path, submit(store, tmp_path, BODIES[what], progressive=True), station)
     assert after.schedule["hit"] == "resident"
     np.testing.assert_allclose(again, in_eager(tmp_path), rtol=1e-5, atol=1e-6)
+    station.close()
+
+
+@pytest.mark.parametrize("what", ["a counter in a buffer", "a moving average", "a plain tensor"])
+def test_a_stored_schedule_is_verified_from_the_same_state(what: str, store: Store, tmp_path: Path) -> None:
+    """`cache verify --replay` compares what both do from the state of a fresh module."""
+    station = replace(real_station(store, "w", "cpu", None), builders=None)
+    done(store, tmp_path, submit(store, tmp_path, BODIES[what]), station)
+    (entry,) = store.schedules.list()
+    device = torch.device("cpu")
+    found = replay(entry, device=device, store=store, folders=(tmp_path,), allowed_python=(tmp_path,))
+    assert found.agrees, found.said
+    assert store.schedules.ready(entry.key)
     station.close()
