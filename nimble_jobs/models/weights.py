@@ -50,7 +50,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except NotRegular as e:
         raise ModelError(f"{path}: {e}") from e
     except FileNotFoundError as e:
-        raise ModelError(f"{path}: no such file") from e
+        raise ModelError(f"{path}: no such weights file") from e
     except OSError as e:
         raise ModelError(f"{path}: {e.strerror}; expected a readable weights file") from e
     with file:
