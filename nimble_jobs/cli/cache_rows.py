@@ -173,7 +173,7 @@ COLUMNS = (
     Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
     Column(header="SPEED", cell=_speed, justify="right"),
     Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
-    Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right", from_width=90),
+    Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
     Column(header="USED", cell=lambda row: age(row["last_used_at"]), justify="right", from_width=110),
     Column(header="STATE", cell=state_of, style=state_style),
     Column(header="DEVICE", cell=lambda row: row["device"], flexible=True, from_width=150, telling=True),

@@ -190,7 +190,7 @@ def fallback(job: Job) -> str | None:
 
 def weights(events: Sequence[Event]) -> list[tuple[str, str]]:
     """Where weights come from that no file holds, as the job said it last; nothing for others."""
-    said = [event.message.removeprefix("weights: ") for event in events if event.kind == "weights"]
+    said = [event.message for event in events if event.kind == "weights"]
     return [("weights", text) for text in said[-1:]]
 
 
@@ -235,7 +235,9 @@ def summary(job: Job) -> str:
     measured = job.timings.get("records_per_s")
     if measured:
         parts.append(rate(measured))
-    if schedule_state(job):
+    if job.schedule.get("runs") == "eager" and not fallback(job):
+        parts.append("eager is faster here")
+    elif schedule_state(job):
         parts.append(f"schedule: {schedule_state(job)}")
     path = job.outputs.get("path")
     return f"{head}: {', '.join(parts)}" + (f"; {short_path(path)}" if path else "")

@@ -61,7 +61,7 @@ def run(
 
             ended = run_inline(store, job.id, leave=leave)
         for name, text in () if quiet else render.weights(store.jobs.events(job.id)):
-            output.note(f"{name}: {text}; trained ones are named by model.weights")
+            output.note(f"{name}: {text}; set model.weights to use trained ones")
         _report(store, ended, json=json, quiet=quiet)
 
 

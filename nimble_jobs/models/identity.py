@@ -86,8 +86,8 @@ def random_weights(spec: ModelSpec) -> str | None:
     if identified != f"seed:{spec.seed}":
         return None
     source = source_of(spec)
-    made = f"as {source.factory} makes them" if source.scheme == "python" else "random"
-    return f"{made}, from seed {spec.seed}"
+    made = f"as {source.factory}() returned them, with" if source.scheme == "python" else "random, from"
+    return f"{made} seed {spec.seed}"
 
 
 def existing(path: Path) -> Path:

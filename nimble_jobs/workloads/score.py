@@ -156,7 +156,7 @@ def tell_weights(context: JobContext, model: ModelSpec) -> None:
     """Record that the weights are random: a forgotten `model.weights` must not look like a result."""
     made = random_weights(model)
     if made is not None:
-        context.event("weights", f"weights: {made}", {"seed": model.seed})
+        context.event("weights", made, {"seed": model.seed})
 
 
 def tell_unchecked(context: JobContext, limits: Limits) -> None:

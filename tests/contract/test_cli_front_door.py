@@ -125,16 +125,27 @@ def test_a_users_mistake_is_one_line_in_the_log(cli: Cli, tmp_path: Path) -> Non
     assert "Traceback" in job_log_path(cli.home, newest["id"]).read_text()
 
 
+def test_ls_says_where_errors_are_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, with the ids of the jobs that have any; nothing where there are none, or for machines."""
+    spec = scored(cli, tmp_path, "import torch\ndef make(width):\n    return torch.nn.Linear(3, 2)\n")
+    monkeypatch.setattr("nimble_jobs.cli.output.on_terminal", lambda: True)
+    assert "errors" not in cli("ls").err
+    cli("run", spec, "--allow-python", tmp_path, "--quiet")
+    (job,) = cli("ls", "--json").json
+    assert f"errors ({job['id']}): nimble-jobs show ID" in cli("ls").lines
+    assert cli("ls", "--json").err == ""
+
+
 def test_random_weights_are_announced(cli: Cli, tmp_path: Path) -> None:
     """On the job, in `show`, and beside `run`: a forgotten `model.weights` must not pass for a result."""
     spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
     answer = cli("run", spec, "--allow-python", tmp_path)
     assert answer.code == 0, answer.err
-    assert "weights: as make makes them, from seed 7; trained ones are named by model.weights" in answer.lines
+    assert "weights: as make() returned them, with seed 7; set model.weights to use trained ones" in answer.lines
     (job,) = cli("ls", "--json").json
     said = [e["message"] for e in cli("show", job["id"], "--json").json["events"] if e["kind"] == "weights"]
-    assert said == ["weights: as make makes them, from seed 7"]
-    assert "job.weights: as make makes them, from seed 7" in cli("show", job["id"]).out.splitlines()
+    assert said == ["as make() returned them, with seed 7"]
+    assert "job.weights: as make() returned them, with seed 7" in cli("show", job["id"]).out.splitlines()
 
 
 TOKENS = (
