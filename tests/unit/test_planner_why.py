@@ -14,7 +14,7 @@ PARTS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from("ab"), max_size=
 
 def entry(parts: dict[str, str], state: ScheduleState = ScheduleState.READY, used: float = 0.0) -> ScheduleEntry:
     """An entry of which only parts, state and last use matter."""
-    texts = dict.fromkeys(("key", "sha256", "model", "device", "input", "dtype", "mode"), "")
+    texts = dict.fromkeys(("key", "sha256", "model", "device", "input", "dtype", "mode", "runs"), "")
     counts = dict.fromkeys(("streams", "syncs", "bytes", "hits", "resident_hits"), 0)
     times = dict.fromkeys(("replay_us", "eager_us", "created_at", "build_s"), 0.0)
     return ScheduleEntry(
