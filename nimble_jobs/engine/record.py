@@ -15,8 +15,9 @@ from torch import nn
 from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private import as_if_compiled, functions_off, storage_id
-from nimble_jobs.engine.recorder import Recorder, Recording, is_dense
+from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.state import state_of
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line

@@ -6,18 +6,15 @@ everything else becomes a task with what it reads, writes and mutates.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from nimble_jobs.engine.encode import encode, view_of
+from nimble_jobs.engine.encode import encode
 from nimble_jobs.engine.into import into_buffers
+from nimble_jobs.engine.memory import Memory
 from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
@@ -33,7 +30,7 @@ from nimble_jobs.engine.private import (
     write_only_arguments,
 )
 from nimble_jobs.errors import CannotRecord
-from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+from nimble_jobs.schedule import BufferKind, Port, Program, Task
 
 _HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
 # Views that differ from their tensor in a bit that strides do not show, as operators that compute.
@@ -50,11 +47,7 @@ _SHAPED_BY_DATA = {
 _INDEX = "aten.index.Tensor"
 _LEAST_SQUARES = "aten.linalg_lstsq.default"
 _SHAPED_BY_SHAPES = (None, "gels", "gelsy")  # drivers of it; others leave residuals out where the rank is low
-_COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")  # from the host at each launch; others pass them by value
 _MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
-_TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
-_PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
-_OWN_FILES = (__file__, *(str(Path(__file__).with_name(name)) for name in ("host_reads.py", "rewrites.py")))
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 
 
@@ -91,90 +84,23 @@ class Recording:
     layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
 
 
-class Recorder(TorchDispatchMode):
-    """Collects tasks. Keeps every tensor that it has seen, so that no storage's identity is used twice."""
+class Recorder(Memory, TorchDispatchMode):
+    """Collects tasks, and what they work in."""
 
     supports_higher_order_operators = True  # torch shows them, and they are refused by name
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
+        TorchDispatchMode.__init__(self)
+        Memory.__init__(self, device)
         self._saw_functions = False  # in an operator that takes them, and may have had them compiled
-        self.path: list[str] = []  # names of the submodules being called, outermost first
-        self._buffers: list[Buffer] = []
         self._tasks: list[Task] = []
-        self._index: dict[int, int] = {}  # storage identity -> buffer index
-        self._state: list[Port] = []
-        self._constant_ports: list[Port] = []
-        self._constants: dict[str, torch.Tensor] = {}
         self._kernels: dict[str, Kernel] = {}
-        self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
-        self._places: list[tuple[int, int, int]] = []  # first address, the one behind the last, buffer index
-        self._storages: list[torch.UntypedStorage] = []  # of the places, so that nothing else comes to lie there
-        self._keep: list[torch.Tensor] = []
-        self._filled: set[int] = set()  # buffers that some task has written
         self.draws: dict[int, bytes] = {}  # the generator's state before each draw, by task
-        self._varying: set[int] = set()  # buffers whose values may differ between replays
-        self._refusal: CannotRecord | None = None  # the first one
-        self.layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._saw_functions:
             forget_compiled()  # what was compiled for this mode fails without it
-
-    def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
-        """Raises CannotRecord for a tensor that is not dense."""
-        if not is_dense(tensor):
-            raise CannotRecord(f"{name!r} is {_layout(tensor)}; expected a dense tensor")
-        identity = storage_id(tensor)
-        if identity in self._index:
-            return  # tied to a buffer that has a name already
-        view = view_of(tensor, self._new_buffer(tensor, kind, name))
-        self._varying.add(view.buffer)
-        if kind is BufferKind.STATE:
-            self._state.append(Port(name=name, view=view))
-
-    def varies(self, value: Any) -> bool:
-        """Whether a tensor in a nested value may hold something else at a replay: it depends on inputs, on state, or on
-        random numbers.
-        """
-        if isinstance(value, torch.Tensor):
-            return not is_dense(value) or self._buffer_of(value) in self._varying
-        return any(self.varies(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
-
-    def _buffer_of(self, tensor: torch.Tensor) -> int | None:
-        """The buffer that a tensor lies in, also where it was made of an address and torch knows of nothing shared."""
-        index = self._index.get(storage_id(tensor))
-        if index is not None:
-            return index
-        storage = tensor.untyped_storage()
-        first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        return next((i for start, end, i in self._places if first < end and start < last), None) if first else None
-
-    def refuse(self, message: str) -> NoReturn:
-        """Raises CannotRecord; {source} in the message becomes the line that is to blame."""
-        refusal = CannotRecord(message.replace("{source}", self._source()))
-        self._refusal = self._refusal or refusal
-        raise refusal
-
-    def raise_again(self) -> None:
-        """Raises the first refusal again: what was recorded may have caught it, and gone another way than in eager."""
-        if self._refusal is not None:
-            raise self._refusal
-
-    def note_layout_question(self, name: str) -> None:
-        """Take note that the model asks how a tensor lies in memory."""
-        self.layout_question = self.layout_question or f"{name} at {self._source()}"
-
-    def refuse_moved(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """Refuse that a tensor of the state, or an input, is given other memory."""
-        index = self._index.get(storage_id(tensor))
-        if index is None or self._buffers[index].kind not in (BufferKind.STATE, BufferKind.INPUT):
-            return
-        if not is_dense(data) or storage_id(data) != storage_id(tensor) or view_of(data, 0) != view_of(tensor, 0):
-            kind = "its tensor" if self._buffers[index].kind is BufferKind.STATE else "its input"
-            self.refuse(f"the model replaces the data of {kind} {self._buffers[index].name!r} at {{source}}")
 
     def __torch_dispatch__(
         self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -306,31 +232,6 @@ class Recorder(TorchDispatchMode):
             )
         )
 
-    def _vary(self, reads: tuple[View, ...], writes: tuple[View, ...], *, random: bool) -> None:
-        """What is made of values that differ between replays differs, too."""
-        if random or any(v.buffer in self._varying for v in reads):
-            self._varying |= {v.buffer for v in writes}
-
-    def _refuse_strange_memory(
-        self, op: str, reads: tuple[View, ...], mutates: tuple[View, ...], writes: tuple[View, ...]
-    ) -> None:
-        """Refuse what was written by nobody that was seen, and constants that change."""
-        written = {v.buffer for v in writes}
-        for view in reads:
-            buffer = self._buffers[view.buffer]
-            unseen = buffer.kind is BufferKind.INTERMEDIATE and view.buffer not in self._filled | written
-            if unseen and 0 not in view.shape:
-                self.refuse(
-                    f"{op} at {{source}} reads memory that no operator before it wrote: was it a kernel that is "
-                    "no operator of torch?"
-                )
-        for view in mutates:
-            if self._buffers[view.buffer].kind is BufferKind.CONSTANT:
-                self.refuse(
-                    f"{op} at {{source}} writes into a tensor that is neither an input of the model nor its own"
-                )
-        self._filled |= written
-
     def _name_kernel(self, kernel: Kernel) -> str:
         """The name that the kernel has, or gets: compilers give the same name to kernels of different graphs."""
         name, number = kernel.name, 1
@@ -386,28 +287,10 @@ class Recorder(TorchDispatchMode):
             and torch.Tag.nondeterministic_seeded not in op.tags
         )
 
-    def _memory_of(self, tensor: torch.Tensor) -> tuple[int, int | None]:
-        """Which memory a tensor lies in, and how much that is if it is the program's own."""
-        index = self._index.get(storage_id(tensor))
-        own = index is not None and self._buffers[index].kind is BufferKind.INTERMEDIATE
-        return storage_id(tensor), tensor.untyped_storage().nbytes() if own else None
-
-    def _becomes_a_view(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], moved: list[tuple[int, int | None]]
-    ) -> bool:
-        """Whether a tensor that was empty now lies in memory that is known, as cuDNN's view of all weights does."""
-        was_empty = all(nbytes == 0 for _, nbytes in moved)
-        return str(op).startswith("aten.set_.source_") and was_empty and storage_id(args[0]) in self._index
-
     @staticmethod
     def _is_view(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         seen = {storage_id(t) for t in tensors}
         return all(storage_id(t) in seen for t in outputs)
-
-    def _refuse_layouts(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if not is_dense(tensor):
-                self.refuse(f"{op} at {{source}} has a tensor that is {_layout(tensor)}; expected dense ones")
 
     def _depends_on_data(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         """Whether the operator reads values on the host, or makes shapes of them, and these are constant.
@@ -439,87 +322,6 @@ class Recorder(TorchDispatchMode):
                 mask = index is not None and index.dtype in _MASKS
                 places += index.nonzero().unbind(1) if mask else [index]
         return args[0], places, *args[2:]
-
-    def _move_host_constants(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
-        if self.device.type == "cpu":
-            return args, kwargs
-
-        def move(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(move(v) for v in value) if type(value) in (list, tuple) else value
-            if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
-                return value
-            if storage_id(value) in self._index:
-                if value.dim() == 0 or self._buffers[self._index[storage_id(value)]].kind is BufferKind.INTERMEDIATE:
-                    return value
-                self.refuse(f"{op} at {{source}} reads a host tensor that changes between replays")
-            if value.dim() == 0 and not str(op).startswith(_COPIES_NUMBERS):
-                return value
-            if id(value) not in self._on_device:
-                self._keep.append(value)
-                self._on_device[id(value)] = value.to(self.device)
-            return self._on_device[id(value)]
-
-        with modes_off():  # the recorder's own work is not part of the program
-            return tuple(move(a) for a in args), {n: move(a) for n, a in kwargs.items()}
-
-    def _view(self, tensor: torch.Tensor) -> View:
-        """The view of a tensor; one that nobody made inside the program is a constant."""
-        identity = storage_id(tensor)
-        if identity not in self._index:
-            if self._buffer_of(tensor) is not None:
-                self.refuse("the model reaches the memory of a tensor by its address at {source}; expected views")
-            self._add_constant(tensor)
-        return view_of(tensor, self._index[identity])
-
-    def _add_constant(self, tensor: torch.Tensor) -> None:
-        with modes_off():  # the recorder's own work is not part of the program
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
-            digest = hashlib.sha256(whole.cpu().numpy().tobytes()).hexdigest()
-            on_host = tensor.device.type != self.device.type
-            index = self._new_buffer(tensor, BufferKind.CONSTANT, digest, on_host=on_host)
-            self._constant_ports.append(Port(name=digest, view=view_of(whole, index)))
-            self._constants[digest] = whole
-
-    def _ensure(self, tensor: torch.Tensor) -> None:
-        if storage_id(tensor) not in self._index:
-            self._new_buffer(tensor, BufferKind.INTERMEDIATE, None)
-
-    def _new_buffer(self, tensor: torch.Tensor, kind: BufferKind, name: str | None, *, on_host: bool = False) -> int:
-        storage = tensor.untyped_storage()
-        index = len(self._buffers)
-        self._buffers.append(Buffer(index=index, kind=kind, nbytes=storage.nbytes(), name=name, on_host=on_host))
-        self._index[storage_id(tensor)] = index
-        if storage.nbytes() and is_dense(tensor):
-            self._places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), index))
-            self._storages.append(storage)
-        self._keep.append(tensor)
-        return index
-
-    def _source(self) -> str:
-        """The innermost submodule, and the nearest line outside of torch and Python's library."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None:
-            file = frame.f_code.co_filename
-            library = file.startswith(_PYTHON_FOLDER) and "site-packages" not in file
-            library = library or file.startswith((_TORCH_FOLDER, "<")) or file in _OWN_FILES
-            if not library:
-                break
-            frame = frame.f_back
-        line = f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
-        return f"{self.path[-1]} ({line})" if self.path and self.path[-1] else line
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its values lie in one storage, by strides."""
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _layout(tensor: torch.Tensor) -> str:
-    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def _tensors_on(device: torch.device, value: Any) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private import TorchDispatchMode, functions_off, storage_id, tree_leaves, write_arguments
-from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.errors import CannotRecord
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

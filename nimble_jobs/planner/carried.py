@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private import functions_off
-from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 
 
@@ -50,7 +50,8 @@ def _mark(parameter: torch.Tensor) -> object:
     """What another value of a parameter does not have: it may be written through `.data`, which counts no version."""
     with torch.no_grad(), functions_off():
         version = None if parameter.is_inference() else parameter._version
-        if not is_dense(parameter) or parameter.is_complex() or parameter.dtype is torch.bool:
+        plain = type(parameter) is nn.Parameter and is_dense(parameter) and parameter.device.type != "meta"
+        if not plain or parameter.is_complex() or parameter.dtype is torch.bool:
             return version
         whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
         return version, int(parameter.detach().view(whole).sum())

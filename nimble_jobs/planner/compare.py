@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from nimble_jobs.engine import verify
-from nimble_jobs.engine.recorder import is_dense
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.state import writable
 from nimble_jobs.errors import CheckFailed
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private import forget_compiled
-from nimble_jobs.engine.recorder import is_dense
 from nimble_jobs.engine.state import RandomStates, Snapshot
 from nimble_jobs.errors import CannotRecord, EngineError
 

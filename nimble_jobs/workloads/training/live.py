@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from nimble_jobs.engine.recorder import is_dense
+from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.errors import ModelError
 from nimble_jobs.workloads.training.flat import lies
 
