@@ -14,6 +14,7 @@ from torch.utils import dlpack
 from nimble_jobs import Nimble
 from nimble_jobs.engine.state import attributes
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.planner.carried import Carried
 
 BY_ADDRESS = "reaches the memory of a tensor by its address at"
 
@@ -103,3 +104,35 @@ def test_attributes_that_do_not_change_look_the_same() -> None:
     for _ in range(30):
         kept.append([bytes(64) for _ in range(200)])
         assert attributes(module) == first
+
+
+def odd_tensors() -> nn.Module:
+    """A module whose tensors are not of the usual kinds."""
+    module = nn.Module()
+    module.complex = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    module.flag = nn.Parameter(torch.zeros(2, dtype=torch.bool), requires_grad=False)
+    module.expanded = nn.Parameter(torch.zeros(1).expand(3))
+    module.narrow = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn), requires_grad=False)
+    module.number, module.empty = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(0, 3))
+    module.sparse = nn.Parameter(torch.eye(3).to_sparse())
+    module.quantized = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        odd_tensors,
+        lambda: nn.LazyLinear(3),
+        lambda: nn.Linear(3, 2, device="meta"),
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+    ],
+    ids=["odd", "lazy", "meta", "scripted", "parametrized"],
+)
+def test_any_module_can_be_looked_at(make: Callable[[], nn.Module]) -> None:
+    """What a module carries is told for tensors of every kind; nothing was changed."""
+    carried = Carried(make())
+    assert carried.altered() is None
+    assert carried.put_back()
