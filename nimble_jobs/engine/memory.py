@@ -13,6 +13,7 @@ from nimble_jobs.engine.private import modes_off, storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import Buffer, BufferKind, Port, View
 
+MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")  # from the host at each launch; others pass them by value
 
 
@@ -123,6 +124,9 @@ class Memory(Blame):
         """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
         if self.device.type == "cpu":
             return args, kwargs
+        # With a mask, the number is filled in; with positions it would be copied.
+        masks = any(isinstance(t, torch.Tensor) and t.dtype in MASKS for t in tree_leaves(args))
+        copies_numbers = str(op).startswith(_COPIES_NUMBERS) and not masks
 
         def move(value: Any) -> Any:
             if isinstance(value, list | tuple):
@@ -133,7 +137,7 @@ class Memory(Blame):
                 if value.dim() == 0 or self._buffers[self._index[storage_id(value)]].kind is BufferKind.INTERMEDIATE:
                     return value
                 self.refuse(f"{op} at {{source}} reads a host tensor that changes between replays")
-            if value.dim() == 0 and not str(op).startswith(_COPIES_NUMBERS):
+            if value.dim() == 0 and not copies_numbers:
                 return value
             if id(value) not in self._on_device:
                 self._keep.append(value)

@@ -14,7 +14,7 @@ import torch
 
 from nimble_jobs.engine.encode import encode
 from nimble_jobs.engine.into import into_buffers
-from nimble_jobs.engine.memory import Memory
+from nimble_jobs.engine.memory import MASKS, Memory
 from nimble_jobs.engine.private import (
     TorchDispatchMode,
     draws_random,
@@ -47,7 +47,6 @@ _SHAPED_BY_DATA = {
 _INDEX = "aten.index.Tensor"
 _LEAST_SQUARES = "aten.linalg_lstsq.default"
 _SHAPED_BY_SHAPES = (None, "gels", "gelsy")  # drivers of it; others leave residuals out where the rank is low
-_MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 
 
@@ -299,7 +298,7 @@ class Recorder(Memory, TorchDispatchMode):
         """
         name = str(op)
         reads = name in _HOST_READS or torch.Tag.data_dependent_output in op.tags
-        static_index = name == _INDEX and not any(t.dtype in _MASKS and self.varies(t) for t in tensors[1:])
+        static_index = name == _INDEX and not any(t.dtype in MASKS and self.varies(t) for t in tensors[1:])
         static = static_index or (name == _LEAST_SQUARES and kwargs.get("driver") in _SHAPED_BY_SHAPES)
         shapes = name in _SHAPED_BY_DATA or (torch.Tag.dynamic_output_shape in op.tags and not static)
         if not reads and not shapes:
@@ -319,7 +318,7 @@ class Recorder(Memory, TorchDispatchMode):
         with modes_off():
             places: list[torch.Tensor | None] = []
             for index in args[1]:
-                mask = index is not None and index.dtype in _MASKS
+                mask = index is not None and index.dtype in MASKS
                 places += index.nonzero().unbind(1) if mask else [index]
         return args[0], places, *args[2:]
 

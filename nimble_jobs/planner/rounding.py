@@ -59,6 +59,13 @@ def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
     return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
 
 
+def allowed_norm(tolerance: float, noise: float) -> float:
+    """The relative norm by which values may differ if rounding alone moves them by `noise`: at least `tolerance`, and
+    never so much that the comparison would say nothing.
+    """
+    return max(tolerance, min(_MARGIN * noise, _VALUES_TELL))
+
+
 def compare_gradient(
     name: str, found: torch.Tensor, expected: torch.Tensor, slack: float, floor: float, noise: float
 ) -> float:

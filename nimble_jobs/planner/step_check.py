@@ -18,7 +18,7 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
 from nimble_jobs.planner.eager_step import EagerStep
-from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
+from nimble_jobs.planner.rounding import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
 from nimble_jobs.planner.step_record import state_of_step
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
@@ -96,7 +96,8 @@ def _compare_course(
 ) -> float:
     """The largest relative norm over several updates one after another: what one leaves behind is seen by the next.
 
-    Loss, statistics and weights are compared, from the same start. Raises CheckFailed, naming the tensor.
+    Loss, statistics and weights are compared, from the same start; weights may differ by what rounding leaves open.
+    Raises CheckFailed, naming the tensor.
     """
     before = copies(live)
     expected = []
@@ -104,6 +105,8 @@ def _compare_course(
         seed_device(seed + i, device)
         losses, _ = _in_eager(eager, batches)
         expected.append((losses, copies(live)))
+    put(live, before)
+    noise = _noise_of_course(eager, live, course, [state for _, state in expected], seed, device)
     put(live, before)
     parameters = eager.arithmetic.parameters
     size = max((rms(before[n]) for n in parameters), default=0.0)
@@ -120,8 +123,34 @@ def _compare_course(
         for name, tensor in live.items():
             if not name.startswith("@"):
                 floor = size if name in parameters else _floor_of_buffer(name, state, of_buffers)
-                worst = max(worst, compare(f"{name} after update {i + 1}", tensor, state[name], tolerance, floor))
+                allowed = allowed_norm(tolerance, noise[i].get(name, 0.0))
+                worst = max(worst, compare(f"{name} after update {i + 1}", tensor, state[name], allowed, floor))
     return worst
+
+
+def _noise_of_course(
+    eager: EagerStep,
+    live: Tensors,
+    course: Sequence[Sequence[Batch]],
+    expected: Sequence[Tensors],
+    seed: int,
+    device: torch.device,
+) -> list[dict[str, float]]:
+    """How far rounding alone has moved each weight after each update: as `compare` measures it, by name."""
+    unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
+    if not matters(unit):
+        return [{} for _ in course]
+    parameters = {n: live[n] for n in eager.arithmetic.parameters}
+    size = max((rms(t) for t in parameters.values()), default=0.0)
+    other = [[(x.clone(), y) for x, y in batches] for batches in course]
+    disturb([*parameters.values(), *(x for batches in other for x, _ in batches)], unit, seed)
+    found = []
+    for i, (batches, state) in enumerate(zip(other, expected, strict=True)):
+        seed_device(seed + i, device)
+        _in_eager(eager, batches)
+        norms = noise_of(parameters, state)
+        found.append({n: norm * min(1.0, rms(state[n]) / size if size else 1.0) for n, norm in norms.items()})
+    return found
 
 
 def _small_rate(parameters: Tensors, before: Tensors, expected: Tensors) -> float:

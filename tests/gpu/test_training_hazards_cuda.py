@@ -57,6 +57,7 @@ class Recurrent(nn.Module):
         return found
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights")  # of the copy, which eager compacts at each call
 def test_an_lstm_trains_as_in_eager_or_says_why_not() -> None:
     """cuDNN's layers, whose weights lie in one block of memory."""
     torch.manual_seed(0)

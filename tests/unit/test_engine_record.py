@@ -10,6 +10,7 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.memory import Memory
 from nimble_jobs.engine.private import draws_random
 from nimble_jobs.engine.record import Recording, flatten_outputs, record, state_of
 from nimble_jobs.engine.verify import check
@@ -359,3 +360,16 @@ def test_recurrent_layers_draw_only_for_dropout_in_training(dropout: float, trai
     x = torch.zeros(1)
     args = (x, [x], 4, None, x, x, 2, 8, 0, 1, False, dropout, train, False, [], None)
     assert draws_random(torch.ops.aten._cudnn_rnn.default, args, {}) is draws
+
+
+@pytest.mark.parametrize(
+    ("index", "moved"),
+    [(torch.tensor([0, 2]), True), (torch.tensor([True, False, True]), False)],
+    ids=["places", "mask"],
+)
+def test_numbers_that_are_put_into_places_move_to_the_device(index: torch.Tensor, moved: bool) -> None:
+    """They would be copied at each launch; with a mask they are filled in by value."""
+    memory = Memory(torch.device("meta"))
+    target, number = torch.zeros(3, device="meta"), torch.tensor(7.0)
+    args, _ = memory._move_host_constants(torch.ops.aten.index_put_.default, (target, [index], number), {})
+    assert args[2].device.type == ("meta" if moved else "cpu")

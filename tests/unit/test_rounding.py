@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import CheckFailed
-from nimble_jobs.planner.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
+from nimble_jobs.planner.rounding import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
 
 CPU = torch.device("cpu")
 
@@ -90,3 +90,11 @@ def test_where_values_tell_nothing_sizes_do(factor: float) -> None:
     assert compare_gradient("w", other, expected, 0.1, 0.0, 1.3) == 0.0
     with pytest.raises(CheckFailed, match="as large as in eager; rounding alone moves it"):
         compare_gradient("w", other * factor, expected, 0.1, 0.0, 1.3)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "noise", "allowed"), [(0.01, 0.0, 0.01), (0.01, 0.003, 0.01), (0.01, 0.01, 0.03), (0.01, 5.0, 0.7)]
+)
+def test_what_rounding_leaves_open_is_allowed(tolerance: float, noise: float, allowed: float) -> None:
+    """Three times eager's own noise where that is more than the tolerance, and never what says nothing."""
+    assert allowed_norm(tolerance, noise) == pytest.approx(allowed)
