@@ -174,13 +174,13 @@ class Search:
         )
 
     def _further_sources(self) -> list[Source]:
-        if self._device.type == "cpu":
-            return []
         images = self._variants.differ and self._options.layout == "auto"
         layout: Layout = "channels-last" if images else "given"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
         if self._pairs:
             sources.append(Source(kernels="eager", layout=layout, folded=self._pairs))
+        if self._device.type == "cpu":
+            return sources
         untested = tested_version()
         if self._options.fuse != "off" and untested is not None:
             self._left_out("inductor kernels", f"not tried: {untested}")

@@ -274,3 +274,22 @@ def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch
     assert row(built, "eager kernels, 1 stream").reason.startswith("the least time, weighed with its memory")
     reason = "not enough faster than eager kernels, 1 stream for its share of the memory"
     assert row(built, "eager kernels, channels-last, 1 stream").reason == reason
+
+
+def test_a_cpu_has_layouts_and_folding_to_choose_from() -> None:
+    """No streams, no compilers; whatever is chosen agrees with eager."""
+    torch.manual_seed(0)
+    module, x = Images().eval(), torch.randn(2, 3, 8, 8)
+    expected = module(x).detach()
+    built = build_best(module, {"x": x}, "key", BuildOptions(fold=True, streams=1), CPU)
+    names = [c.name for c in built.schedule.candidates if c.replay_us is not None]
+    kernels = "eager kernels"
+    assert names == [
+        "eager",
+        f"{kernels}, 1 stream",
+        f"{kernels}, channels-last, 1 stream",
+        f"{kernels}, channels-last, folded, 1 stream",
+    ]
+    built.instance.inputs["x"].copy_(x)
+    built.instance.replay()
+    torch.testing.assert_close(built.instance.outputs["output"], expected, rtol=1e-4, atol=1e-5)
