@@ -216,9 +216,9 @@ def _fuse(graph: Graph, match: _Match) -> None:
     group = match.group
     settings = (list(group.stride), list(group.padding), list(group.dilation), group.groups)
     if match.other is None:
-        _replace(graph, match.last, [(CONVOLUTION_RELU, (x, weight, bias, *settings))])
+        _replace(graph, match.last, CONVOLUTION_RELU, x, weight, bias, *settings)
     else:
-        _replace(graph, match.last, [(CONVOLUTION_ADD_RELU, (x, weight, match.other, bias, *settings))])
+        _replace(graph, match.last, CONVOLUTION_ADD_RELU, x, weight, match.other, bias, *settings)
 
 
 def _to_product(graph: Graph, match: _Match) -> None:
@@ -248,10 +248,9 @@ def _to_product(graph: Graph, match: _Match) -> None:
     graph.erase_node(at)
 
 
-def _replace(graph: Graph, node: Node, calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
+def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:
     with graph.inserting_before(node):
-        for target, args in calls:
-            made = _call(graph, target, *args)
+        made = _call(graph, target, *args)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from faults import full, locked
 from worker_fakes import submit
 from worker_processes import Start, child_of, ended, noted, until
 
 from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
-from nimble_jobs.store.home import DATABASE, resolve
+from nimble_jobs.store.home import resolve
 
 HELD_S = float(os.environ["NIMBLE_JOBS_TROUBLE_S"])  # how long each trouble lasts: eight seconds, or two minutes
 
@@ -50,45 +51,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     folder = request.getfixturevalue("disk") if "disk" in request.fixturenames else tmp_path
     with open_store(resolve(str(folder / "home"))) as opened:
         yield opened
-
-
-@contextmanager
-def full(disk: Path) -> Iterator[None]:
-    """No byte is free inside the block."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        size = 1 << 16
-        while size:
-            try:
-                file.write(b"x" * size)
-            except OSError:
-                size //= 2
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-@contextmanager
-def locked(store: Store) -> Iterator[None]:
-    """Another process has the database to itself, so that nobody reads or writes it."""
-    script = f"""
-import sqlite3, sys
-c = sqlite3.connect({str(store.home / DATABASE)!r}, isolation_level=None, timeout=20)
-c.execute("BEGIN EXCLUSIVE")
-print("held", flush=True)
-sys.stdin.read()
-"""
-    holder = subprocess.Popen(["python3", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    try:
-        yield
-    finally:
-        holder.stdin.close()
-        holder.wait()
-        holder.stdout.close()
 
 
 @contextmanager
