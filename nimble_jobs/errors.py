@@ -43,6 +43,10 @@ class SpecError(NimbleError, ValueError):
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
+class SettingsError(SpecError):
+    """The configuration is not valid."""
+
+
 class UsageError(NimbleError, ValueError):
     """The command was not used as it should be."""
 

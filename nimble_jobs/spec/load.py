@@ -79,7 +79,7 @@ def loads(
     if () not in tree.bad:
         for assignment in overrides:
             override.apply(tree, assignment)
-        spec = validate(tree, base)
+        spec = validate(tree, JobSpec, base)
         if spec is not None:
             rules.check(spec, tree, base=base, check_files=check_files, home=home)
             if not tree.problems:

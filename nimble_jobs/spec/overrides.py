@@ -18,17 +18,22 @@ def apply(tree: Tree, assignment: str) -> None:
             Origin(label, 0), (), "not an assignment", "KEY=VALUE with a dotted key such as input.batch_size=8"
         )
         return
+    put(tree, where, text, Origin(label, 0))
+
+
+def put(tree: Tree, where: Where, text: str, origin: Origin) -> None:
+    """Set the place `where` to what `text` means in YAML. Problems are named after the file of `origin`."""
     *parents, last = (str(part) for part in where)
     target: dict[str, Any] = tree.value
     for depth, part in enumerate(parents, start=1):
         if target.get(part) is None:
             target[part] = {}
-            tree.origins[where[:depth]] = Origin(label, 0)
+            tree.origins[where[:depth]] = origin
         if not isinstance(target[part], dict):
-            tree.report_at(Origin(label, 0), where[:depth], f"found {show(target[part])}", "a mapping")
+            tree.report_at(origin, where[:depth], f"found {show(target[part])}", "a mapping")
             return
         target = target[part]
-    value = parse(text, label, line=0, root=where)
+    value = parse(text, origin.file, line=origin.line, root=where)
     for old in [place for place in tree.origins if place[: len(where)] == where]:
         del tree.origins[old]
     tree.graft(value)

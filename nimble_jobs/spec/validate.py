@@ -1,7 +1,7 @@
 """The types of a tree's values, by pydantic, with its findings turned into our problems.
 
 A problem in one field must not hide one in another: what is wrong is taken out, and the rest is validated again, until
-there is a spec that the rules can look at. `Tree.bad` says which of its fields are stand-ins.
+there is a value that the rules can look at. `Tree.bad` says which of its fields are stand-ins.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import json
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.tree import Tree, Where
 from nimble_jobs.spec.units import BadValue, show
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _EXPECTED = {
     "string_type": "text",
@@ -40,31 +41,34 @@ _EXPECTED = {
 }
 
 
-def validate(tree: Tree, base: Path) -> JobSpec | None:
-    """Report what is wrong with the types in `tree.value`; the spec, with stand-ins where `tree.bad` says, or None."""
+def validate(tree: Tree, model: type[Model], base: Path) -> Model | None:
+    """Report what is wrong with the types in `tree.value`; the `model`, with stand-ins where `tree.bad` says, or None.
+
+    Relative paths are relative to `base`.
+    """
     value = copy.deepcopy(tree.value)
     for round_ in range(8):  # each round fills one level of missing fields; the spec is less deep
         try:
-            return JobSpec.model_validate_json(json.dumps(value), context={"base": base})
+            return model.model_validate_json(json.dumps(value), context={"base": base})
         except ValidationError as e:
             for error in e.errors(include_url=False):
                 where = error["loc"]
                 if round_ == 0 and not any(where[: len(bad)] == bad for bad in tree.bad):
-                    _report(tree, error)
+                    _report(tree, model, error)
                 if error["type"] != "extra_forbidden":
                     tree.bad.add(where)
-                _repair(value, error)
+                _repair(value, model, error)
     return None
 
 
-def _report(tree: Tree, error: ErrorDetails) -> None:
+def _report(tree: Tree, model: type[BaseModel], error: ErrorDetails) -> None:
     where, kind, context = error["loc"], error["type"], error.get("ctx", {})
-    problem, expected = f"found {show(error['input'])}", _EXPECTED.get(kind, "")
+    problem, expected = f"found {show(error['input'])}", _EXPECTED.get(kind, "").format(**context)
     if kind == "missing":
-        description = _fields(where[:-1])[str(where[-1])].description or ""
+        description = _fields(model, where[:-1])[str(where[-1])].description or ""
         problem, expected = "missing", description[:1].lower() + description[1:].rstrip(".")
     elif kind == "extra_forbidden":
-        problem, expected = _unknown(where)
+        problem, expected = _unknown(model, where)
     elif kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
     elif isinstance(reason := context.get("error"), BadValue):
@@ -73,10 +77,10 @@ def _report(tree: Tree, error: ErrorDetails) -> None:
         expected = "text, in quotes"
     elif kind == "too_short":
         problem = "found an empty list"
-    tree.report(where, problem, expected.format(**context) if "{" in expected else expected)
+    tree.report(where, problem, expected)
 
 
-def _repair(value: Any, error: ErrorDetails) -> None:
+def _repair(value: Any, model: type[BaseModel], error: ErrorDetails) -> None:
     """Take the wrong value out, or put a stand-in where one is missing."""
     where = error["loc"]
     # A list is wrong as a whole, or its other items would move.
@@ -84,28 +88,27 @@ def _repair(value: Any, error: ErrorDetails) -> None:
     for name in names[:-1]:
         value = value[name]
     if error["type"] == "missing":
-        examples = _fields(where[:-1])[names[-1]].examples
+        examples = _fields(model, where[:-1])[names[-1]].examples
         value[names[-1]] = examples[0] if examples else {}
     else:
         value.pop(names[-1], None)
 
 
-def _unknown(where: Where) -> tuple[str, str]:
+def _unknown(model: type[BaseModel], where: Where) -> tuple[str, str]:
     name = str(where[-1])
-    known = list(_fields(where[:-1]))
+    known = list(_fields(model, where[:-1]))
     if len(name) <= 60:  # difflib's time grows with the square
         plain = name.lower().replace("-", "_")
         if near := difflib.get_close_matches(plain, known, 1):
             return f"unknown field, did you mean {near[0]}?", ""
-        elsewhere = [place for place in _places(JobSpec) if place.rpartition(".")[2] == plain]
+        elsewhere = [place for place in _places(model) if place.rpartition(".")[2] == plain]
         if len(elsewhere) == 1:
             return f"unknown field, did you mean {elsewhere[0]}?", ""
     return "unknown field", f"one of {', '.join(known)}"
 
 
-def _fields(where: Where) -> Mapping[str, FieldInfo]:
+def _fields(model: type[BaseModel], where: Where) -> Mapping[str, FieldInfo]:
     """The fields that a mapping at this place may have."""
-    model: type[BaseModel] = JobSpec
     for part in where:
         section = _section(model.model_fields[str(part)])
         assert section is not None

@@ -1,0 +1,27 @@
+"""What a state folder is configured to do: `config.yaml`, the environment and the command line, as one frozen value."""
+
+from nimble_jobs.settings.load import FILE, check_file, variable
+from nimble_jobs.settings.model import (
+    CacheSettings,
+    LimitSettings,
+    NotifySettings,
+    QueueSettings,
+    RetentionSettings,
+    Settings,
+)
+from nimble_jobs.settings.schema import json_schema
+from nimble_jobs.settings.watch import Watched
+
+__all__ = [
+    "FILE",
+    "CacheSettings",
+    "LimitSettings",
+    "NotifySettings",
+    "QueueSettings",
+    "RetentionSettings",
+    "Settings",
+    "Watched",
+    "check_file",
+    "json_schema",
+    "variable",
+]

@@ -1,0 +1,55 @@
+"""The types of fields that only the configuration has: sizes, hours of the day, folders, hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
+
+from nimble_jobs.spec import paths
+from nimble_jobs.spec.fields import based
+from nimble_jobs.spec.units import BadValue, parse_bytes, show
+
+_CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
+_SIZE_PATTERN = r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:]+\])(?::([0-9]{{1,5}}))?")
+
+
+def _daily(value: object) -> str:
+    if value == "off" or (isinstance(value, str) and _CLOCK.fullmatch(value)):
+        return str(value)
+    raise BadValue(f"found {show(value)}", "an hour of the day, UTC, such as 03:30, or off")
+
+
+def _host(text: str) -> str:
+    found = _HOST.fullmatch(text.lower())
+    if len(text) > 255 or found is None or int(found[1] or 1) not in range(1, 65_536):
+        raise BadValue(f"found {show(text)}", "a host such as hooks.example.org, or localhost:8080")
+    return text.lower()
+
+
+def _size(value: object) -> int:
+    if (size := parse_bytes(value)) == 0:
+        raise BadValue("found 0", "more than 0 bytes")
+    return size
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"},
+            ]
+        }
+    ),
+]
+Daily = Annotated[
+    str, PlainValidator(_daily), WithJsonSchema({"type": "string", "pattern": f"^(?:off|{_CLOCK.pattern})$"})
+]
+Folder = Annotated[str, based(paths.absolute)]
+Host = Annotated[str, AfterValidator(_host)]

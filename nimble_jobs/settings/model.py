@@ -1,0 +1,152 @@
+"""The configuration of a state folder as frozen values, with every default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PrivateAttr
+
+from nimble_jobs.patience import DEFAULT_LIMIT_S
+from nimble_jobs.settings.fields import Daily, Folder, Host, Size
+from nimble_jobs.spec.fields import Device, Frozen, Seconds
+from nimble_jobs.spec.notify import NotifySpec
+from nimble_jobs.spec.units import BadValue, show
+
+_HOUR_S, _DAY_S = 3600.0, 86400.0
+DEFAULT = "default"
+
+
+def _version(value: object) -> object:
+    if type(value) is not int or value != 1:
+        raise BadValue(f"found {show(value)}", "1")
+    return value
+
+
+def _positive(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        raise BadValue("found 0", "more than 0, or null for no limit")
+    return value
+
+
+Limit = Annotated[Seconds, BeforeValidator(_positive)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class LimitSettings(Frozen):
+    """How long things may take."""
+
+    start: Limit = Field(default=600.0, description="How long a worker's child process may take to get ready.")
+    stall: Limit | None = Field(
+        default=1800.0, description="run.stall of specs that give none: a job without progress ends; null: never."
+    )
+    grace: Seconds = Field(
+        default=60.0, description="How long a job has to reach a safe point once its worker is told to stop."
+    )
+    patience: Seconds = Field(
+        default=DEFAULT_LIMIT_S, description="How long a worker waits for a full disk, or for a database that is away."
+    )
+
+
+class RetentionSettings(Frozen):
+    """What `prune` leaves, and when it runs by itself."""
+
+    keep: Limit | None = Field(
+        default=30 * _DAY_S, description="How long jobs that succeeded or were cancelled stay; null: for ever."
+    )
+    keep_failed: Limit | None = Field(
+        default=90 * _DAY_S, description="How long failed and quarantined jobs stay; null: for ever."
+    )
+    per_name: Count | None = Field(default=None, description="How many finished jobs of a name stay; null: all.")
+    logs: Limit | None = Field(default=30 * _DAY_S, description="How long logs stay; null: for ever.")
+    daily: Daily = Field(default="off", description="Hour of the day, UTC, when a worker prunes: HH:MM, or off.")
+
+
+class QueueSettings(Frozen):
+    """In which order jobs run."""
+
+    aging: Limit = Field(
+        default=_HOUR_S, description="How long a job must wait to be equal to one whose priority is higher by 1."
+    )
+
+
+class CacheSettings(Frozen):
+    """The store of schedules."""
+
+    size: Size | None = Field(default=None, description="Most bytes that schedules may take; null: no limit.")
+
+
+class NotifySettings(NotifySpec):
+    """Who is told about all jobs, and what the `notify` of a spec may name."""
+
+    hosts: tuple[Host, ...] = Field(
+        default=(), description="Hosts that webhooks and pings may go to, as HOST or HOST:PORT; by default none."
+    )
+    commands: tuple[Folder, ...] = Field(
+        default=(), description="Folders whose programs may run as commands; by default none."
+    )
+    timeout: Limit = Field(default=10.0, le=600.0, description="Longest wait for a connection, and for an answer.")
+    command_timeout: Limit = Field(default=60.0, le=3600.0, description="Longest time that a command may take.")
+    give_up: Limit = Field(default=_DAY_S, description="How long a notification is tried before it is given up.")
+
+
+class Settings(Frozen):
+    """The configuration of one state folder. `Settings.load` says how it comes about."""
+
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
+        default=1, description="The version of this format, 1."
+    )
+    device: Device = Field(default="auto", description="Device of workers that are started without --device.")
+    gpu_memory: Size | None = Field(
+        default=None, description="Budget of a worker for resident models and graphs; null: what the device has."
+    )
+    allow_python: tuple[Folder, ...] = Field(
+        default=(), description="Folders whose Python files may be executed as models, beside those of --allow-python."
+    )
+    limits: LimitSettings = Field(default=LimitSettings(), description="How long things may take.")
+    queue: QueueSettings = Field(default=QueueSettings(), description="In which order jobs run.")
+    cache: CacheSettings = Field(default=CacheSettings(), description="The store of schedules.")
+    retention: RetentionSettings = Field(default=RetentionSettings(), description="What prune leaves, and when.")
+    notify: NotifySettings = Field(default=NotifySettings(), description="Who is told about jobs, and how.")
+
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        home: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        given: Mapping[str, str | None] | None = None,
+    ) -> Settings:
+        """The configuration of the state folder `home`: its config.yaml, over which goes the environment (by default
+        this process's), over which goes `given`.
+
+        `given` holds what stands on the command line: option and text by dotted field, None where it is not given:
+        `{"device": "cuda"}`. Without a file, with the defaults. Raises SettingsError with all problems.
+        """
+        from nimble_jobs.settings.load import load  # it needs this class
+
+        return load(home, environ=environ, given=given)
+
+    def origin(self, field: str) -> str:
+        """Where the value of a dotted field comes from: `default`, `FILE:LINE`, `environment NAME`, `command line`."""
+        return self._origins.get(field, DEFAULT)
+
+    def with_origins(self, origins: Mapping[str, str]) -> Settings:
+        """The same values, said to come from `origins`."""
+        twin = self.model_copy()
+        twin._origins = dict(origins)
+        return twin
+
+    def flat(self) -> dict[str, object]:
+        """Each value by its dotted field, in the order of the file."""
+        found: dict[str, object] = {}
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Frozen):
+                found |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
+            elif info is not None:
+                found[name] = value
+        return found

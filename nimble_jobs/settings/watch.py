@@ -1,0 +1,63 @@
+"""The configuration as a process that runs for weeks sees it: read again when the file changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from nimble_jobs.errors import SettingsError
+from nimble_jobs.settings.load import FILE
+from nimble_jobs.settings.model import Settings
+
+_Stamp = tuple[int, int, int, int] | None
+
+
+class Watched:
+    """The settings of a state folder, as new as its file. Threads may share it.
+
+    Each look costs one `stat`. A file that is broken leaves the last good values in place; `problem` says why.
+    """
+
+    def __init__(self, home: Path, *, given: Mapping[str, str | None] | None = None) -> None:
+        self._home = home
+        self._given = dict(given or {})
+        self._lock = threading.Lock()
+        self._stamp: _Stamp = None
+        self._settings: Settings | None = None
+        self._error: SettingsError | None = None
+
+    def now(self) -> Settings:
+        """The settings. Raises SettingsError when the file is broken and none before it was read."""
+        with self._lock:
+            self._look()
+            if self._settings is None:
+                assert self._error is not None
+                raise self._error
+            return self._settings
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file as it is now, in the words of `config check`; None where it is used."""
+        with self._lock:
+            self._look()
+            return None if self._error is None else str(self._error)
+
+    def _look(self) -> None:
+        stamp = _stamp(self._home / FILE)
+        if stamp == self._stamp and (self._settings or self._error):
+            return
+        try:
+            self._settings, self._error = Settings.load(self._home, given=self._given), None
+        except SettingsError as e:
+            self._error = e
+        self._stamp = stamp
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a second
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
