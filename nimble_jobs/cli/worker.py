@@ -76,9 +76,9 @@ def start(
         output.emit(worker.id)
         output.note(f"process {worker.pid} on {worker.device}; stop it with: nimble-jobs worker stop")
         return
-    from nimble_jobs.worker import supervisor
+    from nimble_jobs.worker import serve
 
-    raise typer.Exit(supervisor.run(home, device=device, max_idle_s=max_idle_s, gpu_memory_bytes=memory))
+    raise typer.Exit(serve.run(home, device=device, max_idle_s=max_idle_s, gpu_memory_bytes=memory))
 
 
 @app.command()

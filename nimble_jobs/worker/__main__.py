@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.worker.supervisor import run
+from nimble_jobs.worker.serve import run
 
 log = logging.getLogger("nimble_jobs.worker")
 

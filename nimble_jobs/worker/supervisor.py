@@ -6,100 +6,38 @@ The child may die at any moment, and so may this process: what was claimed is fo
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, UsageError
-from nimble_jobs.job import Job, JobState
-from nimble_jobs.patience import Patience
+from nimble_jobs.job import Job
 from nimble_jobs.store import Store, WorkerLease
-from nimble_jobs.store.home import identity, vouch
-from nimble_jobs.worker import child as child_process
-from nimble_jobs.worker import endings, logs, trouble
+from nimble_jobs.worker import endings
+from nimble_jobs.worker.duties import Duties, Duty
 from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
 from nimble_jobs.worker.owed import Owed
-from nimble_jobs.worker.process import Child, Target
-from nimble_jobs.worker.running import Running
-from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S, open_impatient, patience_s
+from nimble_jobs.worker.process import Child
+from nimble_jobs.worker.running import Running, Verdict
+from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
+from nimble_jobs.worker.upkeep import Reclaim
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often an idle worker looks for jobs
 WATCH_S = 0.25  # how often the job that runs is looked at
-MAINTAIN_S = 5.0  # how often lost jobs are looked for
+BEAT_S = 5.0  # how often the worker gives a sign
+DUTIES_S = 1.0  # how often, at least, duties are asked whether they are due
 LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
 STARTS = 5  # child processes in a row that die before they are ready
 BACKOFF_S = 0.2  # before the next start, doubled each time
 
 
-def run(
-    home: Path,
-    *,
-    device: str = "auto",
-    max_idle_s: float | None = None,
-    gpu_memory_bytes: int | None = None,
-    grace_s: float = 60.0,
-    target: Target = child_process.main,
-) -> int:
-    """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
-
-    After a signal the job that runs has `grace_s` to reach a safe point. Raises UsageError where `device` is not there,
-    StoreError when the state folder cannot be used, HomeReplaced when another one has its place, NimbleError when no
-    child process comes up.
-    """
-    logs.to_stderr()
-    known = None
-
-    def work(signals: StopSignals) -> bool:
-        nonlocal known
-        if known is not None:
-            vouch(home, known)
-        with closing(open_impatient(home, create=known is None)) as store:
-            known = known or identity(home)
-            # A worker that nobody can see must not claim: one that starts on a full disk waits for room.
-            hold = partial(store.workers.hold, {"role": "worker", "device": device})
-            with Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell).through(
-                hold
-            ) as lease:
-
-                def spawn() -> Child:
-                    return Child(target, home, lease.id, device, gpu_memory_bytes)
-
-                log.info("worker %s starts", lease.id)
-                with closing(
-                    Supervisor(store, lease, signals, spawn, max_idle_s=max_idle_s, grace_s=grace_s)
-                ) as supervisor:
-                    over = supervisor.loop()
-                log.info("worker %s ends", lease.id)
-                return over
-
-    with StopSignals() as signals, suppress(_Told):
-        over = work(signals)
-        while not over and not signals.count:
-            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
-    return 0
-
-
-class _Told(Exception):
-    """To stop, before it had begun."""
-
-
-def _unless(signals: StopSignals) -> None:
-    if signals.count:
-        raise _Told
-
-
-def _tell(reason: str | None) -> None:
-    if reason is not None:
-        log.error("waits until this works again: %s", reason)
+_ENDINGS = {Verdict.OVERTIME: endings.timed_out, Verdict.CANCELLED: endings.cancelled}
 
 
 class Supervisor:
@@ -112,6 +50,7 @@ class Supervisor:
         signals: StopSignals,
         spawn: Callable[[], Child],
         *,
+        duties: Iterable[Duty] = (),
         max_idle_s: float | None,
         grace_s: float,
     ) -> None:
@@ -122,15 +61,17 @@ class Supervisor:
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
         self._owed = Owed()
+        self._duties = Duties([*duties, Reclaim(store, lease.id, self._job)], record=self._record)
         self._child: Child | None = None
         self._running: Running | None = None
         self._failed_starts = 0
         self._start_at = 0.0
         self._idle_since = time.monotonic()
-        self._maintain_at = 0.0
+        self._beat_at = 0.0
         self._watch_at = 0.0
         self._claim_at = 0.0
         self._trouble = Trouble(patience_s())
+        self._trusted_at = 0.0  # after trouble: when the store is asked again, so that a good step means something
 
     def loop(self) -> bool:
         """Work until told to stop, or idle for too long. False where a worker must begin anew, since its lock is not
@@ -138,12 +79,13 @@ class Supervisor:
         """
         while not self._signals.count:
             try:
+                asked = time.monotonic() >= self._trusted_at
                 if self._step():
                     return True
-                if not self._lease.in_place:
+                if asked and not self._lease.in_place:
                     self._move_out()
                     return False
-                if self._trouble.over():
+                if asked and self._trouble.over():
                     self._beat(trouble=None)
             except HomeReplaced:
                 raise
@@ -165,12 +107,12 @@ class Supervisor:
         now = time.monotonic()
         self._hear()
         self._owed.pay()
-        if now >= self._maintain_at:
-            self._maintain_at = now + MAINTAIN_S
-            self._maintain()
-            self._beat()
         if self._child is None and now >= self._start_at:
             self._child = self._spawn()
+        self._duties.run(time.time())
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self._beat()
         if self._running:
             if now >= self._watch_at:
                 self._watch_at = now + WATCH_S
@@ -182,11 +124,12 @@ class Supervisor:
 
     def _next_at(self) -> float:
         """When the next step is due, if nothing happens before."""
+        at = min(self._beat_at, time.monotonic() + DUTIES_S)
         if self._child is None:
-            return min(self._maintain_at, self._start_at)
+            return min(at, self._start_at)
         if self._running:
-            return min(self._maintain_at, self._watch_at)
-        return min(self._maintain_at, self._claim_at) if self._child.takes_jobs else self._maintain_at
+            return min(at, self._watch_at)
+        return min(at, self._claim_at) if self._child.takes_jobs else at
 
     def _wait(self, until: float) -> None:
         awaited: list[Connection | int] = [self._signals.fileno()]
@@ -202,8 +145,7 @@ class Supervisor:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
         now = time.monotonic()
-        deadline = None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S
-        self._running = Running(job=job, deadline=deadline, moved_at=now)
+        self._running = Running.begin(job, now)
         self._watch_at = now + WATCH_S
         child.run(job)
         self._beat()
@@ -226,7 +168,7 @@ class Supervisor:
                     raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)
                 case Waits(reason=reason):
                     if self._running:
-                        self._running.waits(reason)
+                        self._running.waits(reason, time.monotonic())
                     self._beat(waits_for=reason)
                 case Done(job_id=job_id, attempt=attempt, last=last):
                     self._child.leaving = last
@@ -262,43 +204,25 @@ class Supervisor:
             log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
         tidy(self._store, job.id)
 
-    def _maintain(self) -> None:
-        """Find jobs whose worker is gone, and jobs that wait for what can never come."""
-        jobs = self._store.jobs
-        for job in self._store.recover(now=time.time()):
-            log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
-            tidy(self._store, job.id)
-        jobs.sweep(now=time.time())
-        mine = self._running and (self._running.job.id, self._running.job.attempt)
-        for job in jobs.running():
-            if job.worker == self._lease.id and (job.id, job.attempt) != mine:
-                endings.requeued(jobs, job, "its worker lost track of it")
-
     def _watch(self, running: Running) -> None:
         """Kill the child when its job has no right to go on and does not stop by itself."""
         assert self._child is not None
         now = time.monotonic()
-        if running.deadline is not None and running.waits_since is None and now > running.deadline:
-            log.warning("%s: does not stop after its timeout", running.job.id)
+        verdict = running.verdict(now)  # one that needs no store to say so comes first
+        if verdict is None:
+            try:
+                running.look(self._store.jobs.get(running.job.id), now)
+            except NotFound:
+                log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
+                self._child.kill()
+                return
+            verdict = running.verdict(now)
+        if verdict is not None:
+            log.warning("%s: %s; the process that runs it is killed", running.job.id, verdict)
             self._child.kill()
             self._running = None
-            self._owed.add(partial(endings.timed_out, self._store.jobs, running.job))
+            self._owed.add(partial(_ENDINGS[verdict], self._store.jobs, running.job))
             self._owed.add(partial(tidy, self._store, running.job.id))
-            return
-        try:
-            job = self._store.jobs.get(running.job.id)
-        except NotFound:
-            log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
-            self._child.kill()
-            return
-        running.look(job)
-        if job.state is JobState.CANCELLED or job.cancel_requested:
-            grace_s = CANCELLED_S if job.state is JobState.CANCELLED else CANCEL_GRACE_S
-            running.kill_at = min(now + grace_s, running.kill_at or math.inf)
-            if now > running.kill_at:
-                log.warning("%s: cancelled; the process that runs it is killed", job.id)
-                self._child.kill()
-                self._owed.add(partial(endings.cancelled, self._store.jobs, running.job))
 
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
@@ -344,6 +268,12 @@ class Supervisor:
             endings.requeued(self._store.jobs, self._running.job, "the state folder was replaced under its worker")
             self._running = None
 
+    def _job(self) -> Job | None:
+        return self._running.job if self._running else None
+
+    def _record(self, duty: str, reason: str) -> None:
+        self._store.jobs.event("duty", f"worker {self._lease.id}: {duty} failed: {reason}", now=time.time())
+
     def _beat(self, **info: object) -> None:
         """Tell others how it goes. `seen_at` and the like are of the monotonic clock, which no clock change moves."""
         running = self._running
@@ -352,6 +282,7 @@ class Supervisor:
                 seen_at=time.monotonic(),
                 database=self._store.database_file,
                 job=running and running.job.id,
+                failing=self._duties.failing,
                 moved_at=running and running.moved_at,
                 **info,
             )
@@ -363,5 +294,4 @@ class Supervisor:
         self._trouble.met(error)
         self._beat(trouble=str(error))
         now = time.monotonic()
-        self._claim_at = self._watch_at = now + 1.0
-        self._maintain_at = max(self._maintain_at, now + 1.0)
+        self._claim_at = self._watch_at = self._trusted_at = now + 1.0

@@ -22,7 +22,7 @@ from nimble_jobs.data import Staging
 from nimble_jobs.errors import DataError, DeviceFault
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
-from nimble_jobs.worker import child, supervisor, trouble
+from nimble_jobs.worker import child, running, serve, trouble
 
 DEVICE = "cpu"
 
@@ -159,11 +159,11 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
 
 if __name__ == "__main__":
     home, idle, grace, device, target = sys.argv[1:]
-    supervisor.OVERTIME_S = 1.0
-    supervisor.CANCEL_GRACE_S = 2.0
+    running.OVERTIME_S = 1.0
+    running.CANCEL_GRACE_S = 2.0
     trouble.GONE_S = float(os.environ.get("FAKES_GONE_S", trouble.GONE_S))
     sys.exit(
-        supervisor.run(
+        serve.run(
             Path(home),
             device=device,
             max_idle_s=float(idle) or None,

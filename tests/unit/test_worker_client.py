@@ -125,7 +125,7 @@ def test_imports_stay_cheap() -> None:
     code = (
         "import sys, nimble_jobs\n"
         "assert [m for m in sys.modules if m.startswith('nimble_jobs')] == ['nimble_jobs']\n"
-        "import nimble_jobs.client, nimble_jobs.worker.supervisor, nimble_jobs.worker.__main__\n"
+        "import nimble_jobs.client, nimble_jobs.worker.serve, nimble_jobs.worker.__main__\n"
         "assert 'torch' not in sys.modules and 'typer' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

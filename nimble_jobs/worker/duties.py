@@ -1,0 +1,108 @@
+"""What a worker does now and then beside its jobs, as small objects that the supervisor's loop calls.
+
+To add one, write a class with `name`, `due` and `run` in a file of its own and list it in `worker.serve.duties_of`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from nimble_jobs.errors import HomeReplaced, StoreError
+from nimble_jobs.worker.owed import Owed
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0  # before a duty that failed is tried again, doubled with each failure in a row
+LONGEST_S = 600.0
+
+Record = Callable[[str, str], object]  # a duty's name and why it failed: keeps that for others to see
+
+
+class Duty(Protocol):
+    """Something that has to be done again and again."""
+
+    @property
+    def name(self) -> str:
+        """What it does, for logs and events: `recover`, `prune`, `fire`."""
+
+    def due(self, now: float) -> bool:
+        """Is there something to do at `now`, in Unix seconds? Asked several times a second, so it reads no store."""
+
+    def run(self, now: float) -> None:
+        """Do it. May raise anything.
+
+        The worker hears no signal meanwhile. Whatever takes longer than about a second does a part, and is due again.
+        """
+
+
+class Every:
+    """When something is due that is done every `seconds`. A clock that was set back makes it due at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._done_at: float | None = None
+
+    def due(self, now: float) -> bool:
+        """At first, and `seconds` after the last `done`."""
+        return self._done_at is None or not self._done_at <= now < self._done_at + self._seconds
+
+    def done(self, now: float) -> None:
+        """It was done at `now`."""
+        self._done_at = now
+
+
+class Duties:
+    """Does what is due. A duty that fails is logged and recorded, tried again later, and never ends the worker."""
+
+    def __init__(
+        self, duties: Iterable[Duty], *, record: Record, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._duties = tuple(duties)
+        self._record = record
+        self._monotonic = monotonic
+        self._unrecorded = Owed()
+        self._again_at: dict[str, float] = {}  # by the monotonic clock
+        self._in_a_row: dict[str, int] = {}
+        self.failing: dict[str, str] = {}  # why the last run of a duty failed, by its name
+
+    def run(self, now: float) -> None:
+        """Do what is due at `now`. Raises HomeReplaced only: then the worker has to leave."""
+        for duty in self._duties:
+            if self._monotonic() < self._again_at.get(duty.name, 0.0):
+                continue
+            try:
+                if not duty.due(now):
+                    continue
+                duty.run(now)
+            except HomeReplaced:
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever a duty meets, the worker's jobs go on
+                self._failed(duty.name, error)
+            else:
+                self._went_well(duty.name)
+        try:
+            self._unrecorded.pay()
+        except HomeReplaced:
+            raise
+        except StoreError as error:  # it stays in the list, and the loop meets the same trouble
+            log.debug("a failure could not be recorded: %s", error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        row = self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+        pause_s = min(RETRY_S * 2.0 ** min(row - 1, 30), LONGEST_S)
+        self._again_at[name] = self._monotonic() + pause_s
+        reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        foreseen = isinstance(error, StoreError)
+        log.error("%s failed, again in %.0f s: %s", name, pause_s, reason, exc_info=None if foreseen else error)
+        if self.failing.get(name) != reason:
+            self.failing[name] = reason
+            self._unrecorded.add(lambda: self._record(name, reason))
+
+    def _went_well(self, name: str) -> None:
+        self._again_at.pop(name, None)
+        self._in_a_row.pop(name, None)
+        if self.failing.pop(name, None) is not None:
+            log.warning("%s works again", name)

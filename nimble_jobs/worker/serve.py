@@ -1,0 +1,91 @@
+"""A worker's life: it takes a lock, supervises a child, and begins anew if its folder was replaced."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+from nimble_jobs.patience import Patience
+from nimble_jobs.store import Store
+from nimble_jobs.store.home import identity, vouch
+from nimble_jobs.worker import child as child_process
+from nimble_jobs.worker import logs, trouble
+from nimble_jobs.worker.duties import Duty
+from nimble_jobs.worker.process import Child, Target
+from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.signals import StopSignals
+from nimble_jobs.worker.supervisor import Supervisor
+from nimble_jobs.worker.upkeep import Recover, Sweep
+
+log = logging.getLogger(__name__)
+
+
+def duties_of(store: Store) -> tuple[Duty, ...]:
+    """What each worker of a state folder does beside its jobs, in this order."""
+    return (Recover(store), Sweep(store))
+
+
+def run(
+    home: Path,
+    *,
+    device: str = "auto",
+    max_idle_s: float | None = None,
+    gpu_memory_bytes: int | None = None,
+    grace_s: float = 60.0,
+    target: Target = child_process.main,
+) -> int:
+    """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
+
+    After a signal the job that runs has `grace_s` to reach a safe point. Raises UsageError where `device` is not there,
+    StoreError when the state folder cannot be used, HomeReplaced when another one has its place, NimbleError when no
+    child process comes up.
+    """
+    logs.to_stderr()
+    known = None
+
+    def work(signals: StopSignals) -> bool:
+        nonlocal known
+        if known is not None:
+            vouch(home, known)
+        with closing(open_impatient(home, create=known is None)) as store:
+            known = known or identity(home)
+            # A worker that nobody can see must not claim: one that starts on a full disk waits for room.
+            hold = partial(store.workers.hold, {"role": "worker", "device": device})
+            with Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell).through(
+                hold
+            ) as lease:
+
+                def spawn() -> Child:
+                    return Child(target, home, lease.id, device, gpu_memory_bytes)
+
+                log.info("worker %s starts", lease.id)
+                with closing(
+                    Supervisor(
+                        store, lease, signals, spawn, duties=duties_of(store), max_idle_s=max_idle_s, grace_s=grace_s
+                    )
+                ) as supervisor:
+                    over = supervisor.loop()
+                log.info("worker %s ends", lease.id)
+                return over
+
+    with StopSignals() as signals, suppress(_Told):
+        over = work(signals)
+        while not over and not signals.count:
+            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
+    return 0
+
+
+class _Told(Exception):
+    """To stop, before it had begun."""
+
+
+def _unless(signals: StopSignals) -> None:
+    if signals.count:
+        raise _Told
+
+
+def _tell(reason: str | None) -> None:
+    if reason is not None:
+        log.error("waits until this works again: %s", reason)
