@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import JobSpec, code
-from nimble_jobs.store import Store, WorkerInfo, open_store
+from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
 
 Home = Path | str | None  # state folder; None: found as the commands find it
@@ -52,20 +53,17 @@ def submit(
     folders = permitted(spec, allow_python)
     with _opened(store, home) as store:
         specs.check_home(spec, store.home)
-        return store.jobs.submit(
-            spec=specs.dump(spec),
-            name=spec.name,
-            kind=spec.kind,
-            priority=spec.run.priority if priority is None else priority,
-            key=key or spec.run.key,
-            after=(*spec.run.after, *after),
-            not_before=now + delay_s if delay_s else 0.0,
-            max_attempts=spec.run.retry.max_attempts,
-            timeout_s=spec.run.timeout,
-            device=spec.run.device,
-            foreground=foreground,
-            allow_python=tuple(map(str, folders)),
-            now=now,
+        new = NewJob.of(spec, allow_python=tuple(map(str, folders)))
+        return store.jobs.queue(
+            replace(
+                new,
+                priority=new.priority if priority is None else priority,
+                key=key or new.key,
+                after=(*new.after, *after),
+                not_before=now + delay_s if delay_s else 0.0,
+                foreground=foreground,
+            ),
+            now,
         )
 
 

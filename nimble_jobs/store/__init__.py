@@ -3,22 +3,34 @@
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds, Wait
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.new_job import NewJob
 from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, WorkerInfo
 from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
+from nimble_jobs.store.timer_records import Due, Tick, TickKind, TickOutcome, Timer, TimerChange, TimerState
+from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.workers import WorkerLease, Workers
 
 __all__ = [
     "ArtifactRef",
     "Artifacts",
     "Builds",
+    "Due",
     "Jobs",
     "Lookup",
+    "NewJob",
     "ScheduleEntry",
     "ScheduleState",
     "Schedules",
     "Store",
     "StoredSchedule",
+    "Tick",
+    "TickKind",
+    "TickOutcome",
+    "Timer",
+    "TimerChange",
+    "TimerState",
+    "Timers",
     "Wait",
     "WorkerInfo",
     "WorkerLease",

@@ -10,12 +10,12 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import NotFound, StoreError, UsageError
+from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store.claims import JobClaims, delay_s
-from nimble_jobs.store.ids import new_id
+from nimble_jobs.store.new_job import NewJob, insert_job
 from nimble_jobs.store.queries import find_job
-from nimble_jobs.store.records import dump, job_record, load_object, sha256
+from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import (
     BAD,
@@ -25,7 +25,6 @@ from nimble_jobs.store.transitions import (
     record_event,
 )
 
-_MAX_ATTEMPTS = 3  # run.retry's default
 _CLOCK_S = 1.0  # what clocks of a machine's processes may differ
 _UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
 
@@ -57,29 +56,28 @@ class Jobs(JobClaims):
         will run a foreground job, so that it does not wait for ever for a process that died.
         Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec.
         """
-        text = dump(spec)
-        if max_attempts is None:
-            max_attempts = int(spec.get("run", {}).get("retry", {}).get("max_attempts", _MAX_ATTEMPTS))
-        row = {
-            "name": name,
-            "kind": kind,
-            "state": JobState.QUEUED.value,
-            "priority": priority,
-            "max_attempts": max_attempts,
-            "device": device,
-            "foreground": foreground,
-            "key": key,
-            "not_before": not_before,
-            "timeout_s": timeout_s,
-            "worker": worker,
-            "created_at": now,
-            "allow_python": dump([str(folder) for folder in allow_python]),
-            "spec_digest": sha256(text),
-            "spec": text,
-        }
+        new = NewJob(
+            spec=spec,
+            name=name,
+            kind=kind,
+            priority=priority,
+            key=key,
+            after=tuple(after),
+            not_before=not_before,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+            device=device,
+            foreground=foreground,
+            worker=worker,
+            allow_python=tuple(map(str, allow_python)),
+        )
+        return self.queue(new, now)
+
+    def queue(self, new: NewJob, now: float) -> Job:
+        """As `submit`."""
         for _ in range(5):
             try:
-                return self._db.write(lambda session: _insert(session, row, after, now))
+                return self._db.write(lambda session: insert_job(session, new, now))
             except IntegrityError:  # the id or, on a database without one writer, the key was taken meanwhile
                 continue
         raise StoreError("no free job id was found; is the clock stuck?")
@@ -206,33 +204,3 @@ def _note(
             return False
     record_event(session, kind, message, now=now, job=job, attempt=attempt, data=data)
     return True
-
-
-def _insert(session: Session, values: Mapping[str, Any], after: Sequence[str], now: float) -> Job:
-    if values["key"] is not None:
-        existing = session.scalar(select(JobRow).where(JobRow.key == values["key"]))
-        if existing is not None:
-            if existing.spec_digest != values["spec_digest"]:
-                raise UsageError(
-                    f"run.key: {values['key']!r} belongs to job {existing.id}, which has another spec; "
-                    "expected the same spec or another key"
-                )
-            return job_record(existing)
-    parents: dict[str, JobState] = {}
-    for reference in after:
-        try:
-            parent = find_job(session, reference)
-        except NotFound as e:
-            raise NotFound(f"run.after: {e}") from e
-        parents[parent.id] = JobState(parent.state)
-    row = JobRow(id=new_id(now), after=dump(list(parents)), **values)
-    session.add(row)
-    session.flush()
-    session.add_all(
-        WaitRow(job=row.id, parent=parent) for parent, state in parents.items() if state != JobState.SUCCEEDED
-    )
-    record_event(session, "submitted", f"queued as {row.name}", now=now, job=row.id)
-    if any(state in BAD for state in parents.values()):
-        fail_dependents(session, now)
-        session.expire(row)
-    return job_record(row)

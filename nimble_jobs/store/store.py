@@ -23,6 +23,7 @@ from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
+from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.workers import Workers
 
 
@@ -34,6 +35,7 @@ class Store:
         self._database = database
         self._patience = patience or Lent()
         self.jobs = Jobs(database)
+        self.timers = Timers(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience)
         self.publications = Publications(database, home)

@@ -37,6 +37,7 @@ class JobRow(Base):
         # In the order in which `claim` looks, so that it stops at the first row that fits.
         Index("ix_jobs_claim", "state", "foreground", desc("priority"), "seq", "not_before", "device"),
         Index("ix_jobs_name", "name", "seq"),
+        Index("ix_jobs_open", "name", "state"),
         Index("ix_jobs_state", "state", "seq"),
         {"sqlite_autoincrement": True},
     )

@@ -423,7 +423,7 @@ def test_events(store: Store) -> None:
 def test_ids_collide(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs of one millisecond that draw the same id both get in."""
     ids = iter(["0000000000aa", "0000000000aa", "0000000000ab"])
-    monkeypatch.setattr("nimble_jobs.store.jobs.new_id", lambda _now: next(ids))
+    monkeypatch.setattr("nimble_jobs.store.new_job.new_id", lambda _now: next(ids))
     assert [submit(store).id, submit(store).id] == ["0000000000aa", "0000000000ab"]
 
 

@@ -1,0 +1,283 @@
+"""Ticks that become jobs. Each step is one transaction: the tick's row, its job, and the timer's next tick.
+
+Whoever is second finds that the timer has moved on, and changes nothing. So any number of processes may fire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import NotFound, StoreError, UsageError
+from nimble_jobs.job import JobState
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.new_job import NewJob, insert_job
+from nimble_jobs.store.open_jobs import Standing, standing
+from nimble_jobs.store.tables import JobRow
+from nimble_jobs.store.timer_records import (
+    Due,
+    OpenJob,
+    Tick,
+    TickKind,
+    TickOutcome,
+    Timer,
+    TimerState,
+    tick_values,
+)
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
+from nimble_jobs.store.transitions import changed, leave_queued, record_event
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is to become of a tick, before it is known which jobs are there."""
+
+    due: int
+    kind: TickKind
+    job: NewJob | None = None  # what to submit
+    outcome: TickOutcome | None = None  # missed or error: decided already
+    reason: str | None = None
+    until: int | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What an overlap policy says about a tick."""
+
+    outcome: TickOutcome  # submitted, waiting or skipped
+    reason: str | None = None
+    cancel: tuple[str, ...] = ()  # jobs that make way for it
+    drop: tuple[int, ...] = ()  # ticks that wait and make way for it
+
+
+Policy = Callable[[Planned, Standing], Turn]
+
+
+class Firing:
+    """The side of the timer table that those see who fire."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def taken(self, timer: Timer) -> set[int]:
+        """Ticks from `next_due` on that have rows already: a clock was set back, or somebody asked for them."""
+        query = select(TickRow.due).where(TickRow.timer == timer.name, TickRow.due >= timer.next_due)
+        return self._db.read(lambda session: set(session.scalars(query)))
+
+    def standing(self, name: str) -> Standing:
+        """What the timer has going on now."""
+        return self._db.read(lambda session: standing(session, name))
+
+    def fire(
+        self, timer: Timer, planned: Sequence[Planned], then: Due | None, policy: Policy, now: float
+    ) -> list[Tick] | None:
+        """Write what becomes of the next ticks of a timer, submit their jobs, and move on to `then`.
+
+        None, and nothing is written, where the timer is not as it was read: somebody else fired or changed it.
+        """
+
+        def work(session: Session) -> list[Tick] | None:
+            row = _unchanged(session, timer)
+            if row is None:
+                return None
+            first, last = _span(planned)
+            between = select(TickRow.due).where(TickRow.timer == timer.name, TickRow.due.between(first, last))
+            if planned and set(session.scalars(between)) & {each.due for each in planned}:
+                return None  # asked for meanwhile; what is taken is read anew
+            ticks, now_there = [], standing(session, timer.name)
+            for each in planned:
+                tick, now_there = _become(session, timer.name, each, now_there, policy, now)
+                ticks.append(tick)
+            if ticks:
+                session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
+            row.moved_at = now
+            row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
+            session.flush()
+            return ticks
+
+        return self._write(work)
+
+    def release(
+        self, timer: Timer, tick: Tick, planned: Planned, may: Callable[[Standing], bool], now: float
+    ) -> Tick | None:
+        """Let a tick that waits have its turn: submit its job, or write why not.
+
+        None, and nothing is written, where it waits no more, the timer has changed, or `may` says that it must wait.
+        """
+
+        def work(session: Session) -> Tick | None:
+            row = session.scalar(select(TimerRow).where(TimerRow.name == timer.name).with_for_update())
+            if row is None or row.digest != timer.digest:
+                return None
+            mine = select(TickRow).where(TickRow.timer == timer.name, TickRow.due == tick.due)
+            found = session.scalar(mine)
+            if found is None or found.outcome != TickOutcome.WAITING.value:
+                return None
+            if planned.job is not None and not may(standing(session, timer.name)):
+                return None
+            done = _settled(session, timer.name, planned, now)
+            found.outcome, found.job, found.reason, found.at = done.outcome.value, done.job, done.reason, now
+            session.flush()
+            return replace(done, kind=tick.kind, max_running=tick.max_running)
+
+        return self._write(work)
+
+    def trigger(self, timer: Timer, due: int, job: NewJob, now: float) -> Tick | None:
+        """Submit a job now, as a tick of its own. None where that tick exists, or the timer has changed.
+
+        Raises NotFound and UsageError as `Jobs.submit` does; nothing is written then.
+        """
+
+        def work(session: Session) -> Tick | None:
+            row = session.scalar(select(TimerRow).where(TimerRow.name == timer.name).with_for_update())
+            if row is None or row.digest != timer.digest or session.get(TickRow, (timer.name, due)) is not None:
+                return None
+            submitted = insert_job(session, job, now)
+            tick = Tick(
+                timer=timer.name,
+                due=due,
+                kind=TickKind.MANUAL,
+                outcome=TickOutcome.SUBMITTED,
+                job=submitted.id,
+                at=now,
+            )
+            session.execute(insert(TickRow), [tick_values(tick)])
+            return tick
+
+        return self._write(work)
+
+    def rewind(self, timer: Timer, then: Due | None, cuts: Mapping[int, tuple[int, int]], now: float) -> bool:
+        """The clock was set back: ticks after `now` that nobody ran are to come again.
+
+        `cuts`: rows for several ticks, by their first one, that end after `now`; to which tick and for how many they
+        stand from here on. False, and nothing is written, where the timer is not as it was read.
+        """
+        nobody_ran = [outcome.value for outcome in (TickOutcome.MISSED, TickOutcome.SKIPPED, TickOutcome.ERROR)]
+
+        def work(session: Session) -> bool:
+            row = _unchanged(session, timer)
+            if row is None:
+                return False
+            ahead = delete(TickRow).where(
+                TickRow.timer == timer.name, TickRow.due > now, TickRow.at > now, TickRow.outcome.in_(nobody_ran)
+            )
+            gone = changed(session, ahead)
+            for due, (until, count) in cuts.items():
+                mine = update(TickRow).where(TickRow.timer == timer.name, TickRow.due == due)
+                changed(session, mine.values(until=until, count=count))
+            back_s = row.moved_at - now
+            row.since, row.moved_at = min(row.since, now), now
+            row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
+            session.flush()
+            message = f"{timer.name}: the clock was set back by {back_s:.0f} s; {gone} ticks are to come again"
+            record_event(session, "timer", message, now=now, data={"timer": timer.name})
+            return True
+
+        return self._write(work)
+
+    def crossing(self, timer: Timer, at: float) -> list[tuple[int, int, int]]:
+        """Rows for several ticks that begin before a time and end after it: first and last tick, count."""
+        query = select(TickRow.due, TickRow.until, TickRow.count).where(
+            TickRow.timer == timer.name, TickRow.due <= at, TickRow.until > at
+        )
+        return self._db.read(lambda session: [(d, u, n) for d, u, n in session.execute(query) if u is not None])
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        for _ in range(5):
+            try:
+                return self._db.write(work)
+            except IntegrityError:  # a job's id or, on a database without one writer, a tick was taken meanwhile
+                continue
+        raise StoreError("no free job id was found; is the clock stuck?")
+
+
+def _unchanged(session: Session, timer: Timer) -> TimerRow | None:
+    """The timer's row, if it is as it was read. Nobody else changes it until the transaction ends."""
+    row = session.scalar(select(TimerRow).where(TimerRow.name == timer.name).with_for_update())
+    if row is None or row.state != TimerState.ACTIVE.value:
+        return None
+    before = (timer.digest, timer.since, timer.next_due, timer.moved_at)
+    return row if (row.digest, row.since, row.next_due, row.moved_at) == before else None
+
+
+def _span(planned: Sequence[Planned]) -> tuple[int, int]:
+    dues = [each.due for each in planned] or [0]
+    return min(dues), max(dues)
+
+
+def _become(
+    session: Session, timer: str, planned: Planned, there: Standing, policy: Policy, now: float
+) -> tuple[Tick, Standing]:
+    """What becomes of a tick, done but for its row; and what the timer has going on then."""
+    if planned.job is None:
+        return _settled(session, timer, planned, now), there
+    turn = policy(planned, there)
+    for job in turn.cancel:
+        _make_way(session, job, planned.due, now)
+    if turn.drop:
+        dropped = update(TickRow).where(TickRow.timer == timer, TickRow.due.in_(turn.drop))
+        reason = "a later tick of the timer replaced it"
+        changed(session, dropped.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
+    if turn.cancel or turn.drop:
+        session.flush()
+        there = standing(session, timer)
+    if turn.outcome is TickOutcome.SUBMITTED:
+        tick = _settled(session, timer, planned, now)
+    else:
+        tick = _tick(timer, planned, turn.outcome, turn.reason, now)
+    if tick.outcome is TickOutcome.WAITING:
+        there = replace(there, waiting=(*there.waiting, tick))
+    elif tick.job is not None:
+        opened = OpenJob(id=tick.job, state=JobState.QUEUED, due=tick.due, kind=tick.kind)
+        there = replace(there, open=(*there.open, opened))
+    return tick, there
+
+
+def _settled(session: Session, timer: str, planned: Planned, now: float) -> Tick:
+    """A tick whose job was submitted just now, or why it was not."""
+    if planned.job is None:
+        assert planned.outcome is not None
+        return _tick(timer, planned, planned.outcome, planned.reason, now)
+    key = planned.job.key
+    has_key = select(JobRow.id).where(JobRow.key == key)
+    before = session.scalar(has_key) if key is not None else None
+    try:
+        job = insert_job(session, planned.job, now)
+    except (NotFound, UsageError) as e:
+        return _tick(timer, planned, TickOutcome.ERROR, str(e), now)
+    if before is not None:
+        return _tick(timer, planned, TickOutcome.SKIPPED, f"run.key: {key!r} belongs to job {before} already", now)
+    return replace(_tick(timer, planned, TickOutcome.SUBMITTED, planned.reason, now), job=job.id)
+
+
+def _tick(timer: str, planned: Planned, outcome: TickOutcome, reason: str | None, now: float) -> Tick:
+    return Tick(
+        timer=timer,
+        due=planned.due,
+        until=planned.until,
+        count=planned.count,
+        kind=planned.kind,
+        outcome=outcome,
+        reason=reason,
+        at=now,
+    )
+
+
+def _make_way(session: Session, job: str, due: int, now: float) -> None:
+    """Cancel a queued job, ask a running one to stop."""
+    message = "cancelled: a later tick of its timer replaces it"
+    if leave_queued(session, job, to=JobState.CANCELLED, error=None, event="cancelled", message=message, now=now):
+        return
+    asked = update(JobRow).where(
+        JobRow.id == job, JobRow.state == JobState.RUNNING.value, JobRow.cancel_requested.is_(False)
+    )
+    if changed(session, asked.values(cancel_requested=True)) == 1:
+        record_event(session, "cancel", f"asked to stop: tick {due} of its timer replaces it", now=now, job=job)

@@ -1,0 +1,59 @@
+"""Which jobs of a timer have not ended, and which of its ticks wait for their turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from nimble_jobs.job import JobState
+from nimble_jobs.store.tables import JobRow
+from nimble_jobs.store.timer_records import OpenJob, Tick, TickKind, TickOutcome, tick_record
+from nimble_jobs.store.timer_tables import TickRow
+
+OPEN = (JobState.QUEUED.value, JobState.RUNNING.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a timer has going on."""
+
+    open: tuple[OpenJob, ...] = ()  # jobs of its ticks that are queued or running, by tick
+    waiting: tuple[Tick, ...] = ()  # ticks that wait for their turn, oldest first
+
+    @property
+    def backfills(self) -> int:
+        """How many of the open jobs belong to backfills."""
+        return sum(job.kind is TickKind.BACKFILL for job in self.open)
+
+    @property
+    def regular(self) -> tuple[OpenJob, ...]:
+        """The open jobs that are no backfills."""
+        return tuple(job for job in self.open if job.kind is not TickKind.BACKFILL)
+
+
+def standing(session: Session, timer: str) -> Standing:
+    """As the transaction sees it."""
+    jobs = (
+        select(JobRow.id, JobRow.state, TickRow.due, TickRow.kind)
+        .join(TickRow, TickRow.job == JobRow.id)
+        .where(JobRow.name == timer, JobRow.state.in_(OPEN), TickRow.timer == timer)
+        .order_by(TickRow.due)
+    )
+    ticks = (
+        select(TickRow)
+        .where(TickRow.timer == timer, TickRow.outcome == TickOutcome.WAITING.value)
+        .order_by(TickRow.due)
+        .limit(WAITING_AT_MOST + 1)
+    )
+    return Standing(
+        open=tuple(
+            OpenJob(id=job, state=JobState(state), due=due, kind=TickKind(kind))
+            for job, state, due, kind in session.execute(jobs)
+        ),
+        waiting=tuple(tick_record(row) for row in session.scalars(ticks)),
+    )
+
+
+WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait

@@ -1,0 +1,155 @@
+"""Timers and ticks as frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from nimble_jobs.errors import Damaged
+from nimble_jobs.job import JobState
+from nimble_jobs.store.records import load_list, load_object, sha256
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
+
+
+class TimerState(StrEnum):
+    """Does a timer fire?"""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+
+
+class TimerChange(StrEnum):
+    """What adding a timer did."""
+
+    ADDED = "added"
+    EDITED = "edited"
+    UNCHANGED = "unchanged"
+
+
+class TickKind(StrEnum):
+    """Why a tick was looked at."""
+
+    SCHEDULED = "scheduled"  # it was due
+    CATCH_UP = "catch-up"  # it was due while nobody was there
+    BACKFILL = "backfill"  # somebody asked for a range of ticks
+    MANUAL = "manual"  # somebody asked for a job now
+
+
+class TickOutcome(StrEnum):
+    """What became of a tick."""
+
+    SUBMITTED = "submitted"  # its job is `job`
+    WAITING = "waiting"  # its job is submitted once another one has ended
+    SKIPPED = "skipped"  # the timer's last job was still there
+    MISSED = "missed"  # nobody fired it in time
+    EMPTY = "empty"  # its job found nothing new
+    ERROR = "error"  # its job could not be submitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A tick that is to come."""
+
+    tick: int  # Unix seconds
+    at: float  # when it may fire: the tick with its jitter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """A spec that is submitted at each tick. Times are Unix seconds."""
+
+    name: str
+    state: TimerState
+    since: float  # no tick up to here is the timer's: when it was added, last edited or last resumed
+    next_due: int | None  # the next tick; None while it is paused, and after its last one
+    next_at: float | None  # when that tick may fire
+    moved_at: float
+    created_at: float
+    edited_at: float
+    file: str  # the spec's file, as it was named
+    base: str  # the folder to which its relative paths belong
+    allow_python: tuple[str, ...]
+    digest: str
+    spec: dict[str, Any] = field(default_factory=dict)  # resolved, its templates in place
+    damaged: bool = False  # `spec` is not what was stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """A moment when a timer was due, and what became of it. Times are Unix seconds."""
+
+    timer: str
+    due: int
+    until: int | None = None  # the last tick, where this stands for several that nobody fired
+    count: int = 1  # how many ticks it stands for
+    kind: TickKind
+    outcome: TickOutcome
+    job: str | None = None
+    reason: str | None = None
+    at: float  # when this was decided
+    max_running: int | None = None  # of a backfill: how many of its jobs may be there at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenJob:
+    """A job of a tick that is queued or running."""
+
+    id: str
+    state: JobState
+    due: int
+    kind: TickKind
+
+
+def timer_digest(spec: str, allow_python: str) -> str:
+    """SHA-256 of what a timer does: both are canonical JSON."""
+    return sha256(f"{spec}\n{allow_python}")
+
+
+def timer_record(row: TimerRow) -> Timer:
+    """A row as a record. Raises Damaged when its state is none of ours."""
+    try:
+        state = TimerState(row.state)
+    except ValueError as e:
+        raise Damaged(f"timer {row.name}: {e}") from e
+    return Timer(
+        name=row.name,
+        state=state,
+        since=row.since,
+        next_due=row.next_due,
+        next_at=row.next_at,
+        moved_at=row.moved_at,
+        created_at=row.created_at,
+        edited_at=row.edited_at,
+        file=row.file,
+        base=row.base,
+        allow_python=load_list(row.allow_python),
+        digest=row.digest,
+        spec=load_object(row.spec),
+        damaged=timer_digest(row.spec, row.allow_python) != row.digest,
+    )
+
+
+def tick_record(row: TickRow) -> Tick:
+    """A row as a record. Raises Damaged when its kind or outcome is none of ours."""
+    try:
+        kind, outcome = TickKind(row.kind), TickOutcome(row.outcome)
+    except ValueError as e:
+        raise Damaged(f"tick {row.due} of {row.timer}: {e}") from e
+    return Tick(
+        timer=row.timer,
+        due=row.due,
+        until=row.until,
+        count=row.count,
+        kind=kind,
+        outcome=outcome,
+        job=row.job,
+        reason=row.reason,
+        at=row.at,
+        max_running=row.max_running,
+    )
+
+
+def tick_values(tick: Tick) -> dict[str, Any]:
+    """The columns of a tick's row."""
+    return asdict(tick) | {"kind": tick.kind.value, "outcome": tick.outcome.value}

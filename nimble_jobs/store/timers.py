@@ -1,0 +1,253 @@
+"""The timers of a store: added, paused, resumed, removed, and read. Firing them is `firing.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, and_, delete, func, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from nimble_jobs.errors import NotFound
+from nimble_jobs.store.firing import Firing
+from nimble_jobs.store.open_jobs import OPEN
+from nimble_jobs.store.records import dump
+from nimble_jobs.store.tables import JobRow
+from nimble_jobs.store.timer_records import (
+    Due,
+    Tick,
+    TickKind,
+    TickOutcome,
+    Timer,
+    TimerChange,
+    TimerState,
+    tick_record,
+    timer_digest,
+    timer_record,
+)
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
+from nimble_jobs.store.transitions import changed, record_event
+
+First = Callable[[Timer], Due | None]  # the first tick after `since`
+
+_OWN = (TickKind.SCHEDULED.value, TickKind.CATCH_UP.value)  # ticks that nobody asked for one by one
+_PRUNED_AT_ONCE = 500
+
+
+class Timers(Firing):
+    """The timer table. Time is always an argument: Unix seconds."""
+
+    def add(
+        self,
+        *,
+        name: str,
+        spec: Mapping[str, Any],
+        file: str,
+        base: str,
+        allow_python: Sequence[str] = (),
+        first: First,
+        now: float,
+    ) -> tuple[Timer, TimerChange]:
+        """Keep a timer, or change the one of that name. An equal spec changes nothing.
+
+        `spec`: resolved, its templates in place. `first` gives the first tick after `Timer.since`, which is `now`: what
+        was due before is never fired, neither is a tick of the earlier spec that still waited for its turn.
+        """
+        text, allowed = dump(spec), dump([str(folder) for folder in allow_python])
+        values = {
+            "file": file,
+            "base": base,
+            "allow_python": allowed,
+            "digest": timer_digest(text, allowed),
+            "spec": text,
+            "edited_at": now,
+        }
+
+        def work(session: Session) -> tuple[Timer, TimerChange]:
+            row = _locked(session, name)
+            if row is not None and row.digest == values["digest"] == timer_digest(row.spec, row.allow_python):
+                return timer_record(row), TimerChange.UNCHANGED
+            if row is None:
+                change = TimerChange.ADDED
+                row = TimerRow(name=name, state=TimerState.ACTIVE.value, created_at=now, since=now, moved_at=now)
+                session.add(row)
+            else:
+                change = TimerChange.EDITED
+                _drop_waiting(session, name, "the timer was edited", now)
+            for column, value in values.items():
+                setattr(row, column, value)
+            _begin(row, first, now)
+            session.flush()
+            record_event(session, "timer", f"{name}: {change}", now=now, data={"timer": name})
+            return timer_record(row), change
+
+        return self._write(work)
+
+    def pause(self, name: str, now: float) -> Timer:
+        """Fire it no more until `resume`; what still waited for its turn is skipped. Raises NotFound."""
+
+        def work(session: Session) -> Timer:
+            row = _found(session, name)
+            if row.state == TimerState.ACTIVE.value:
+                row.state, row.next_due, row.next_at, row.moved_at = TimerState.PAUSED.value, None, None, now
+                _drop_waiting(session, name, "the timer was paused", now)
+                record_event(session, "timer", f"{name}: paused", now=now, data={"timer": name})
+            return timer_record(row)
+
+        return self._write(work)
+
+    def resume(self, name: str, first: First, now: float) -> Timer:
+        """Fire it again, from its first tick after `now` on. Raises NotFound. One that is active stays as it is."""
+
+        def work(session: Session) -> Timer:
+            row = _found(session, name)
+            if row.state == TimerState.PAUSED.value:
+                row.state = TimerState.ACTIVE.value
+                _begin(row, first, now)
+                session.flush()
+                record_event(session, "timer", f"{name}: resumed", now=now, data={"timer": name})
+            return timer_record(row)
+
+        return self._write(work)
+
+    def remove(self, name: str, now: float) -> Timer:
+        """Forget a timer and its ticks. Its jobs stay. Raises NotFound."""
+
+        def work(session: Session) -> Timer:
+            timer = timer_record(_found(session, name))
+            count = session.scalar(select(func.count()).where(TickRow.timer == name))
+            changed(session, delete(TickRow).where(TickRow.timer == name))
+            changed(session, delete(TimerRow).where(TimerRow.name == name))
+            message = f"{name}: removed, with the record of its ticks ({count})"
+            record_event(session, "timer", message, now=now, data={"timer": name})
+            return timer
+
+        return self._write(work)
+
+    def get(self, name: str) -> Timer:
+        """Raises NotFound."""
+        return self._db.read(lambda session: timer_record(_found(session, name)))
+
+    def ticks(
+        self,
+        name: str,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcomes: Collection[TickOutcome] = (),
+        limit: int | None = None,
+    ) -> list[Tick]:
+        """The ticks of a timer due from `since` to `until`, both included, newest first. None of an unknown timer."""
+        query = select(TickRow).where(TickRow.timer == name).order_by(TickRow.due.desc()).limit(limit)
+        if since is not None:  # a row that stands for several may begin earlier
+            query = query.where(func.coalesce(TickRow.until, TickRow.due) >= since)
+        if until is not None:
+            query = query.where(TickRow.due <= until)
+        if outcomes:
+            query = query.where(TickRow.outcome.in_([outcome.value for outcome in outcomes]))
+        return self._db.read(lambda session: [tick_record(row) for row in session.scalars(query)])
+
+    def last_ticks(self) -> dict[str, Tick]:
+        """The newest tick of each timer that has any."""
+        other = aliased(TickRow)
+        newest = select(func.max(other.due)).where(other.timer == TickRow.timer).scalar_subquery()
+        # From the timers on, so that each costs one look into the key.
+        query = select(TickRow).join(TimerRow, TimerRow.name == TickRow.timer).where(TickRow.due == newest)
+        return self._db.read(lambda session: {row.timer: tick_record(row) for row in session.scalars(query)})
+
+    def tick_of(self, job: str) -> Tick | None:
+        """The tick that a job was submitted for."""
+        query = select(TickRow).where(TickRow.job == job).limit(1)
+
+        def work(session: Session) -> Tick | None:
+            row = session.scalar(query)
+            return None if row is None else tick_record(row)
+
+        return self._db.read(work)
+
+    def due(self, now: float, *, slack_s: float) -> list[Timer]:
+        """The timers that something is to be done for, those due for longest first: a tick is due or waits for its
+        turn, or the clock was set back by more than `slack_s` since the last one.
+        """
+        waiting = select(TickRow.timer).where(TickRow.outcome == TickOutcome.WAITING.value).distinct()
+        active = TimerRow.state == TimerState.ACTIVE.value
+        query = (
+            select(TimerRow)
+            .where(
+                or_(
+                    and_(active, TimerRow.next_at <= now),
+                    and_(active, TimerRow.moved_at > now + slack_s),
+                    TimerRow.name.in_(waiting),
+                )
+            )
+            .order_by(func.coalesce(TimerRow.next_at, now), TimerRow.name)
+        )
+        return self._db.read(lambda session: [timer_record(row) for row in session.scalars(query)])
+
+    def prune_ticks(self, before: float, keep_per_timer: int) -> int:
+        """Forget the ticks due before a time, but the newest `keep_per_timer` of each timer, and those that wait or
+        whose jobs have not ended. In small transactions. Returns how many rows went.
+        """
+        return sum(self._prune(timer.name, before, keep_per_timer) for timer in self.list())
+
+    def _prune(self, name: str, before: float, keep: int) -> int:
+        kept = select(TickRow.due).where(TickRow.timer == name).order_by(TickRow.due.desc()).offset(keep).limit(1)
+        newest = self._db.read(lambda session: session.scalar(kept))
+        if newest is None:
+            return 0
+        some = _to_prune(name, before, newest)
+        removed = 0
+        while True:
+            dues = self._db.read(lambda session: list(session.scalars(some)))
+            if not dues:
+                return removed
+            these = delete(TickRow).where(TickRow.timer == name, TickRow.due.in_(dues))
+            removed += self._db.write(lambda session, these=these: changed(session, these))  # type: ignore[misc]
+
+    def list(self) -> list[Timer]:
+        """All timers, by name."""
+        query = select(TimerRow).order_by(TimerRow.name)
+        return self._db.read(lambda session: [timer_record(row) for row in session.scalars(query)])
+
+
+def _to_prune(name: str, before: float, newest: int) -> Select[Any]:
+    return (
+        select(TickRow.due)
+        .outerjoin(JobRow, JobRow.id == TickRow.job)
+        .where(
+            TickRow.timer == name,
+            TickRow.due <= newest,
+            func.coalesce(TickRow.until, TickRow.due) < before,
+            TickRow.outcome != TickOutcome.WAITING.value,
+            or_(JobRow.id.is_(None), JobRow.state.not_in(OPEN)),
+        )
+        .order_by(TickRow.due)
+        .limit(_PRUNED_AT_ONCE)
+    )
+
+
+def _locked(session: Session, name: str) -> TimerRow | None:
+    return session.scalar(select(TimerRow).where(TimerRow.name == name).with_for_update())
+
+
+def _found(session: Session, name: str) -> TimerRow:
+    row = _locked(session, name)
+    if row is None:
+        raise NotFound(f"timer {name}: no such timer; see them with: nimble-jobs cron ls")
+    return row
+
+
+def _begin(row: TimerRow, first: First, now: float) -> None:
+    """Let a timer count from now on."""
+    row.since = row.moved_at = now
+    row.next_due = row.next_at = None
+    if row.state == TimerState.ACTIVE.value and (due := first(timer_record(row))) is not None:
+        row.next_due, row.next_at = due.tick, due.at
+
+
+def _drop_waiting(session: Session, name: str, reason: str, now: float) -> None:
+    """Ticks that wait for their turn do not outlive their spec; those that somebody asked for do."""
+    waiting = update(TickRow).where(
+        TickRow.timer == name, TickRow.outcome == TickOutcome.WAITING.value, TickRow.kind.in_(_OWN)
+    )
+    changed(session, waiting.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
