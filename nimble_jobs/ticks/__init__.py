@@ -1,0 +1,21 @@
+"""When timers are due, and how a tick's time is written. Pure: times are UTC seconds, and no clock is read."""
+
+from nimble_jobs.ticks.errors import BadExpression, BadMoment, BadTemplate, BadTick, BadZone
+from nimble_jobs.ticks.expression import Expression
+from nimble_jobs.ticks.jitter import jitter_s
+from nimble_jobs.ticks.moments import parse_moment
+from nimble_jobs.ticks.templates import Placeholder, placeholders, render
+
+__all__ = [
+    "BadExpression",
+    "BadMoment",
+    "BadTemplate",
+    "BadTick",
+    "BadZone",
+    "Expression",
+    "Placeholder",
+    "jitter_s",
+    "parse_moment",
+    "placeholders",
+    "render",
+]

@@ -1,0 +1,30 @@
+"""A date, or a date and a time of day, as people write the bounds of a timer."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from nimble_jobs.ticks import zones
+from nimble_jobs.ticks.errors import BadMoment
+
+EXPECTED = (
+    "a date such as 2027-01-31 or a time such as 2027-01-31T18:00, in the timer's zone unless it ends with an offset"
+)
+PATTERN = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:Z|[+-]\d{2}:\d{2})?)?"
+_PATTERN = re.compile(PATTERN, re.ASCII)
+
+
+def parse_moment(text: str, zone: str) -> int:
+    """UTC seconds of `2027-01-31`, `2027-01-31T18:00` (both by the clocks of `zone`) or `2027-01-31T18:00:00+01:00`.
+
+    Raises BadMoment and BadZone.
+    """
+    rules = zones.load(zone)
+    try:
+        if not _PATTERN.fullmatch(text):
+            raise ValueError
+        wall = datetime.fromisoformat(text)
+        return zones.utc_of(wall, rules) if wall.tzinfo is None else int(wall.timestamp())
+    except (ValueError, OverflowError):  # also the 31st of February
+        raise BadMoment(f"found {text[:60]!r}", EXPECTED) from None

@@ -1,0 +1,70 @@
+"""Templates of the tick: `{{ tick:%Y-%m-%d }}` and `{{ previous_tick:%Y-%m-%d }}`, and no other language."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nimble_jobs.ticks import zones
+from nimble_jobs.ticks.errors import BadTemplate
+
+NAMES = ("tick", "previous_tick")
+CODES = {
+    "%Y": "year", "%y": "year of the century", "%m": "month", "%d": "day", "%H": "hour", "%M": "minute",
+    "%S": "second", "%j": "day of the year", "%G": "year of the week", "%V": "week", "%u": "day of the week",
+    "%z": "distance from UTC", "%%": "a percent sign",
+}  # fmt: skip
+"""Numbers only: what they give does not depend on a language."""
+EXPECTED = "{{ tick:%Y-%m-%d }} or {{ previous_tick:%Y-%m-%d }}"
+
+_BRACES = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_INSIDE = re.compile(r"\s*([A-Za-z_]*)\s*(?::(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """One template in a text."""
+
+    text: str  # with its braces
+    name: str  # tick | previous_tick
+    format: str  # of strftime, with the codes in CODES
+
+
+def placeholders(text: str) -> tuple[Placeholder, ...]:
+    """The templates in a text, in their order. Raises BadTemplate for braces that are none."""
+    rest = _BRACES.sub("", text)
+    if "{{" in rest or "}}" in rest:
+        raise BadTemplate(f"found {'{{' if '{{' in rest else '}}'} without its pair", EXPECTED)
+    return tuple(_placeholder(found[0], found[1]) for found in _BRACES.finditer(text))
+
+
+def render(text: str, *, tick: int, previous: int | None, zone: str) -> str:
+    """The text with its templates filled in: `tick` and `previous` are UTC seconds, shown by the clocks of `zone`.
+
+    Raises BadTemplate, also where `previous_tick` is asked for and there is none, and BadZone.
+    """
+    rules, parts, end = zones.load(zone), [], 0
+    at = {"tick": tick, "previous_tick": previous}
+    for found in placeholders(text):
+        start = text.index(found.text, end)
+        moment = at[found.name]
+        if moment is None:
+            raise BadTemplate(f"{found.text}: there is no tick before", "tick")
+        parts += [text[end:start], zones.local(moment, rules).strftime(found.format)]
+        end = start + len(found.text)
+    return "".join([*parts, text[end:]])
+
+
+def _placeholder(text: str, inside: str) -> Placeholder:
+    parsed = _INSIDE.fullmatch(inside)
+    if parsed is None or parsed[1] not in NAMES:
+        raise BadTemplate(f"found {text[:60]!r}", EXPECTED)
+    format_ = (parsed[2] or "").strip()
+    if not format_ or not format_.isprintable():
+        raise BadTemplate(f"found {text[:60]!r}, which has no format", EXPECTED)
+    for code in re.findall(r"%.?", format_):
+        if code not in CODES:
+            raise BadTemplate(f"found {code!r} in {text[:60]!r}", f"one of {' '.join(CODES)}")
+    if "%" not in format_.replace("%%", "") or ".." in format_:
+        raise BadTemplate(f"found {text[:60]!r}", EXPECTED)
+    return Placeholder(text=text, name=parsed[1], format=format_)
