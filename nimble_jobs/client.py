@@ -15,6 +15,7 @@ from pathlib import Path
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.settings import Settings
 from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
@@ -41,7 +42,7 @@ def submit(
     """Queue a spec, or the file that holds one; once this returns the job is durable.
 
     `priority`, `after` and `key` go before what the spec says. `overrides` are `KEY=VALUE` texts for a file. Folders in
-    `allow_python` and in NIMBLE_JOBS_ALLOW_PYTHON may hold `python:` models and losses. Raises SpecError, UsageError
+    `allow_python` and in the settings may hold `python:` models and losses. Raises SpecError, UsageError
     for a `python:` file that is in none of them and when `key` is taken by another spec, and NotFound for an unknown
     job in `after`.
     """
@@ -50,8 +51,8 @@ def submit(
     elif overrides:
         raise UsageError("overrides go with a spec file; a JobSpec is final")
     now = time.time() if now is None else now
-    folders = permitted(spec, allow_python)
     with _opened(store, home) as store:
+        folders = permitted(spec, allow_python, settings=store.settings.now())
         specs.check_home(spec, store.home)
         new = NewJob.of(spec, allow_python=tuple(map(str, folders)))
         return store.jobs.queue(
@@ -67,22 +68,25 @@ def submit(
         )
 
 
-def permitted(spec: JobSpec, named: Sequence[Path | str] = ()) -> tuple[Path, ...]:
+def permitted(spec: JobSpec, named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
     """The folders of `allowed_python`. Raises UsageError where a `python:` file of the spec is in none of them."""
-    folders = allowed_python(named)
+    folders = allowed_python(named, settings=settings)
     if refused := code.refused(spec, folders):
         raise UsageError("\n".join(refused))
     return folders
 
 
-def allowed_python(named: Sequence[Path | str] = ()) -> tuple[Path, ...]:
-    """The folders whose `python:` models may run: those named and those in NIMBLE_JOBS_ALLOW_PYTHON, resolved."""
-    listed = os.environ.get("NIMBLE_JOBS_ALLOW_PYTHON", "").split(os.pathsep)
-    folders = [Path(folder).expanduser().resolve() for folder in (*named, *listed) if folder]
-    for folder in folders:
+def allowed_python(named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
+    """The folders whose `python:` models may run: those named and those of the settings, resolved. Raises UsageError
+    for one that is no folder.
+    """
+    listed = f"allow_python ({settings.origin('allow_python')})"
+    origins = {Path(folder).expanduser().resolve(): "--allow-python" for folder in named if folder}
+    origins |= {Path(folder).resolve(): listed for folder in settings.allow_python}
+    for folder, origin in origins.items():
         if not folder.is_dir():
-            raise UsageError(f"--allow-python: {folder} is not a folder")
-    return tuple(dict.fromkeys(folders))
+            raise UsageError(f"{origin}: {folder} is not a folder")
+    return tuple(origins)
 
 
 def wait(

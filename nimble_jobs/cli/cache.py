@@ -64,11 +64,10 @@ def size(ctx: typer.Context, json: options.Json = False) -> None:
     with options.store(ctx) as store:
         from dataclasses import asdict
 
-        from nimble_jobs.store.cap import limit_bytes
         from nimble_jobs.store.sizes import sizes
 
         found = sizes(store)
-        values = asdict(found) | {"total_bytes": found.total_bytes, "limit_bytes": limit_bytes()}
+        values = asdict(found) | {"total_bytes": found.total_bytes, "limit_bytes": store.settings.now().cache.size}
     if json:
         output.emit_json(values)
     else:
@@ -89,5 +88,8 @@ def _told(values: dict[str, int | None]) -> list[tuple[str, str]]:
         ("artifacts", f"{texts['artifacts_bytes']}, unneeded {texts['unneeded_bytes']} of it"),
         ("logs", texts["logs_bytes"]),
         ("total", texts["total_bytes"]),
-        ("limit", "none; NIMBLE_JOBS_CACHE_SIZE sets one" if limit is None else f"{render.size(limit)} for schedules"),
+        (
+            "limit",
+            "none; cache.size in config.yaml sets it" if limit is None else f"{render.size(limit)} for schedules",
+        ),
     ]

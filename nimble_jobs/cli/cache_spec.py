@@ -40,11 +40,11 @@ def why(
     from nimble_jobs.spec import load
 
     loaded = load(spec, overrides or ())
-    memory_bytes = options.size(gpu_memory, "--gpu-memory")
+    settings = options.configured(ctx, gpu_memory=gpu_memory)
     with options.store(ctx) as store:
         from nimble_jobs.workloads.ahead import why as ask  # loads torch: the key names the device
 
-        answer = ask(loaded, store=store, memory_bytes=memory_bytes)
+        answer = ask(loaded, store=store, memory_bytes=settings.gpu_memory)
         if answer.nearest is not None and answer.nearest.key == answer.key:
             answer = replace(answer, nearest=None)  # set aside: the reason says all
         near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
@@ -78,12 +78,11 @@ def build(
     from nimble_jobs.client import permitted
     from nimble_jobs.models import permission
     from nimble_jobs.spec import load
-    from nimble_jobs.store.cap import limit_bytes
 
     sizes = _sizes(batch_size or ())
-    memory_bytes = options.size(gpu_memory, "--gpu-memory")
+    settings = options.configured(ctx, gpu_memory=gpu_memory)
     loaded = load(spec, overrides or ())
-    allowed = permitted(loaded, allow_python or ())
+    allowed = permitted(loaded, allow_python or (), settings=settings)
     try:
         permission.check(loaded.model, allowed)
     except ModelError as e:
@@ -96,10 +95,10 @@ def build(
 
         from nimble_jobs.workloads.ahead import build as ahead  # loads torch
 
-        capped = limit_bytes() is not None
+        capped = settings.cache.size is not None
         before = _keys(store) if capped else []
         for each in ahead(
-            loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=memory_bytes, told=told
+            loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=settings.gpu_memory, told=told
         ):
             made.append(each)
             if not json:

@@ -38,7 +38,7 @@ def verify(
     """Hash every stored schedule and artifact again. Exits 0 when all schedules are sound, 100 when any is not."""
     from nimble_jobs.client import allowed_python
 
-    allowed = allowed_python(allow_python or ())
+    allowed = allowed_python(allow_python or (), settings=options.configured(ctx))
     with options.store(ctx) as store:
         entries = found(store, keys) if keys else store.schedules.list()
         rows = _hashed(store, entries)

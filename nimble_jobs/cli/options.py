@@ -13,6 +13,7 @@ import typer
 from nimble_jobs.errors import UsageError
 
 if TYPE_CHECKING:
+    from nimble_jobs.settings import Settings as Configured
     from nimble_jobs.store import Store
 
 
@@ -91,6 +92,13 @@ def store(ctx: typer.Context) -> Iterator[Store]:
         yield opened
     finally:
         opened.close()
+
+
+def configured(ctx: typer.Context, **given: str | None) -> Configured:
+    """The configuration of the state folder, with what was given on the command line over it. Raises SettingsError."""
+    from nimble_jobs.settings import Settings as Configured
+
+    return Configured.load(chosen_home(ctx), given=given)
 
 
 def duration(text: str | None, option: str) -> float | None:

@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
+    ctx: typer.Context,
     spec: options.SpecFile,
     overrides: options.Overrides = None,
     data: Annotated[
@@ -38,7 +39,8 @@ def validate(
 
     loaded = load(spec, overrides or ())
     if data:
-        _look(loaded, permitted(loaded, allow_python or ()), json=json)
+        allowed = permitted(loaded, allow_python or (), settings=options.configured(ctx))
+        _look(loaded, allowed, json=json)
     elif json:
         output.emit_json(dump(loaded))
     if not json:
@@ -95,9 +97,9 @@ def explain(
     asked = ((Drawing.timeline, timeline), (Drawing.trace, trace), (Drawing.dot, dot))
     drawings = [make(path) for make, path in asked if path is not None]
     loaded = load(spec, overrides or ())
-    named = allow_python or ()
-    allowed = allowed_python(named) if no_build else permitted(loaded, named)  # a look runs no code
-    memory_bytes = options.size(gpu_memory, "--gpu-memory")
+    named, settings = allow_python or (), options.configured(ctx, gpu_memory=gpu_memory)
+    # A look runs no code.
+    allowed = allowed_python(named, settings=settings) if no_build else permitted(loaded, named, settings=settings)
     with options.store(ctx) as store, telling(quiet=quiet) as told:
         from nimble_jobs.workloads.explain import explain as plan  # loads torch
 
@@ -106,7 +108,7 @@ def explain(
             store=store,
             build=not no_build,
             allowed_python=allowed,
-            memory_bytes=memory_bytes,
+            memory_bytes=settings.gpu_memory,
             told=told,
         )
     if json:

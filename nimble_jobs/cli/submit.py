@@ -104,7 +104,7 @@ def submit(
     delay_s = options.duration(delay, "--delay") or 0.0
     timeout_s = options.duration(timeout, "--timeout")
     if dry_run:
-        client.permitted(loaded, allow_python or ())
+        client.permitted(loaded, allow_python or (), settings=options.configured(ctx))
         output.emit_json(dump(loaded))
         output.note(f"{loaded.name}: would be queued; nothing was")
         return

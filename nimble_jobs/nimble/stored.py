@@ -26,11 +26,15 @@ from nimble_jobs.store.home import resolve
 
 @contextlib.contextmanager
 def opened(store: object) -> Iterator[Store | None]:
-    """The store at a state folder, closed at the end; one that is open already stays open. None stays None."""
+    """The store at a state folder, closed at the end; one that is open already stays open. None stays None.
+
+    Raises SettingsError for a configuration that is not valid.
+    """
     if store is None or isinstance(store, Store):
         yield store
     elif isinstance(store, str | Path):
         with open_store(resolve(str(store))) as found:
+            found.settings.now()  # what cannot be read is said now, not at the end of a long build
             yield found
     else:
         raise UsageError(f"store: found {type(store).__name__}; expected the path of a state folder, or a Store")

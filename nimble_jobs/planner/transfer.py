@@ -73,7 +73,7 @@ def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], b
             return Import(schedules=())
         there = {bundled.key: _stored(store, bundled.key) for bundled in bundle.schedules}
         new = [bundled for bundled in bundle.schedules if there[bundled.key] is None]
-        _check_size(path, new)
+        _check_size(path, new, store.settings.now().cache.size)
         if not dry_run:
             _save(bundle, new, schedules, store, now)
     removed = () if dry_run or not new else store.keep_to_size(now, in_use=[bundled.key for bundled in new])
@@ -143,13 +143,12 @@ def _foreign(parts: dict[str, str], facts: dict[str, str]) -> list[str]:
     ]
 
 
-def _check_size(path: Path, new: list[Bundled]) -> None:
-    limit = cap.limit_bytes()
+def _check_size(path: Path, new: list[Bundled], limit: int | None) -> None:
     artifacts = {ref.name: ref.bytes for bundled in new for ref in bundled.artifacts}
     nbytes = sum(bundled.text_bytes for bundled in new) + sum(artifacts.values())
     if limit is not None and nbytes > limit:
         raise UsageError(
-            f"{path}: holds {nbytes:,} bytes to import; {cap.VARIABLE} allows {limit:,} for all schedules together; "
+            f"{path}: holds {nbytes:,} bytes to import; {cap.FIELD} allows {limit:,} for all schedules together; "
             "nothing was imported"
         )
 

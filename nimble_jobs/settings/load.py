@@ -77,7 +77,7 @@ def _override(tree: Tree, environ: Mapping[str, str], given: Mapping[str, str | 
             put(tree, where, _as_yaml(field, text), Origin(f"environment {name}", 0))
         option = given.get(field)
         if option is not None:
-            put(tree, where, _as_yaml(field, option), Origin(COMMAND_LINE, 0))
+            put(tree, where, _as_yaml(field, option), Origin(f"{COMMAND_LINE} --{field.replace('_', '-')}", 0))
 
 
 def _as_yaml(field: str, text: str) -> str:

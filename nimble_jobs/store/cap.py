@@ -1,31 +1,17 @@
-"""The size that a user allows the schedules of a state folder: NIMBLE_JOBS_CACHE_SIZE, kept after each save."""
+"""The size that a user allows the schedules of a state folder: cache.size of the settings, kept after each save."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from nimble_jobs.errors import StoreError, UsageError
+from nimble_jobs.errors import SettingsError, StoreError
 
 if TYPE_CHECKING:
     from nimble_jobs.store.records import ScheduleEntry
     from nimble_jobs.store.store import Store
 
-VARIABLE = "NIMBLE_JOBS_CACHE_SIZE"
-
-
-def limit_bytes() -> int | None:
-    """What the environment says; None where it says nothing. Raises UsageError."""
-    text = os.environ.get(VARIABLE)
-    if not text:
-        return None
-    from nimble_jobs.spec.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as e:
-        raise UsageError(f"{VARIABLE}: {e}") from e
+FIELD = "cache.size"
 
 
 def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
@@ -36,13 +22,11 @@ def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[Sch
     Schedules `in_use`, and those that a live worker holds resident, stay. What cannot be removed is noted, too: the
     job at hand has its schedule all the same.
     """
-    limit = limit_bytes()
-    if limit is None:
-        return ()
     try:
-        return _keep(store, limit, now, in_use)
-    except StoreError as e:
-        store.jobs.event("pruned", f"{VARIABLE}: nothing was removed: {e}", now=now)
+        limit = store.settings.now().cache.size
+        return () if limit is None else _keep(store, limit, now, in_use)
+    except (SettingsError, StoreError) as e:
+        store.jobs.event("pruned", f"{FIELD}: nothing was removed: {e}", now=now)
         return ()
 
 
@@ -58,7 +42,7 @@ def _keep(store: Store, limit: int, now: float, in_use: Collection[str]) -> tupl
     keys = [r.entry.key for r in removals.schedules]
     store.jobs.event(
         "pruned",
-        f"{VARIABLE}: {removals.bytes:,} bytes removed; schedules: {count}, artifacts: {len(removals.artifacts)}",
+        f"{FIELD}: {removals.bytes:,} bytes removed; schedules: {count}, artifacts: {len(removals.artifacts)}",
         data={"keys": keys},
         now=now,
     )

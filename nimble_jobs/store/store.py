@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
@@ -26,6 +26,9 @@ from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.workers import Workers
 
+if TYPE_CHECKING:
+    from nimble_jobs.settings import Watched
+
 
 class Store:
     """Everything that is kept. Belongs to one process; its threads may share it."""
@@ -34,6 +37,7 @@ class Store:
         self.home = home
         self._database = database
         self._patience = patience or Lent()
+        self._settings: Watched | None = None
         self.jobs = Jobs(database)
         self.timers = Timers(database)
         self.schedules = Schedules(database)
@@ -41,6 +45,15 @@ class Store:
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
         self.workers = Workers(home / "workers")
+
+    @property
+    def settings(self) -> Watched:
+        """The configuration of the state folder, as new as its file."""
+        if self._settings is None:
+            from nimble_jobs.settings import Watched  # loads pydantic, which a listing does not need
+
+            self._settings = Watched(self.home)
+        return self._settings
 
     @property
     def database_file(self) -> FileId | None:
@@ -67,7 +80,7 @@ class Store:
         return problems_of(self, self._database)
 
     def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
-        """After a save: remove the least recently used schedules while they are over NIMBLE_JOBS_CACHE_SIZE, and
+        """After a save: remove the least recently used schedules while they are over cache.size, and
         artifacts that none needs. Returns those schedules.
         """
         return cap.keep(self, now, in_use=in_use)
@@ -102,9 +115,8 @@ def open_store(
     `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Without `create` a
     folder that was never initialised is one that is away: StoreGone. `patience_s`: how long a transaction is
     tried while others hold the lock, `busy_timeout_s` of it inside SQLite, where no signal is heard. Raises StoreError,
-    Damaged, and UsageError for a NIMBLE_JOBS_CACHE_SIZE that is no size.
+    Damaged.
     """
-    cap.limit_bytes()  # a setting that cannot be read is said now, not at the end of a long build
     url = url or os.environ.get("NIMBLE_JOBS_DB") or None
     try:
         if url is None and not create:

@@ -62,7 +62,7 @@ def test_environment_over_file_and_command_line_over_both(path: Path) -> None:
     environ = {"NIMBLE_JOBS_DEVICE": "cpu", "NIMBLE_JOBS_LIMITS_GRACE": "7s", "NIMBLE_JOBS_PATIENCE": "90"}
     settings = Settings.load(path.parent, environ=environ, given={"device": "cuda", "gpu_memory": None})
     assert settings.device == "cuda"
-    assert settings.origin("device") == "command line"
+    assert settings.origin("device") == "command line --device"
     assert settings.limits.grace == 7
     assert settings.origin("limits.grace") == "environment NIMBLE_JOBS_LIMITS_GRACE"
     assert settings.limits.patience == 90

@@ -1,0 +1,99 @@
+"""Commands about the configuration: config show, check, path, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.cli.listing import Column, Row, print_rows
+
+app = typer.Typer(
+    name="config",
+    help="The state folder's configuration: config.yaml and what overrides it.",
+    no_args_is_help=True,
+)
+
+COLUMNS = (
+    Column(header="FIELD", cell=lambda row: row["field"]),
+    Column(header="VALUE", cell=lambda row: row["text"], flexible=True),
+    Column(header="FROM", cell=lambda row: row["origin"], flexible=True, gives_first=True),
+    Column(header="VARIABLE", cell=lambda row: row["variable"], from_width=140),
+)
+
+
+@app.command()
+def show(ctx: typer.Context, json: options.Json = False) -> None:
+    """Show every value that is in force here, and where it comes from."""
+    from nimble_jobs.settings import variable
+
+    settings = options.configured(ctx)
+    rows: list[Row] = [
+        {
+            "field": field,
+            "value": value,
+            "text": _text(field, value),
+            "origin": settings.origin(field),
+            "variable": variable(field),
+        }
+        for field, value in settings.flat().items()
+    ]
+    if json:
+        output.emit_json([{key: row[key] for key in ("field", "value", "origin", "variable")} for row in rows])
+        return
+    print_rows(rows, COLUMNS, id_key="field", json=False, quiet=False, empty="")
+
+
+@app.command()
+def check(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A file that is not in place; default: config.yaml.", show_default=False),
+    ] = None,
+) -> None:
+    """Check the configuration, with what overrides it, or a file alone; say everything that is wrong. Exits 2 then."""
+    from nimble_jobs.settings import FILE, check_file
+
+    if file is not None:
+        check_file(file)
+        output.note(f"{file}: valid")
+        return
+    options.configured(ctx)
+    path = options.chosen_home(ctx) / FILE
+    output.note(f"{path}: valid" if path.exists() else f"{path}: no such file; every value is a default")
+
+
+@app.command()
+def path(ctx: typer.Context) -> None:
+    """Print where config.yaml is, or would be."""
+    from nimble_jobs.settings import FILE
+
+    output.emit(str(options.chosen_home(ctx) / FILE))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of config.yaml, for editors that complete YAML."""
+    from nimble_jobs.settings import json_schema
+
+    output.emit_json(json_schema())
+
+
+def _text(field: str, value: Any) -> str:
+    """A value as it is written in the file."""
+    from nimble_jobs.spec.units import format_bytes, format_duration
+
+    match value:
+        case None:
+            return "null"
+        case float():
+            return format_duration(value)
+        case int() if field.endswith(("memory", "size")):
+            return format_bytes(value)
+        case tuple():
+            return f"[{', '.join(map(str, value))}]"
+        case _:
+            return str(value)
