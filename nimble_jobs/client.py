@@ -171,17 +171,21 @@ def start_worker(
     home: Home = None,
     *,
     store: Store | None = None,
-    device: str = "auto",
+    device: str | None = None,
     max_idle_s: float | None = None,
     gpu_memory_bytes: int | None = None,
     timeout_s: float = 120.0,
 ) -> WorkerInfo:
     """Start a worker that outlives this process and return once it can run jobs.
 
-    Its log is `logs/worker-….log` in the state folder. Raises UsageError where there is no such device, NimbleError
-    with the end of the log when it does not come up within `timeout_s`.
+    `device` and `gpu_memory_bytes`: those of the settings when not given. Its log is `logs/worker-….log` in the state
+    folder. Raises SettingsError, UsageError where there is no such device, NimbleError with the end of the log when it
+    does not come up within `timeout_s`.
     """
     with _opened(store, home) as store:
+        settings = store.settings.now()
+        device = device or settings.device
+        gpu_memory_bytes = settings.gpu_memory if gpu_memory_bytes is None else gpu_memory_bytes
         log_path = (
             store.home / "logs" / f"worker-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}.log"
         )

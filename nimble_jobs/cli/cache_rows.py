@@ -127,9 +127,9 @@ def count(number: int, noun: str = "schedule") -> str:
 
 def removed_for_room(keys: Sequence[str]) -> str:
     """What a size cap took away."""
-    from nimble_jobs.store.cap import VARIABLE
+    from nimble_jobs.store.cap import FIELD
 
-    return f"{VARIABLE}: removed {count(len(keys))}, least recently used: {', '.join(key[:12] for key in keys)}"
+    return f"{FIELD}: removed {count(len(keys))}, least recently used: {', '.join(key[:12] for key in keys)}"
 
 
 def shape(text: str) -> str:

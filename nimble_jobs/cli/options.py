@@ -98,6 +98,10 @@ def configured(ctx: typer.Context, **given: str | None) -> Configured:
     """The configuration of the state folder, with what was given on the command line over it. Raises SettingsError."""
     from nimble_jobs.settings import Settings as Configured
 
+    if given.get("device") is not None:
+        device(str(given["device"]), "--device")
+    if given.get("gpu_memory") is not None:
+        size(given["gpu_memory"], "--gpu-memory")
     return Configured.load(chosen_home(ctx), given=given)
 
 

@@ -149,7 +149,8 @@ class _Attendant:
             if not self._quiet:
                 output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
             try:
-                client.start_worker(store=self._store, device=job.device, max_idle_s=_WAIT_IDLE_S)
+                device = None if job.device == "auto" else job.device
+                client.start_worker(store=self._store, device=device, max_idle_s=_WAIT_IDLE_S)
             except UsageError as error:  # no worker of this machine could ever take the job
                 self._store.jobs.cancel(job.id, now=time.time())
                 raise UsageError(f"{error}; the job was cancelled") from error

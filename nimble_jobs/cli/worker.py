@@ -54,7 +54,9 @@ COLUMNS = (
 def start(
     ctx: typer.Context,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return at once; the worker goes on alone.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: that of config.yaml, or auto.")
+    ] = None,
     max_idle: Annotated[
         str | None,
         typer.Option("--max-idle", metavar="TIME", help="Leave after this time without work, 10m for instance."),
@@ -66,19 +68,22 @@ def start(
 ) -> None:
     """Start a worker, here or detached. SIGTERM and Ctrl-C finish the shard at hand and give the job back."""
     max_idle_s = options.duration(max_idle, "--max-idle")
-    memory = options.size(gpu_memory, "--gpu-memory")
-    device = options.device(device, "--device")
+    settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)
     if detach:
         from nimble_jobs import client
 
-        worker = client.start_worker(home=home, device=device, max_idle_s=max_idle_s, gpu_memory_bytes=memory)
+        worker = client.start_worker(
+            home=home, device=settings.device, max_idle_s=max_idle_s, gpu_memory_bytes=settings.gpu_memory
+        )
         output.emit(worker.id)
         output.note(f"process {worker.pid} on {worker.device}; stop it with: nimble-jobs worker stop")
         return
     from nimble_jobs.worker import serve
 
-    raise typer.Exit(serve.run(home, device=device, max_idle_s=max_idle_s, gpu_memory_bytes=memory))
+    raise typer.Exit(
+        serve.run(home, device=settings.device, max_idle_s=max_idle_s, gpu_memory_bytes=settings.gpu_memory)
+    )
 
 
 @app.command()

@@ -34,10 +34,11 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     given: Mapping[str, str | None] | None = None,
+    file: bool = True,
 ) -> Settings:
-    """`Settings.load`."""
+    """`Settings.load`; without `file` as if there were none."""
     path = home / FILE
-    return _settings(_read(path), path, os.environ if environ is None else environ, given or {})
+    return _settings(_read(path) if file else None, path, os.environ if environ is None else environ, given or {})
 
 
 def check_file(path: Path) -> Settings:

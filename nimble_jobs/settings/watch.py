@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nimble_jobs.errors import SettingsError
-from nimble_jobs.settings.load import FILE
+from nimble_jobs.settings.load import FILE, load
 from nimble_jobs.settings.model import Settings
 
 _Stamp = tuple[int, int, int, int] | None
@@ -25,17 +25,28 @@ class Watched:
         self._given = dict(given or {})
         self._lock = threading.Lock()
         self._stamp: _Stamp = None
-        self._settings: Settings | None = None
+        self._read: Settings | None = None
+        self._without: Settings | None = None  # as if there were no file
         self._error: SettingsError | None = None
 
     def now(self) -> Settings:
         """The settings. Raises SettingsError when the file is broken and none before it was read."""
         with self._lock:
             self._look()
-            if self._settings is None:
+            if self._read is None:
                 assert self._error is not None
                 raise self._error
-            return self._settings
+            return self._read
+
+    def usable(self) -> Settings:
+        """The newest settings that could be read; where none could, those without the file. For a process that must go
+        on. Raises SettingsError only for what stands in the environment.
+        """
+        with self._lock:
+            self._look()
+            if self._read is None and self._without is None:
+                self._without = load(self._home, given=self._given, file=False)
+            return self._read or self._without or Settings()
 
     @property
     def problem(self) -> str | None:
@@ -46,10 +57,10 @@ class Watched:
 
     def _look(self) -> None:
         stamp = _stamp(self._home / FILE)
-        if stamp == self._stamp and (self._settings or self._error):
+        if stamp == self._stamp and (self._read or self._error):
             return
         try:
-            self._settings, self._error = Settings.load(self._home, given=self._given), None
+            self._read, self._error = load(self._home, given=self._given), None
         except SettingsError as e:
             self._error = e
         self._stamp = stamp

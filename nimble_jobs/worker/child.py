@@ -61,7 +61,7 @@ def main(
         from nimble_jobs.worker.executor import execute, real_station  # torch is loaded in this process only
         from nimble_jobs.workloads.context import Stop
 
-        opening = Patience(limit_s=patience_s(), check=lambda _waited_s: inbox.check())
+        opening = Patience(limit_s=patience_s(home), check=lambda _waited_s: inbox.check())
         store = opening.through(lambda: open_impatient(home, create=False))
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
     except NimbleError as error:

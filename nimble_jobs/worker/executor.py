@@ -24,7 +24,6 @@ from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
-from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def execute(
     store = station.store
     jobs = store.jobs
     with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report) as pulse:
-        patience = patience_of(pulse, on_wait)
+        patience = patience_of(pulse, on_wait, store.settings.usable().limits.patience)
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
         found: NimbleError | None = None
         try:
@@ -128,8 +127,8 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     )
 
 
-def patience_of(pulse: Pulse, on_wait: OnWait) -> Patience:
-    """How long an attempt waits for what it cannot write: until the worker wants it to end, or for very long."""
+def patience_of(pulse: Pulse, on_wait: OnWait, limit_s: float) -> Patience:
+    """How long an attempt waits for what it cannot write: until the worker wants it to end, but `limit_s` at most."""
     drained_at: float | None = None
 
     def check(_waited_s: float) -> None:
@@ -150,7 +149,6 @@ def patience_of(pulse: Pulse, on_wait: OnWait) -> Patience:
         else:
             log.warning("waits until this works again, for %s at most: %s", format_duration(limit_s), reason)
 
-    limit_s = patience_s()
     return Patience(limit_s=limit_s, check=check, tell=tell)
 
 

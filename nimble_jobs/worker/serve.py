@@ -14,6 +14,7 @@ from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker import logs, trouble
 from nimble_jobs.worker.duties import Duty
 from nimble_jobs.worker.process import Child, Target
+from nimble_jobs.worker.reread import Reread
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.supervisor import Supervisor
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
     """What each worker of a state folder does beside its jobs, in this order."""
-    return (Recover(store), Sweep(store))
+    return (Recover(store), Sweep(store), Reread(store))
 
 
 def run(
@@ -33,14 +34,14 @@ def run(
     device: str = "auto",
     max_idle_s: float | None = None,
     gpu_memory_bytes: int | None = None,
-    grace_s: float = 60.0,
+    grace_s: float | None = None,
     target: Target = child_process.main,
 ) -> int:
     """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
 
-    After a signal the job that runs has `grace_s` to reach a safe point. Raises UsageError where `device` is not there,
-    StoreError when the state folder cannot be used, HomeReplaced when another one has its place, NimbleError when no
-    child process comes up.
+    After a signal the job that runs has `grace_s`, by default limits.grace, to reach a safe point.
+    Raises SettingsError, UsageError where `device` is not there, StoreError when the state folder cannot be used,
+    HomeReplaced when another one has its place, NimbleError when no child process comes up.
     """
     logs.to_stderr()
     known = None
@@ -50,10 +51,12 @@ def run(
         if known is not None:
             vouch(home, known)
         with closing(open_impatient(home, create=known is None)) as store:
+            if known is None:
+                store.settings.now()  # a worker does not start with a configuration that is not valid
             known = known or identity(home)
             # A worker that nobody can see must not claim: one that starts on a full disk waits for room.
             hold = partial(store.workers.hold, {"role": "worker", "device": device})
-            with Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell).through(
+            with Patience(limit_s=patience_s(home), check=lambda _waited_s: _unless(signals), tell=_tell).through(
                 hold
             ) as lease:
 

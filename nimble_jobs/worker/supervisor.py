@@ -21,7 +21,6 @@ from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
 from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child
 from nimble_jobs.worker.running import Running, Verdict
-from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
 from nimble_jobs.worker.upkeep import Reclaim
@@ -52,7 +51,7 @@ class Supervisor:
         *,
         duties: Iterable[Duty] = (),
         max_idle_s: float | None,
-        grace_s: float,
+        grace_s: float | None,
     ) -> None:
         self._store = store
         self._lease = lease
@@ -70,7 +69,7 @@ class Supervisor:
         self._beat_at = 0.0
         self._watch_at = 0.0
         self._claim_at = 0.0
-        self._trouble = Trouble(patience_s())
+        self._trouble = Trouble(store.settings.usable().limits.patience)
         self._trusted_at = 0.0  # after trouble: when the store is asked again, so that a good step means something
 
     def loop(self) -> bool:
@@ -232,11 +231,14 @@ class Supervisor:
         log.info("idle for %.0f s", now - self._idle_since)
         return True
 
+    def _patient_s(self) -> float:
+        return self._store.settings.usable().limits.grace if self._grace_s is None else self._grace_s
+
     def _drain(self) -> None:
         """Let the job that runs reach a safe point, but no longer than the grace period or until a second signal."""
         self._beat(status="draining")
         log.info("told to stop%s", f"; {self._running.job.id} finishes its shard" if self._running else "")
-        deadline = time.monotonic() + (self._grace_s if self._running else 0.0)
+        deadline = time.monotonic() + (self._patient_s() if self._running else 0.0)
         if self._child and self._running:
             self._child.drain()
         while self._running and self._child:

@@ -277,7 +277,7 @@ def test_size(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "limit      9.3 GiB for schedules" in cli("cache", "size").out
     monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "much")
     refused = cli("cache", "size")
-    assert (refused.code, "NIMBLE_JOBS_CACHE_SIZE: found 'much'" in refused.err) == (2, True)
+    assert (refused.code, "NIMBLE_JOBS_CACHE_SIZE: cache.size: found 'much'" in refused.err) == (2, True)
 
 
 def test_dir(cli: Cli) -> None:

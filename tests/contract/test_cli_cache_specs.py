@@ -82,7 +82,7 @@ def test_build_says_what_a_size_cap_took_away(cli: Cli, spec: Path, monkeypatch:
     monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1B")
     answer = cli("cache", "build", spec, "--batch-size", "2,3", "-q", "--json")
     first, second = (each["key"] for each in answer.json)
-    went = f"NIMBLE_JOBS_CACHE_SIZE: removed 2 schedules, least recently used: {old['key'][:12]}, {first[:12]}"
+    went = f"cache.size: removed 2 schedules, least recently used: {old['key'][:12]}, {first[:12]}"
     assert (answer.code, answer.lines) == (0, [went])
     assert cli("cache", "ls", "-q").out.split() == [second]
 

@@ -30,6 +30,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.bundle import Bundle, write_bundle
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
+from tests.configured import configure
 from tests.store_samples import NOW
 
 CPU = torch.device("cpu")
@@ -425,9 +426,7 @@ def test_an_import_that_cannot_be_saved_leaves_no_row(
     assert there.check() == []
 
 
-def test_an_import_keeps_what_it_brought(
-    here: Store, there: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_keeps_what_it_brought(here: Store, there: Store, tmp_path: Path) -> None:
     """Under a size cap what was there goes, and is named; a file that would not fit at all is refused."""
     others = [_again(here, bytes([i]) * 5000, f"0.{i}5") for i in (1, 2)]
     path, small = tmp_path / "three.zip", tmp_path / "one.zip"
@@ -436,11 +435,11 @@ def test_an_import_keeps_what_it_brought(
     write_bundle(here, [first.key], small, NOW)
     imported(small, there)
     sizes = {entry.key: entry.bytes for entry in here.schedules.list()}
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(sizes[others[0]] + 10))
-    with pytest.raises(UsageError, match=r"NIMBLE_JOBS_CACHE_SIZE allows .* nothing was imported"):
+    configure(there.home, f"cache: {{size: {sizes[others[0]] + 10}}}")
+    with pytest.raises(UsageError, match=r"cache.size allows .* nothing was imported"):
         imported(path, there)
     assert [entry.key for entry in there.schedules.list()] == [first.key]
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(sum(sizes[key] for key in others) + 10))
+    configure(there.home, f"cache: {{size: {sum(sizes[key] for key in others) + 10}}}")
     done = take_over(path, store=there, now=NOW, agreed=lambda _: True)
     assert [taken.taken for taken in done.schedules] == [True, True]
     assert [entry.key for entry in done.removed] == [first.key]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import resource
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.errors import Damaged, StoreError, UsageError
+from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Hit
 from nimble_jobs.store import Store, open_store, prune
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.prune import Wish, look, remove, stored_bytes
+from tests.configured import configure
 from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, key_of
 
 DAY_S = 86400.0
@@ -138,18 +135,18 @@ def test_size_cap(data: st.DataObject) -> None:
         assert store.check() == []
 
 
-def test_the_cap_of_the_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cap(store: Store) -> None:
     """After a save the least recently used go until the others fit, never what is in use; an event names them."""
     first, second, third = (save(store, name, name.encode() * 1000, at=NOW + i) for i, name in enumerate("abc"))
     store.keep_to_size(NOW)
     assert len(keys(store)) == 3, "no limit was set"
     one = store.schedules.get(first).bytes
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(2 * one))
+    configure(store.home, f"cache: {{size: {2 * one}}}")
     store.keep_to_size(NOW, in_use=[third])
     assert keys(store) == {second, third}
     (event,) = store.jobs.events()
     assert (event.kind, event.data) == ("pruned", {"keys": [first]})
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    configure(store.home, "cache: {size: 1}")
     store.keep_to_size(NOW, in_use=[third])
     assert keys(store) == {third}
     assert len(list(store.artifacts.names())) == 1
@@ -158,7 +155,7 @@ def test_the_cap_of_the_environment(store: Store, monkeypatch: pytest.MonkeyPatc
 def test_a_cap_that_cannot_be_kept_is_noted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """While somebody loads schedules nothing is deleted under it; the job that saved goes on."""
     first, second = save(store, "a"), save(store, "b")
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    configure(store.home, "cache: {size: 1}")
     monkeypatch.setattr("nimble_jobs.store.artifacts.PATIENCE_S", 0.05)
     with open_store(store.home) as other, other.artifacts.in_use():
         store.keep_to_size(NOW, in_use=[second])
@@ -176,27 +173,27 @@ def test_a_cap_that_cannot_be_looked_at_is_noted(store: Store, monkeypatch: pyte
         raise StoreError("too many open files")
 
     key = save(store, "a", b"a" * 1000)
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "1")
+    configure(store.home, "cache: {size: 1}")
     monkeypatch.setattr(store.artifacts, "names", broken)
     assert store.keep_to_size(NOW) == ()
     assert keys(store) == {key}
     (event,) = store.jobs.events()
-    assert event.message == "NIMBLE_JOBS_CACHE_SIZE: nothing was removed: too many open files"
+    assert event.message == "cache.size: nothing was removed: too many open files"
 
 
-def test_the_cap_sweeps_what_no_schedule_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cap_sweeps_what_no_schedule_needs(store: Store) -> None:
     """Artifacts that were left behind count, and go before any schedule does; where all fits they stay."""
     first, second = (save(store, name, name.encode() * 1000, at=NOW + i) for i, name in enumerate("ab"))
     stray = store.artifacts.put(b"stray" * 1000)
     nbytes = sum(entry.bytes for entry in store.schedules.list())
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(nbytes + 5000))
+    configure(store.home, f"cache: {{size: {nbytes + 5000}}}")
     assert store.keep_to_size(NOW) == ()
     assert store.artifacts.has(stray)
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", str(nbytes + 4999))
+    configure(store.home, f"cache: {{size: {nbytes + 4999}}}")
     assert store.keep_to_size(NOW) == ()
     assert (store.artifacts.has(stray), keys(store)) == (False, {first, second})
     (event,) = store.jobs.events()
-    assert event.message == "NIMBLE_JOBS_CACHE_SIZE: 5,000 bytes removed; schedules: 0, artifacts: 1"
+    assert event.message == "cache.size: 5,000 bytes removed; schedules: 0, artifacts: 1"
 
 
 def test_compact(store: Store) -> None:
@@ -218,96 +215,12 @@ def test_compact(store: Store) -> None:
     assert store.check() == []
 
 
-def test_a_cap_that_is_no_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused when the store is opened, not after a build."""
-    monkeypatch.setenv("NIMBLE_JOBS_CACHE_SIZE", "plenty")
-    with pytest.raises(UsageError, match="NIMBLE_JOBS_CACHE_SIZE: found 'plenty'; expected bytes or a size"):
-        open_store(store.home)
-
-
-def test_sizes(store: Store) -> None:
-    """Bytes by where they are, and those that no schedule needs."""
-    from nimble_jobs.store.sizes import sizes
-
-    save(store, "a", b"x" * 100)
-    store.artifacts.put(b"y" * 7)
-    found = sizes(store)
-    assert (found.artifacts_bytes, found.unneeded_bytes) == (107, 7)
-    assert found.schedules_bytes == len(a_schedule(key_of("a"), constant=b"x" * 100).to_json())
-    assert found.database_bytes == (store.home / "nimble-jobs.db").stat().st_size
-    assert found.total_bytes == found.database_bytes + 107
-
-
-def test_verify(store: Store) -> None:
-    """A flipped bit in an artifact that two share quarantines both; what was set aside before is said to be."""
-    from nimble_jobs.store.verify import damaged_leftovers, verify
-
-    shared, other, alone, before = save(store, "a", b"s"), save(store, "b", b"s"), save(store, "c"), save(store, "d")
-    store.schedules.quarantine(before, "earlier", NOW)
-    (name,) = store.artifacts.names()
-    (store.home / "artifacts" / name[:2] / name).write_bytes(b"t")
-    found = {v.entry.key: v for v in verify(store, store.schedules.list(), NOW)}
-    assert {key for key, v in found.items() if v.found_now} == {shared, other}
-    assert {key for key, v in found.items() if v.sound} == {alone}
-    assert found[before].said == "earlier"
-    assert store.schedules.lookup(shared).stored is None
-    assert [v.found_now for v in verify(store, store.schedules.list(), NOW)] == [False] * 4
-    assert damaged_leftovers(store) == [], "quarantined schedules still name it"
-    remove(store, look(store, Wish(quarantined=True), NOW))
-    assert list(store.artifacts.names()) == []
-
-
-def test_verify_condemns_nothing_that_it_cannot_look_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else has the lock, or no file can be opened: the look ends with that, and every schedule stays ready."""
-    from nimble_jobs.store.verify import damaged_leftovers, verify
-
-    key = save(store, "a", b"s")
-    store.artifacts.put(b"stray")
-    monkeypatch.setattr("nimble_jobs.store.artifacts.PATIENCE_S", 0.05)
-    with (
-        open_store(store.home) as other,
-        other.artifacts.alone(),
-        pytest.raises(StoreError, match="locked by another process"),
-    ):
-        list(verify(store, store.schedules.list(), NOW))
-    entries = store.schedules.list()
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, limit[0]), limit[1]))
-        with store.artifacts.in_use():
-            with suppress(OSError):
-                while True:
-                    held.append(os.open(os.devnull, os.O_RDONLY))
-            for look_at in (lambda: store.artifacts.get(name_of(b"s")), lambda: damaged_leftovers(store)):
-                with pytest.raises(StoreError, match="Too many open files") as failed:
-                    look_at()
-                assert not isinstance(failed.value, Damaged)
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert [v.sound for v in verify(store, entries, NOW)] == [True]
-    assert store.schedules.ready(key)
-
-
-def test_an_artifact_that_is_a_link_is_damaged(store: Store) -> None:
-    """It is not what was put, whatever it points at; the schedule that needs it is quarantined."""
-    from nimble_jobs.store.verify import verify
-
-    key = save(store, "a", b"s")
-    path = store.home / "artifacts" / name_of(b"s")[:2] / name_of(b"s")
-    path.rename(path.with_suffix(".moved"))
-    path.symlink_to(path.with_suffix(".moved"))
-    assert [v.found_now for v in verify(store, store.schedules.list(), NOW)] == [True]
-    assert not store.schedules.ready(key)
-
-
-def test_verify_knows_other_formats_by_their_digest(store: Store) -> None:
-    """A sound schedule of another format is sound; its JSON is not read."""
-    from nimble_jobs.schedule import FORMAT_VERSION
-    from nimble_jobs.store.verify import verify
-
-    other = replace(a_schedule(key_of("a")), format_version=FORMAT_VERSION + 1)
-    store.schedules.save(other, parts=PARTS, now=NOW)
-    assert [v.sound for v in verify(store, store.schedules.list(), NOW)] == [True]
+def test_a_cap_that_is_no_size(store: Store) -> None:
+    """The job that saved goes on, and the event names the line."""
+    key = save(store, "a", b"a" * 1000)
+    path = configure(store.home, "cache: {size: plenty}")
+    assert store.keep_to_size(NOW) == ()
+    assert keys(store) == {key}
+    (event,) = store.jobs.events()
+    problem = f"{path}:1: cache.size: found 'plenty'; expected bytes or a size such as 512MiB or 20GB"
+    assert event.message == f"cache.size: nothing was removed: {problem}"

@@ -14,6 +14,7 @@ import nimble_jobs
 from nimble_jobs import client
 from nimble_jobs.errors import NotFinishedInTime, NotFound, SpecError, UsageError
 from nimble_jobs.job import JobState
+from nimble_jobs.settings import Settings
 from nimble_jobs.spec import load
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -84,7 +85,7 @@ def test_allowed_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     monkeypatch.setenv("NIMBLE_JOBS_ALLOW_PYTHON", f"{tmp_path / 'b'}::{tmp_path / 'a'}")
-    assert client.allowed_python([tmp_path / "a"]) == (tmp_path / "a", tmp_path / "b")
+    assert client.allowed_python([tmp_path / "a"], settings=Settings.load(tmp_path)) == (tmp_path / "a", tmp_path / "b")
 
 
 def test_cancel_now(store: Store, spec: Path) -> None:
