@@ -55,8 +55,10 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
         parts.append(("Timings", render.flat(job.timings)))
-    if job.outputs:
-        parts.append(("Outputs", render.flat(job.outputs)))
+    if counts := render.only_new(job, events):
+        parts.append(("Files", render.files(counts)))
+    if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
+        parts.append(("Outputs", render.flat(outputs)))
     if len(attempts) > 1:
         parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
     parts.append(("Events", render.history(events)))

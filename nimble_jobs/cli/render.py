@@ -22,6 +22,18 @@ STATE_STYLE: dict[str, str] = {
 
 _LISTED = 8  # of a list, or of events of one kind in a row; JSON has all
 
+_FILES = {
+    "changed": " since they were scored; scored again",
+    "again": " scored again by the changed model",
+    "skipped": " scored by earlier runs",
+    "ignored": " changed since they were scored; left as they are",
+    "settling": " written too recently; the next run scores them",
+    "elsewhere": " on the list of another job of this name that has not ended",
+    "unusable": " that are no readable files",
+    "vanished": " before they were read",
+    "moved": " written to after they were listed; the next run scores them",
+}
+
 Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
 
 
@@ -128,6 +140,7 @@ def job_json(
         "schedule": job.schedule,
         "timings": job.timings,
         "outputs": job.outputs,
+        "only_new": only_new(job, events),
         "attempts": [
             {
                 "number": attempt.number,
@@ -143,6 +156,19 @@ def job_json(
     }
 
 
+def only_new(job: Job, events: Sequence[Event]) -> dict[str, int] | None:
+    """How many of the input's files were what, of a job that scores only what is new; of one at work, when it listed
+    them. None for others, and before that.
+    """
+    counts = job.outputs.get("only_new") or next((e.data for e in reversed(events) if e.kind == "only-new"), None)
+    return dict(counts) if counts else None
+
+
+def files(counts: dict[str, int]) -> list[tuple[str, str]]:
+    """A line for each count of `only_new` that is not zero, with what it means."""
+    return [(name, f"{n:,}{_FILES.get(name, '')}") for name, n in counts.items() if n or name in ("listed", "new")]
+
+
 def event_json(event: Event) -> dict[str, Any]:
     return {
         "at": output.iso(event.at),
@@ -156,6 +182,8 @@ def event_json(event: Event) -> dict[str, Any]:
 def progress(row: dict[str, Any]) -> str:
     """640/1437 44%; the total is unknown until the input is opened."""
     done, total = row["records_done"], row["records_total"]
+    if total == 0:
+        return "empty"
     if total is None:
         return str(done) if done else "-"
     return f"{done}/{total} {100 * done // total if total else 100:>3}%"
@@ -229,6 +257,8 @@ def summary(job: Job) -> str:
     if job.state is not JobState.SUCCEEDED:
         return f"{head}: {job.error}" if job.error else head
     elapsed = None if job.started_at is None or job.finished_at is None else job.finished_at - job.started_at
+    if job.outputs.get("empty"):
+        return f"{head}: empty, no new files"
     parts = [f"{job.records_done:,} records in {duration(elapsed)}"]
     if job.records_bad:
         parts.append(f"{job.records_bad:,} bad")

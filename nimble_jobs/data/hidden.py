@@ -70,7 +70,8 @@ def _tidy(job: Job) -> list[Path]:
     path = _output(job)
     if path is None or not job.state.final:
         return []
-    if job.state is not JobState.SUCCEEDED:  # one that succeeded has cleared away its own
+    kept_list = bool(job.spec.get("input", {}).get("only_new"))  # the list of its files, until it is written down
+    if job.state is not JobState.SUCCEEDED or kept_list:  # one that succeeded has cleared away all else
         discard_staging(path, job.id)
     kept = _clear_checkpoints(path, job.id) if job.kind == "finetune" else []
     return [] if job.state is JobState.SUCCEEDED else kept

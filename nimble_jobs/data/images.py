@@ -15,10 +15,11 @@ from PIL import Image, ImageOps
 
 from nimble_jobs.data.batches import default_threads, read_ahead
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Loaded, Stamp, is_glob
+from nimble_jobs.data.source import Loaded, Stamp, is_glob, stamp_of
 from nimble_jobs.data.transform import arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular
+from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec, TransformSpec
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -129,15 +130,19 @@ def _by(size: Sequence[int]) -> str:
 
 
 class ImageSource:
-    """Image files. Ids are their paths below the folder, or below the part of a glob that has no wildcard."""
+    """Image files. Ids are their paths below the folder, or below the part of a glob that has no wildcard.
+
+    With `stamps` they were listed earlier: one that is not as it was then is a bad record, and no reason to fail.
+    """
 
     piece = 4
 
-    def __init__(self, spec: InputSpec, root: Path, ids: list[str]) -> None:
+    def __init__(self, spec: InputSpec, root: Path, ids: list[str], stamps: Sequence[Stamp] | None = None) -> None:
         self._root = root
         self.total = len(ids)
         self.ids = ids
-        self.stamps = tuple(_stamp(root / i) for i in ids)
+        self._listed = stamps is not None
+        self.stamps = tuple(_stamp(root / i) for i in ids) if stamps is None else tuple(stamps)
         self.labels: np.ndarray | None = None
         if spec.fields.label is not None:
             if spec.fields.label != "parent":
@@ -157,7 +162,11 @@ class ImageSource:
         return self.stamps[index].path
 
     def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
-        return self._decoder.load([partial(_unchanged, self.stamps[i]) for i in indexes.tolist()], raw=raw)
+        stamps = [self.stamps[i] for i in indexes.tolist()]
+        if not self._listed:
+            return self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw)
+        loaded = self._decoder.load([partial(_as_listed, stamp) for stamp in stamps], raw=raw)
+        return _without(loaded, {i: why for i, stamp in enumerate(stamps) if (why := stamp.trouble()) is not None})
 
     def _common_size(self) -> tuple[int, int]:
         first: tuple[str, tuple[int, int]] | None = None
@@ -198,6 +207,22 @@ def _unchanged(stamp: Stamp) -> BinaryIO:
     return _opened(stamp.path)
 
 
+def _as_listed(stamp: Stamp) -> BinaryIO:
+    """Raises Undecodable for a file that is not what it was."""
+    if (why := stamp.trouble()) is not None:
+        raise Undecodable(why)
+    return _opened(stamp.path)
+
+
+def _without(loaded: Loaded, moved: dict[int, str]) -> Loaded:
+    """Without what was written to while it was read."""
+    if not moved:
+        return loaded
+    read = [i for i in range(len(loaded.x) + len(loaded.bad)) if i not in loaded.bad]
+    kept = np.array([i not in moved for i in read], dtype=bool)
+    return Loaded(x=np.ascontiguousarray(loaded.x[kept]), bad=loaded.bad | moved)
+
+
 def _opened(path: str) -> BinaryIO:
     """Raises Undecodable for what is not a regular file."""
     try:
@@ -208,8 +233,8 @@ def _opened(path: str) -> BinaryIO:
         raise Undecodable(f"cannot be decoded: {e.strerror}") from e
 
 
-def open_images(spec: InputSpec) -> ImageSource:
-    """Every image file below a folder, or matched by a glob, sorted by path.
+def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
+    """Every image file below a folder, or matched by a glob, sorted by path; with `files` only these.
 
     Hidden files and other suffixes are not records. Links to nothing, pipes and the like are bad ones.
     """
@@ -217,6 +242,9 @@ def open_images(spec: InputSpec) -> ImageSource:
         raise DataError(
             f"{spec.source}: input.fields.id: no {spec.fields.id!r}; expected none: an image's id is its path"
         )
+    if files is not None:
+        root = Path(files.root)
+        return ImageSource(spec, root, [file.path for file in files.files], [stamp_of(root, f) for f in files.files])
     if is_glob(spec.source):
         fixed = re.split(r"[*?\[]", spec.source, maxsplit=1)[0]
         root = Path(fixed).parent if not fixed.endswith("/") else Path(fixed)

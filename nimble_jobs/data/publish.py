@@ -165,6 +165,12 @@ def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def published(path: Path, job_id: str, ledger: Ledger) -> dict[str, Any] | None:
+    """The manifest of the folder that is there, if this job published it; None for any other."""
+    found = find(path, ledger)
+    return found.manifest if found is not None and found.doubt is None and found.job_id == job_id else None
+
+
 def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
     """Outputs of the folder that is there, if this job published it (and died before it could say so), or, under
     `if_exists: resume`, if it was made from the same basis."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 
 from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import default_threads, read_ahead
+from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, list_files
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec
 
 Targets = Literal["classes", "numbers", "shares", "stored"]
@@ -53,6 +56,7 @@ class Reader:
         self.total: int = source.total
         self.signature: Signature = source.signature
         self.pixels: Arithmetic | None = source.pixels
+        self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
 
     @property
     def has_labels(self) -> bool:
@@ -184,34 +188,45 @@ class Reader:
         self.close()
 
 
-def open_reader(spec: InputSpec, *, label_names: Sequence[str] | None = None, targets: Targets = "classes") -> Reader:
+def open_reader(
+    spec: InputSpec,
+    *,
+    label_names: Sequence[str] | None = None,
+    targets: Targets = "classes",
+    files: FileList | None = None,
+) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
+    `files`: only these, as they were listed. What became of one since, or what is wrong with it, makes bad records.
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
     Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
     """
-    return Reader(_open(spec), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
+    return Reader(_open(spec, files), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
 
 
-def _open(spec: InputSpec) -> Source:
+def _open(spec: InputSpec, files: FileList | None) -> Source:
     # Formats are imported here because pyarrow and Pillow take longer to import than a small job takes to run.
     if spec.format == "images":
         from nimble_jobs.data.images import open_images
 
-        return open_images(spec)
-    files = list_files(spec.source, _SUFFIXES[spec.format])
-    parts: Sequence[Source]
+        return open_images(spec, files)
+    open_one = _opener(spec)
+    if files is not None:
+        return open_listed(files, open_one)
+    parts = [open_one(path) for path in list_files(spec.source, _SUFFIXES[spec.format])]
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+def _opener(spec: InputSpec) -> Callable[[Path], Source]:
     if spec.format in ("npy", "npz"):
         from nimble_jobs.data.arrays import open_arrays
 
-        parts = [open_arrays(spec, path) for path in files]
-    elif spec.format == "parquet":
+        return lambda path: open_arrays(spec, path)
+    if spec.format == "parquet":
         from nimble_jobs.data.parquet import open_parquet
 
-        parts = [open_parquet(spec, path) for path in files]
-    else:
-        from nimble_jobs.data.csv_file import open_csv
+        return lambda path: open_parquet(spec, path)
+    from nimble_jobs.data.csv_file import open_csv
 
-        parts = [open_csv(spec, path) for path in files]
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return lambda path: open_csv(spec, path)

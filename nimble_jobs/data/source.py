@@ -16,6 +16,7 @@ from nimble_jobs.data.records import Signature
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, check_regular
+from nimble_jobs.seen import CHANGED, VANISHED, InputFile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +92,13 @@ class Stamp:
             raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
         return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
 
+    def trouble(self) -> str | None:
+        """Why the file is not the one that was listed any more: VANISHED or CHANGED. None while it is."""
+        try:
+            return None if Stamp.of(self.path) == self else CHANGED
+        except DataError:
+            return VANISHED
+
     def check(self) -> None:
         """Raises DataError when the file changed or vanished.
 
@@ -102,6 +110,11 @@ class Stamp:
             raise DataError(f"{self.path}: vanished while it was read") from e
         if now != self:
             raise DataError(f"{self.path}: changed while it was read")
+
+
+def stamp_of(root: Path, file: InputFile) -> Stamp:
+    """The file as it was when it was listed."""
+    return Stamp(path=str(root / file.path), size=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
 
 
 def fingerprint(stamps: Iterable[Stamp]) -> str:
@@ -178,17 +191,18 @@ def record_of(path: str | Path, index: int) -> str:
 
 
 class Joined:
-    """Several sources of one signature, one after the other."""
+    """Several sources of one signature, that of `first`, one after the other."""
 
-    def __init__(self, parts: Sequence[Source]) -> None:
-        first = parts[0]
-        for part in parts[1:]:
+    def __init__(self, parts: Sequence[Source], first: Source | None = None) -> None:
+        first = first or parts[0]
+        for part in parts:
             if part.signature != first.signature:
                 raise DataError(
                     f"{part.stamps[0].path}: records are {part.signature.dtype} {part.signature.shape}; "
                     f"expected {first.signature.dtype} {first.signature.shape}, as in {first.stamps[0].path}"
                 )
         self._parts = parts
+        self.lines = first.lines
         self._starts = np.cumsum([0, *(p.total for p in parts)])
         self.total = int(self._starts[-1])
         self.signature = first.signature
@@ -203,10 +217,6 @@ class Joined:
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece
         self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
-
-    @property
-    def lines(self) -> bool:
-        return self._parts[0].lines
 
     def place(self, index: int) -> str:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1

@@ -41,7 +41,7 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: P
         if loss := _loss(spec, known):
             yield from _missing_file("train.loss", Path(loss.target))
         if not made_earlier:
-            yield from _missing({**inputs, **dict(_weights(spec, known))})
+            yield from _missing({**_expected(spec, inputs), **dict(_weights(spec, known))})
             yield from _missing_checkpoint(spec, known)
     if known(("output.path",)):
         kept = {**inputs, **dict(_weights(spec, known))}
@@ -64,6 +64,15 @@ def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
         yield "input.source", spec.input.source
     if spec.train and spec.train.validation and known(("train.validation.source",)):
         yield "train.validation.source", spec.train.validation.source
+
+
+def _expected(spec: JobSpec, inputs: dict[str, str]) -> dict[str, str]:
+    """The inputs that must be there. With `only_new` nothing need match a glob yet, but its folder must exist."""
+    if spec.input.only_new is None:
+        return inputs
+    return {
+        name: _fixed_part(path) if glob.has_magic(path) and not exists(path) else path for name, path in inputs.items()
+    }
 
 
 def _weights(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:

@@ -104,6 +104,25 @@ class TransformSpec(Frozen):
     )
 
 
+def _defaults(value: object) -> object:
+    """`true` stands for a mapping without fields, `false` for none."""
+    if value is True:
+        return {}
+    return None if value is False else value
+
+
+class OnlyNewSpec(Frozen):
+    """Score only the files that no earlier successful run of this name has scored."""
+
+    settle: Seconds = Field(default=60.0, description="A file that changed more recently waits for the next run.")
+    changed: Literal["rescore", "ignore", "fail"] = Field(
+        default="rescore", description="What to do with a file whose size or time changed since it was scored."
+    )
+    model_change: Literal["new", "all"] = Field(
+        default="new", description="Which files a changed model scores: new ones, or all of them again."
+    )
+
+
 class InputSpec(Frozen):
     """The records."""
 
@@ -115,6 +134,10 @@ class InputSpec(Frozen):
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
     transform: TransformSpec = Field(default=TransformSpec(), description="What happens to each record first.")
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
+    only_new: Annotated[
+        OnlyNewSpec | None,
+        BeforeValidator(_defaults, json_schema_input_type=OnlyNewSpec | bool | None),
+    ] = Field(default=None, description="Score only files that no earlier run has scored; true: with the defaults.")
 
 
 class ScheduleSpec(Frozen):

@@ -98,6 +98,25 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(f"input.fields.{name}", f"{show(given[name])} is named twice", "different arrays or columns")
 
 
+@rule("input.only_new", "kind")
+def _only_new_kind(spec: JobSpec) -> Iterator[Finding]:
+    if spec.input.only_new is not None and spec.kind == "finetune":
+        yield Finding("input.only_new", "given, but a training reads all its records in every epoch", "none")
+
+
+@rule("input.only_new", "output.if_exists", "kind")
+def _only_new_output(spec: JobSpec) -> Iterator[Finding]:
+    """Each run publishes what is new and nothing else, so it must leave what earlier ones published."""
+    if spec.input.only_new is None or spec.kind == "finetune":
+        return
+    if spec.output.if_exists == "replace":
+        problem = "found replace, but with input.only_new it would remove what earlier runs published"
+        yield Finding("output.if_exists", problem, "fail, and an output.path of its own for each run")
+    elif spec.output.if_exists == "resume":
+        problem = "found resume, but with input.only_new no two runs score the same files"
+        yield Finding("output.if_exists", problem, "fail")
+
+
 @rule("input.transform.mean", "input.transform.std", "input.transform.channels", "input.format")
 def _channels(spec: JobSpec) -> Iterator[Finding]:
     transform = spec.input.transform

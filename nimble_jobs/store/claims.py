@@ -9,10 +9,21 @@ from sqlalchemy import Select, Update, exists, false, select, true, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.seen import Scored
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import dump, job_record, load_object, sha256
+from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import JobRow, WaitRow
-from nimble_jobs.store.transitions import changed, count_attempts, held, leave_running, start_attempt
+from nimble_jobs.store.timer_records import TickOutcome
+from nimble_jobs.store.timer_tables import TickRow
+from nimble_jobs.store.transitions import (
+    changed,
+    count_attempts,
+    held,
+    leave_running,
+    record_event,
+    start_attempt,
+)
 from nimble_jobs.store.words import plain
 
 _INITIAL_S, _MAX_S = 5.0, 600.0  # run.retry's defaults
@@ -77,10 +88,17 @@ class JobClaims(JobQueries):
         timings: Mapping[str, Any],
         schedule: Mapping[str, Any],
         now: float,
+        scored: Scored | None = None,
+        empty: bool = False,
     ) -> bool:
-        """The attempt succeeded. False, and nothing is written, when it does not own the job any more."""
-        return self._db.write(
-            lambda session: leave_running(
+        """The attempt succeeded. False, and nothing is written, when it does not own the job any more.
+
+        `scored`: the files that are seen from now on. `empty`: there was nothing new; a tick says so, too.
+        """
+
+        def work(session: Session) -> bool:
+            message = f"attempt {attempt} succeeded" + (": no new files" if empty else "")
+            owned = leave_running(
                 session,
                 job_id,
                 attempt,
@@ -88,13 +106,20 @@ class JobClaims(JobQueries):
                 outcome="succeeded",
                 error=None,
                 event="succeeded",
-                message=f"attempt {attempt} succeeded",
+                message=message,
                 now=now,
                 outputs=dump(outputs),
                 timings=dump(plain(timings)),
                 schedule=dump(plain(schedule)),
             )
-        )
+            if owned and scored is not None:
+                _mark(session, job_id, attempt, scored, now)
+            if owned and empty:
+                tick = update(TickRow).where(TickRow.job == job_id)
+                changed(session, tick.values(outcome=TickOutcome.EMPTY.value, reason="no new files"))
+            return owned
+
+        return self._db.write(work)
 
     def fail(self, job_id: str, attempt: int, *, error: str, retry: bool, lost: bool, now: float) -> JobState | None:
         """The attempt failed (`retry`: another may succeed) or its process died (`lost`).
@@ -154,6 +179,14 @@ class JobClaims(JobQueries):
     def cancelled(self, job_id: str, attempt: int, now: float) -> bool:
         """The attempt stopped because its job was cancelled."""
         return self._db.write(lambda session: _cancelled(session, job_id, attempt, now))
+
+
+def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: float) -> None:
+    name = session.execute(select(JobRow.name).where(JobRow.id == job_id)).scalar_one()
+    overlap = mark(session, name, job_id, scored, now)
+    if overlap:
+        text = f"{overlap:,} of its files were scored by a later job of this name, too, which ended first"
+        record_event(session, "overlap", text, now=now, job=job_id, attempt=attempt)
 
 
 def _running(job_id: str, attempt: int) -> Update:

@@ -23,6 +23,7 @@ from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
+from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.workers import Workers
 
@@ -42,6 +43,7 @@ class Store:
         self.timers = Timers(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience)
+        self.seen = SeenFiles(database)
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
         self.workers = Workers(home / "workers")

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nimble_jobs.store.words import Words
 
-_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only under the name INTEGER
+SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only under the name INTEGER
 
 
 class Base(DeclarativeBase):
@@ -42,7 +42,7 @@ class JobRow(Base):
         {"sqlite_autoincrement": True},
     )
 
-    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    seq: Mapped[int] = mapped_column(SERIAL, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(12), unique=True)
     name: Mapped[str] = mapped_column(Words)
     kind: Mapped[str] = mapped_column(String(20))
@@ -117,7 +117,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_job", "job", "seq"), {"sqlite_autoincrement": True})
 
-    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    seq: Mapped[int] = mapped_column(SERIAL, primary_key=True, autoincrement=True)
     at: Mapped[float]
     job: Mapped[str | None] = mapped_column(String(12))
     attempt: Mapped[int | None]

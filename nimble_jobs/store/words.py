@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
 LIMIT_BYTES = 16 * 1024  # of one text, in UTF-8
+_ESCAPED = re.compile(r"\\(?:\\|u([0-9a-f]{4}))")
 
 
 def words(text: str, *, limit_bytes: int = LIMIT_BYTES) -> str:
@@ -52,3 +54,20 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else words(str(value))
+
+
+class FileName(TypeDecorator[str]):
+    """A column of file names, which need be no valid Unicode. Different names stay different, unlike in `Words`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or (value.isascii() and "\\" not in value):
+            return value
+        return value.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or "\\" not in value:
+            return value
+        return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", value)

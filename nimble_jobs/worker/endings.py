@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Jobs
 
+if TYPE_CHECKING:  # it comes with torch
+    from nimble_jobs.workloads.context import Outcome
+
 log = logging.getLogger(__name__)
 
 
-def succeeded(
-    jobs: Jobs, job: Job, *, outputs: dict[str, Any], timings: dict[str, Any], schedule: dict[str, Any]
-) -> None:
-    """The attempt published its output."""
-    mine = jobs.finish(job.id, job.attempt, outputs=outputs, timings=timings, schedule=schedule, now=time.time())
+def succeeded(jobs: Jobs, job: Job, outcome: Outcome) -> None:
+    """The attempt published its output, or had nothing to publish."""
+    mine = jobs.finish(
+        job.id,
+        job.attempt,
+        outputs=outcome.outputs,
+        timings=outcome.timings,
+        schedule=outcome.schedule,
+        scored=outcome.scored,
+        empty=outcome.empty,
+        now=time.time(),
+    )
     if mine:
         log.info("%s: attempt %d succeeded", job.id, job.attempt)
     else:

@@ -197,9 +197,7 @@ def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
 def _record(job: Job, store: Store, outcome: Outcome) -> None:
     match outcome.stop:
         case Stop.GO:
-            endings.succeeded(
-                store.jobs, job, outputs=outcome.outputs, timings=outcome.timings, schedule=outcome.schedule
-            )
+            endings.succeeded(store.jobs, job, outcome)
         case Stop.DRAIN:
             endings.requeued(store.jobs, job, "the worker was stopped")
         case Stop.CANCEL:

@@ -23,6 +23,7 @@ def basis(spec: JobSpec, reader: Reader) -> str:
 def basis_parts(spec: JobSpec, reader: Reader, held_out: Reader | None = None) -> dict[str, Any]:
     """The spec's model, input, output and training, and the present state of their files, as JSON-able values."""
     resolved = specs.dump(spec)
+    resolved["input"].pop("only_new", None)  # it chooses files, which the input's fingerprint knows
     parts: dict[str, Any] = {
         "spec": {name: resolved.get(name) for name in ("kind", "model", "input", "train")},
         "output": {name: resolved["output"].get(name) for name in ("format", "fields", "shard_size")},

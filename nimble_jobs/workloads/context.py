@@ -11,6 +11,7 @@ from typing import Any
 from nimble_jobs.job import Job
 from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner import Builders, Residents
+from nimble_jobs.seen import Scored
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 
@@ -55,3 +56,5 @@ class Outcome:
     outputs: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
+    scored: Scored | None = None  # files that are seen once the job has succeeded; None: it does not keep count
+    empty: bool = False  # there was nothing new to score: nothing was published

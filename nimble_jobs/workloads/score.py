@@ -18,6 +18,7 @@ from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, pr
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
+from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
@@ -39,7 +40,10 @@ def run(context: JobContext) -> Outcome:
     spec = context.spec
     permission.check(spec.model, context.allowed_python)  # before a resident of a job that was allowed more is found
     device = devices.resolve(context.device)
-    with open_reader(spec.input) as reader:
+    work = only_new.choose(context, now=time.time()) if spec.input.only_new is not None else None
+    if isinstance(work, Outcome):
+        return work
+    with open_reader(spec.input, files=work.files if work else None) as reader:
         job, ledger, patience = context.job, context.store.publications, context.patience
         how = basis(spec, reader)
         staging = patience.through(
@@ -47,7 +51,8 @@ def run(context: JobContext) -> Outcome:
         )
         context.report(total=reader.total)
         if staging.finished is not None:
-            return already_published(context, staging)
+            outcome = already_published(context, staging)
+            return outcome if work is None else only_new.finish(context, outcome, work, {})
         if staging.begun_again is not None:
             message = (
                 f"begins again with the first record: the model carries {staging.begun_again!r} from batch to batch"
@@ -98,8 +103,12 @@ def run(context: JobContext) -> Outcome:
             "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
         }
         how_made = {"schedule": summary["key"], "runs": summary["runs"]}
+        left = {} if work is None else only_new.left_over(work, reader, staging.bad)
+        if work is not None:
+            how_made["only_new"] = work.summary(left)
         outputs = patience.through(lambda: staging.publish(how_made, shards=len(shards)))
-    return Outcome(outputs=outputs, timings=timings, schedule=summary)
+    outcome = Outcome(outputs=outputs, timings=timings, schedule=summary)
+    return outcome if work is None else only_new.finish(context, outcome, work, left)
 
 
 def already_published(context: JobContext, staging: Staging) -> Outcome:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-NEWEST = "0006"
+NEWEST = "0007"
 
 
 def upgrade(connection: Connection) -> None:

@@ -1,0 +1,85 @@
+"""Files of records that were listed earlier, joined: one that cannot be used is a single bad record in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nimble_jobs.data.records import Signature
+from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, stamp_of
+from nimble_jobs.data.transform import Arithmetic
+from nimble_jobs.errors import DataError
+from nimble_jobs.seen import FileList
+
+
+class Unread:
+    """One bad record in the place of a file's records. What it says of itself is what `like` does."""
+
+    total = 1
+    lines = False
+    piece: int | None = None
+
+    def __init__(self, stamp: Stamp, name: str, reason: str, like: Source) -> None:
+        self._reason = reason
+        self.signature: Signature = like.signature
+        self.pixels: Arithmetic | None = like.pixels
+        self.ids: Sequence[str] | None = [name]
+        self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
+        # Another than that of a file that could be read: shards of an attempt that read it are not taken over.
+        self.stamps = (Stamp(path=stamp.path, size=-1, mtime_ns=0, inode=0),)
+
+    def place(self, index: int) -> str:
+        return self.stamps[0].path
+
+    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+        dtype = np.uint8 if raw else self.signature.dtype
+        x = np.empty((0, *self.signature.shape), dtype=dtype)
+        return Loaded(x=x, bad=dict.fromkeys(range(len(indexes)), self._reason))
+
+
+class Listed(Joined):
+    """The sources of listed files. A record without an id of its own is named PATH:NUMBER, from 0.
+
+    `left_out` maps the files whose records are not there to the reason.
+    """
+
+    def __init__(self, parts: Sequence[Source], names: Sequence[str], left_out: dict[str, str]) -> None:
+        super().__init__(parts, next(part for part in parts if not isinstance(part, Unread)))
+        self.left_out = left_out
+        if self.ids is None:
+            self.ids = [id_ for part, name in zip(parts, names, strict=True) for id_ in _ids(part, name)]
+
+
+def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
+    """The listed files, each opened with `open_one`. One that is not as it was listed, or cannot be read, is Unread.
+
+    Raises DataError when there is none that can be read.
+    """
+    root = Path(files.root)
+    stamps = {file.path: stamp_of(root, file) for file in files.files}
+    sources: dict[str, Source] = {}
+    left_out: dict[str, str] = {}
+    for name, stamp in stamps.items():
+        try:
+            reason = stamp.trouble()
+            if reason is None:
+                source = open_one(root / name)
+                reason = stamp.trouble()  # it may have been written to while it was read
+        except DataError as e:
+            reason = stamp.trouble() or str(e)
+        if reason is None:
+            sources[name] = source
+        else:
+            left_out[name] = reason
+    if not sources:
+        name, reason = next(iter(left_out.items()))
+        raise DataError(f"{root}: none of {len(stamps)} new files can be read; the first, {name}: {reason}")
+    like = next(iter(sources.values()))
+    parts = [sources.get(name) or Unread(stamps[name], name, left_out[name], like) for name in stamps]
+    return Listed(parts, list(stamps), left_out)
+
+
+def _ids(part: Source, name: str) -> Sequence[str]:
+    return [name] if isinstance(part, Unread) else [f"{name}:{i}" for i in range(part.total)]

@@ -1,0 +1,250 @@
+"""Which files a scoring job takes when it scores only what is new, and which of them count as seen afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.data import BadRecord, Reader, check_writable
+from nimble_jobs.data.file_list import find_list, keep_list
+from nimble_jobs.data.listing import list_input, root_of
+from nimble_jobs.data.publish import outputs, published
+from nimble_jobs.data.source import stamp_of
+from nimble_jobs.errors import DataError
+from nimble_jobs.job import JobState
+from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, kind_of
+from nimble_jobs.spec import ModelSpec
+from nimble_jobs.spec.model import OnlyNewSpec
+from nimble_jobs.store import Wait
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
+from nimble_jobs.workloads.threshold import enforce_threshold
+
+_NAMED = 3  # files in a message
+_ASK_EVERY = 1000  # files between two looks whether the job should stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The files that this attempt scores."""
+
+    files: FileList
+    model: str  # identity of the model, SHA-256 in hex
+
+    def scored(self, left: dict[str, str]) -> Scored:
+        """What is seen once the job has succeeded: all of the list but those left."""
+        files = [file for file in self.files.files if file.path not in left]
+        return Scored(root=self.files.root, model=self.model, listed_at=self.files.listed_at, files=files)
+
+    def counts(self, left: dict[str, str]) -> Counts:
+        """With what became of the listed files since."""
+        vanished = sum(reason == VANISHED for reason in left.values())
+        return dataclasses.replace(self.files.counts, vanished=vanished, moved=len(left) - vanished)
+
+    def summary(self, left: dict[str, str]) -> dict[str, Any]:
+        """What the manifest says: enough to mark the files if this process dies before it can."""
+        return {"model": self.model, "left": left, "counts": self.counts(left).to_json()}
+
+
+def choose(context: JobContext, *, now: float) -> Work | Outcome:
+    """The files to score: those of an earlier attempt's list, or a new list. An outcome where nothing is left to do.
+
+    Raises DataError when the input cannot be listed, under `changed: fail`, and when too many files are gone.
+    """
+    spec, job = context.spec, context.job
+    files = find_list(spec.output.path, job.id)
+    if (ended := _published(context, files)) is not None:
+        return ended
+    model = model_identity(spec.model)
+    if files is None:
+        files = _new_list(context, model, now)
+        context.event("only-new", files.counts.words(), files.counts.to_json())
+        if not files.files:
+            return _empty(context, Work(files=files, model=model), {})
+    work = Work(files=files, model=model)
+    left = gone(files)
+    if len(left) == len(files.files):
+        bad = [BadRecord(index=i, id=path, reason=left[path]) for i, path in enumerate(left)]
+        enforce_threshold(spec.run, len(bad), len(bad), bad, what="files")
+        return _empty(context, work, left)
+    return work
+
+
+def left_over(work: Work, reader: Reader, bad: list[BadRecord]) -> dict[str, str]:
+    """Files of the list that must not count as seen, with the reason: they were not read as they were listed.
+
+    `bad` are the bad records of all shards, those of earlier attempts too.
+    """
+    passing = {b.id: b.reason for b in bad if b.reason in (VANISHED, CHANGED)}
+    unread = {path: reason for path, reason in reader.left_out.items() if reason in (VANISHED, CHANGED)}
+    return gone(work.files) | unread | passing
+
+
+def gone(files: FileList) -> dict[str, str]:
+    """Files that are not what they were when they were listed: VANISHED or CHANGED."""
+    root = Path(files.root)
+    return {f.path: why for f in files.files if (why := stamp_of(root, f).trouble()) is not None}
+
+
+def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, str]) -> Outcome:
+    """The outcome with what becomes seen and the counts, as the folder that was published says it.
+
+    That is another attempt's word if its folder was the first.
+    """
+    manifest = published(context.spec.output.path, context.job.id, context.store.publications)
+    said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
+    if said["left"]:
+        files = "file was" if len(said["left"]) == 1 else "files were"
+        text = f"{len(said['left']):,} {files} not as listed when read, and not seen yet: {_few(list(said['left']))}"
+        context.event("moved", text, {})
+    scored = Work(files=work.files, model=said["model"]).scored(said["left"])
+    return dataclasses.replace(outcome, scored=scored, outputs=outcome.outputs | {"only_new": said["counts"]})
+
+
+def model_identity(model: ModelSpec) -> str:
+    """SHA-256, in hex, of everything that decides what the model computes: code, arguments, dtype and weights."""
+    parts = {**identity(model), "weights": weights_identity(model)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _new_list(context: JobContext, model: str, now: float) -> FileList:
+    """List the input and compare it with what is seen. One job of a name and folder does so at a time."""
+    spec, wanted = context.spec, context.spec.input.only_new
+    assert wanted is not None
+    context.report(phase="list")
+    root = str(root_of(spec.input.source).resolve())
+    kinds: Counter[Kind] = Counter()
+    files: list[InputFile] = []
+    changed: list[str] = []
+    unusable: list[str] = []
+    with context.store.builds.turn(_lock_key(spec.name, root), limit_s=float("inf"), waiting=_waiting(context)):
+        others = _elsewhere(context, root)
+        listed = _watched(context, list_input(spec.input))
+        for file, seen in context.store.seen.compare(spec.name, root, listed):
+            kind = kind_of(
+                file,
+                seen,
+                model=model,
+                settle_s=wanted.settle,
+                changed=wanted.changed,
+                model_change=wanted.model_change,
+                now=now,
+            )
+            if kind.wanted and others.get(file.path) == file.version:
+                kind = Kind.ELSEWHERE
+            kinds[kind] += 1
+            if kind.wanted:
+                files.append(file)
+            if kind is Kind.CHANGED:
+                changed.append(file.path)
+            elif kind is Kind.UNUSABLE:
+                unusable.append(file.path)
+        _refuse_changed(wanted, changed)
+        counts = Counts(listed=kinds.total(), **{kind.value: n for kind, n in kinds.items()})
+        files.sort(key=lambda file: file.path)
+        found = FileList(root=root, listed_at=now, counts=counts, files=files)
+        if files:  # before the next one lists
+            found = _keep(context, found)
+    if unusable:
+        text = f"{len(unusable):,} are no files that can be read, and are left out: {_few(sorted(unusable))}"
+        context.event("unusable", text, {})
+    return found
+
+
+def _keep(context: JobContext, files: FileList) -> FileList:
+    output, job = context.spec.output, context.job
+
+    def keep() -> FileList:
+        check_writable(output, context.store.publications, job.id)
+        return keep_list(output.path, job.id, job.attempt, files)
+
+    return context.patience.through(keep, begun=False)
+
+
+def _refuse_changed(wanted: OnlyNewSpec, changed: list[str]) -> None:
+    if wanted.changed == "fail" and changed:
+        verb = "files have" if len(changed) > 1 else "file has"
+        raise DataError(
+            f"input.only_new.changed: {len(changed):,} {verb} changed since an earlier run scored it: "
+            f"{_few(sorted(changed))}; expected files that stay as they are, or changed: rescore or ignore"
+        )
+
+
+def _elsewhere(context: JobContext, root: str) -> dict[str, tuple[int, int]]:
+    """Files on the lists of other jobs of this name that have not ended, each with its version."""
+    found: dict[str, tuple[int, int]] = {}
+    open_states = (JobState.QUEUED, JobState.RUNNING)
+    for other in context.store.jobs.list(states=open_states, name=context.job.name):
+        path = other.spec.get("output", {}).get("path")
+        if other.id == context.job.id or not other.attempt or not path:
+            continue
+        files = find_list(Path(path), other.id)
+        if files is not None and files.root == root:
+            found |= {file.path: file.version for file in files.files}
+    return found
+
+
+def _published(context: JobContext, files: FileList | None) -> Outcome | None:
+    """The outcome where an earlier attempt published the output and died before it could say so."""
+    manifest = published(context.spec.output.path, context.job.id, context.store.publications)
+    if manifest is None:
+        return None
+    path = context.spec.output.path
+    context.event("published", f"{path} holds this job's output already", {})
+    context.report(total=manifest["records"] + manifest["bad"], done=manifest["records"] + manifest["bad"])
+    outcome = Outcome(outputs=outputs(path, manifest))
+    said = manifest["summary"].get("only_new")
+    if files is None or said is None:
+        text = "the list of its files is gone, so none of them is seen: the next run scores them again"
+        context.event("list-gone", text, {})
+        return outcome
+    scored = Work(files=files, model=said["model"]).scored(said["left"])
+    return dataclasses.replace(outcome, scored=scored, outputs=outcome.outputs | {"only_new": said["counts"]})
+
+
+def _empty(context: JobContext, work: Work, left: dict[str, str]) -> Outcome:
+    """Nothing to score: the job succeeds, publishes nothing and makes no folder."""
+    context.report(total=0, done=0)
+    counts = work.counts(left)
+    return Outcome(outputs={"empty": True, "only_new": counts.to_json()}, empty=True)
+
+
+def _watched(context: JobContext, files: Iterable[InputFile]) -> Iterator[InputFile]:
+    """The same files. Raises Stopped when the job is to end meanwhile."""
+    for i, file in enumerate(files):
+        if i % _ASK_EVERY == 0:
+            _go_on(context)
+        yield file
+
+
+def _waiting(context: JobContext) -> Callable[[Wait], None]:
+    told = False
+
+    def wait(found: Wait) -> None:
+        nonlocal told
+        if not told:
+            context.event("wait", f"process {found.pid} lists the same folder for a job of this name", {})
+            told = True
+        _go_on(context)
+
+    return wait
+
+
+def _go_on(context: JobContext) -> None:
+    if context.stop() is not Stop.GO:
+        raise Stopped
+
+
+def _lock_key(name: str, root: str) -> str:
+    return f"list-{hashlib.sha256(f'{name}/{root}'.encode(errors='surrogateescape')).hexdigest()[:32]}"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
