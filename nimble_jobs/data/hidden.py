@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.paths import CHECKPOINT
 
+_HIDDEN = re.compile(r"\.(.+)\.([^.]+)(?:\.writable)?")  # what `staging_root`, `training_root` and `probe_of` make
 STEP, DAMAGED, TEMPORARY = "step-", "damaged-", ".tmp-"  # names in a training's folder
 
 
@@ -67,7 +70,7 @@ def tidy(job: Job) -> tuple[str, str] | None:
 
 def _tidy(job: Job) -> list[Path]:
     """The folders with checkpoints that another job can go on from."""
-    path = _output(job)
+    path = output_of(job)
     if path is None or not job.state.final:
         return []
     kept_list = bool(job.spec.get("input", {}).get("only_new"))  # the list of its files, until it is written down
@@ -82,7 +85,7 @@ def left(jobs: Iterable[Job]) -> dict[Path, Job]:
     found: dict[Path, Job] = {}
     used: set[Path] = set()
     for job in jobs:
-        path = _output(job)
+        path = output_of(job)
         if path is None:
             continue
         own = [staging_root(path, job.id), probe_of(path, job.id)]
@@ -95,8 +98,46 @@ def left(jobs: Iterable[Job]) -> dict[Path, Job]:
     return {place: job for place, job in sorted(found.items()) if place not in used}
 
 
-def _output(job: Job) -> Path | None:
-    """None where the stored spec is damaged."""
+def strays(outputs: Iterable[str]) -> tuple[set[str], set[str]]:
+    """What looks like a hidden folder beside one of these outputs: ids of jobs, and outputs of trainings.
+
+    Each folder that holds outputs is read once, however many there are.
+    """
+    names: dict[str, dict[str, str]] = {}
+    for output in outputs:
+        parent, _, name = output.rpartition("/")
+        names.setdefault(parent or "/", {})[name] = output
+    ids: set[str] = set()
+    trainings: set[str] = set()
+    for parent, here in names.items():
+        with suppress(OSError), os.scandir(parent) as entries:
+            for entry in entries:
+                found = _HIDDEN.fullmatch(entry.name)
+                if found is None or found[1] not in here:
+                    continue
+                if found[2] == "training":
+                    trainings.add(here[found[1]])
+                else:
+                    ids.add(found[2])
+    return ids, trainings
+
+
+def forget_checkpoints(path: Path) -> None:
+    """Removes the checkpoints of all trainings whose output is `path`, and nothing else. Raises DataError."""
+    root = training_root(path)
+    with reported(root):
+        for folder in root.glob("*"):
+            for name in (f"{STEP}*", f"{DAMAGED}*", f"{TEMPORARY}*"):
+                for kept in folder.glob(name):
+                    remove_tree(kept)
+            with suppress(OSError):  # something of others is in it
+                folder.rmdir()
+        with suppress(OSError):
+            root.rmdir()
+
+
+def output_of(job: Job) -> Path | None:
+    """Where the job publishes; None where the stored spec is damaged."""
     output = job.spec.get("output")
     path = output.get("path") if isinstance(output, dict) else None
     return Path(path) if isinstance(path, str) else None

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.seen import Scored
 from nimble_jobs.store.queries import JobQueries
-from nimble_jobs.store.records import dump, job_record, load_object, sha256
+from nimble_jobs.store.records import dump, job_record, load_object, schedule_columns, sha256, timings_columns
 from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.timer_records import TickOutcome
@@ -24,7 +24,6 @@ from nimble_jobs.store.transitions import (
     record_event,
     start_attempt,
 )
-from nimble_jobs.store.words import plain
 
 _INITIAL_S, _MAX_S = 5.0, 600.0  # run.retry's defaults
 
@@ -65,9 +64,9 @@ class JobClaims(JobQueries):
         if phase is not None:
             values["phase"] = phase
         if schedule is not None:
-            values["schedule"] = dump(plain(schedule))
+            values |= schedule_columns(schedule)
         if timings is not None:
-            values["timings"] = dump(plain(timings))
+            values |= timings_columns(timings)
         statement = _running(job_id, attempt).values(**values)
         return self._db.write(lambda session: changed(session, statement) == 1)
 
@@ -109,8 +108,8 @@ class JobClaims(JobQueries):
                 message=message,
                 now=now,
                 outputs=dump(outputs),
-                timings=dump(plain(timings)),
-                schedule=dump(plain(schedule)),
+                **timings_columns(timings),
+                **schedule_columns(schedule),
             )
             if owned and scored is not None:
                 _mark(session, job_id, attempt, scored, now)

@@ -28,6 +28,7 @@ FileId = tuple[int, int]  # device, inode
 
 BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
 PATIENCE_S = 30.0  # how long a whole transaction is tried again
+_INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
 
 
@@ -132,6 +133,30 @@ class Database:
             connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
         finally:
             connection.close()
+
+    def free_bytes(self) -> int:
+        """Bytes of a SQLite file that hold nothing and could be given back to the disk; 0 elsewhere."""
+        if not self.is_sqlite:
+            return 0
+        return self.read(lambda session: _pragma(session, "freelist_count") * _pragma(session, "page_size"))
+
+    def give_back(self, pages: int) -> bool:
+        """Cut at most that many free pages off a SQLite file, in one transaction. Are there more?
+
+        Does nothing to a file that was made before files could shrink so; `compact` makes it one that can.
+        """
+        if not self.is_sqlite:
+            return False
+
+        def work(session: Session) -> bool:
+            if _pragma(session, "auto_vacuum") != _INCREMENTAL:
+                return False
+            cursor = session.connection().connection.cursor()
+            cursor.execute(f"PRAGMA incremental_vacuum({int(pages)})")
+            cursor.fetchall()  # each row that is fetched moves one page
+            return _pragma(session, "freelist_count") > 0
+
+        return self.write(work)
 
     def close(self) -> None:
         """Write what is left to write, and close every connection."""
@@ -241,6 +266,7 @@ def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
         cursor = connection.cursor()
         try:
             cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file, and for the next VACUUM
             wanted = journal_mode()
             found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
             if found.upper() != wanted:
@@ -254,6 +280,10 @@ def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+
+def _pragma(session: Session, name: str) -> int:
+    return int(session.connection().exec_driver_sql(f"PRAGMA {name}").scalar_one())
 
 
 def _driver_error(error: Exception) -> BaseException | None:

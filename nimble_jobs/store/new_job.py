@@ -15,7 +15,7 @@ from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec import dump as dump_spec
 from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.queries import find_job
-from nimble_jobs.store.records import dump, job_record, sha256
+from nimble_jobs.store.records import dump, job_record, output_path, sha256
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import BAD, fail_dependents, record_event
 
@@ -102,6 +102,7 @@ def insert_job(session: Session, new: NewJob, now: float) -> Job:
         allow_python=dump(list(new.allow_python)),
         spec_digest=digest,
         spec=text,
+        output=output_path(new.spec),
     )
     session.add(row)
     session.flush()

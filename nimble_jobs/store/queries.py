@@ -123,6 +123,22 @@ class JobQueries:
 
         return self._db.read(work)
 
+    def of(self, *, ids: Iterable[str] = (), trainings: Iterable[str] = ()) -> list[Job]:
+        """The jobs with these ids, and the fine-tunings whose output is one of `trainings`."""
+        wanted, outputs = sorted(ids), sorted(trainings)
+
+        def work(session: Session) -> list[Job]:
+            found: dict[str, Job] = {}
+            for column, values in ((JobRow.id, wanted), (JobRow.output, outputs)):
+                for first in range(0, len(values), _AT_ONCE):
+                    query = select(JobRow).where(column.in_(values[first : first + _AT_ONCE]))
+                    if column is JobRow.output:
+                        query = query.where(JobRow.kind == "finetune")
+                    found.update((row.id, job_record(row)) for row in session.scalars(query))
+            return list(found.values())
+
+        return self._db.read(work)
+
     def retries_due(self, now: float) -> bool:
         """Does a failed attempt of a worker's job wait for its next one?"""
         query = select(JobRow.id).where(

@@ -15,6 +15,7 @@ from nimble_jobs.errors import Damaged
 from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
+from nimble_jobs.store.words import plain
 
 
 class ScheduleState(StrEnum):
@@ -140,6 +141,30 @@ def load_list(text: str) -> tuple[str, ...]:
     except (ValueError, TypeError):
         return ()
     return tuple(str(v) for v in value) if isinstance(value, list) else ()
+
+
+def schedule_columns(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job's row keeps of its schedule: all of it, and what listings ask for."""
+    hit, runs = schedule.get("hit"), schedule.get("runs")
+    return {
+        "schedule": dump(plain(schedule)),
+        "hit": None if hit is None else str(hit),
+        "runs": None if runs is None else str(runs),
+    }
+
+
+def timings_columns(timings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job's row keeps of its timings: all of them, and what listings ask for."""
+    rate = timings.get("records_per_s")
+    rate = float(rate) if rate else None
+    return {"timings": dump(plain(timings)), "rate": rate if rate is None or math.isfinite(rate) else None}
+
+
+def output_path(spec: Mapping[str, Any]) -> str | None:
+    """Where a spec has its output published; None if it does not say."""
+    output = spec.get("output")
+    path = output.get("path") if isinstance(output, Mapping) else None
+    return path if isinstance(path, str) else None
 
 
 def job_record(row: JobRow, *, spec: bool = True) -> Job:

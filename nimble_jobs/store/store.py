@@ -19,6 +19,7 @@ from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
+from nimble_jobs.store.expiry import Expiry
 from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
@@ -41,6 +42,7 @@ class Store:
         self._settings: Watched | None = None
         self.jobs = Jobs(database)
         self.timers = Timers(database)
+        self.expiry = Expiry(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience)
         self.seen = SeenFiles(database)

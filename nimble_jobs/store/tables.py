@@ -72,6 +72,11 @@ class JobRow(Base):
     schedule: Mapped[str] = mapped_column(Text, default="{}")
     timings: Mapped[str] = mapped_column(Text, default="{}")
     outputs: Mapped[str] = mapped_column(Text, default="{}")
+    # What listings ask for, so that they need not read the JSON above.
+    output: Mapped[str | None] = mapped_column(Text)  # the spec's `output.path`
+    hit: Mapped[str | None] = mapped_column(String(10))  # the schedule's
+    runs: Mapped[str | None] = mapped_column(String(12))  # the schedule's
+    rate: Mapped[float | None]  # records a second, as measured
 
 
 class WaitRow(Base):
@@ -197,3 +202,13 @@ class ResidentRow(Base):
 
     worker: Mapped[str] = mapped_column(Words, primary_key=True)
     key: Mapped[str] = mapped_column(String(128), primary_key=True)
+
+
+class DailyRow(Base):
+    """When something that one of many workers does once a day was done last."""
+
+    __tablename__ = "daily"
+
+    duty: Mapped[str] = mapped_column(String(40), primary_key=True)
+    slot: Mapped[float]  # the moment when it was due
+    at: Mapped[float]  # when somebody began with it

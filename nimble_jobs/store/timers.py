@@ -191,18 +191,32 @@ class Timers(Firing):
         return sum(self._prune(timer.name, before, keep_per_timer) for timer in self.list())
 
     def _prune(self, name: str, before: float, keep: int) -> int:
+        removed = 0
+        while some := self.prune_some_ticks(name, before, keep):
+            removed += some
+        return removed
+
+    def prune_some_ticks(self, name: str, before: float, keep: int) -> int:
+        """As `prune_ticks` for one timer, in one transaction. Returns how many rows went; 0 when there are no more."""
+        some = self._old_ticks(name, before, keep)
+        if some is None:
+            return 0
+        dues = self._db.read(lambda session: list(session.scalars(some.limit(_PRUNED_AT_ONCE))))
+        these = delete(TickRow).where(TickRow.timer == name, TickRow.due.in_(dues))
+        return self._db.write(lambda session: changed(session, these)) if dues else 0
+
+    def count_old_ticks(self, name: str, before: float, keep: int) -> int:
+        """How many ticks of a timer `prune_ticks` would forget."""
+        old = self._old_ticks(name, before, keep)
+        if old is None:
+            return 0
+        query = select(func.count()).select_from(old.subquery())
+        return self._db.read(lambda session: int(session.scalar(query) or 0))
+
+    def _old_ticks(self, name: str, before: float, keep: int) -> Select[Any] | None:
         kept = select(TickRow.due).where(TickRow.timer == name).order_by(TickRow.due.desc()).offset(keep).limit(1)
         newest = self._db.read(lambda session: session.scalar(kept))
-        if newest is None:
-            return 0
-        some = _to_prune(name, before, newest)
-        removed = 0
-        while True:
-            dues = self._db.read(lambda session: list(session.scalars(some)))
-            if not dues:
-                return removed
-            these = delete(TickRow).where(TickRow.timer == name, TickRow.due.in_(dues))
-            removed += self._db.write(lambda session, these=these: changed(session, these))  # type: ignore[misc]
+        return None if newest is None else _to_prune(name, before, newest)
 
     def list(self) -> list[Timer]:
         """All timers, by name."""
@@ -222,7 +236,6 @@ def _to_prune(name: str, before: float, newest: int) -> Select[Any]:
             or_(JobRow.id.is_(None), JobRow.state.not_in(OPEN)),
         )
         .order_by(TickRow.due)
-        .limit(_PRUNED_AT_ONCE)
     )
 
 

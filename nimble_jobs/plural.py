@@ -1,0 +1,15 @@
+"""Numbers with their nouns, for every message and listing."""
+
+from __future__ import annotations
+
+_IRREGULAR = {"entry": "entries", "is": "are", "was": "were", "its": "their", "it": "they"}
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun alone: job, or jobs where the number is not 1."""
+    return noun if number == 1 else _IRREGULAR.get(noun, f"{noun}s")
+
+
+def count(number: int, noun: str) -> str:
+    """1 job, 2 jobs, 1,000 jobs."""
+    return f"{number:,} {plural(number, noun)}"

@@ -1,0 +1,84 @@
+"""Hidden folders beside outputs, and notes of publications, that nobody needs any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nimble_jobs.data import hidden
+from nimble_jobs.job import Job
+from nimble_jobs.store.expiry import Published
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
+
+GRACE_S = 60.0  # a job that ended just now may still be tidied up by whoever ended it
+
+
+def left_over(store: Store) -> dict[Path, Job]:
+    """Hidden folders and files of jobs that have ended, with their jobs. Reads only jobs that left some."""
+    ids, trainings = hidden.strays(store.expiry.outputs())
+    if not ids and not trainings:
+        return {}
+    return hidden.left(store.jobs.of(ids=ids, trainings=trainings))
+
+
+def output_of(job: Job) -> Path:
+    """Of a job that left something, so it has one."""
+    path = hidden.output_of(job)
+    assert path is not None
+    return path
+
+
+def bytes_of(path: Path) -> int:
+    """Of a file, or of all files in a folder; what cannot be read counts as 0."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            total += _size(os.path.join(folder, name))  # noqa: PTH118  # os.walk gives texts
+    return total if path.is_dir() and not path.is_symlink() else _size(path)
+
+
+def _size(path: str | Path) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def gone(published: Published, *, replaced: bool) -> bool:
+    """Is its folder away for good? `replaced`: a later publication has its path.
+
+    Not if the disk is away: then the nearest folder above that is there lies on another device.
+    """
+    device, _, inode = published.folder.partition(":")
+    path = Path(published.path)
+    try:
+        info = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _above(path, device)
+    except OSError:
+        return False
+    return replaced and (str(info.st_dev), str(info.st_ino)) != (device, inode)
+
+
+def _above(path: Path, device: str) -> bool:
+    """Does the nearest folder above that exists lie on this device?"""
+    for parent in path.parents:
+        try:
+            return str(parent.stat().st_dev) == device
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return False
+    return False
+
+
+def latest(publications: Iterable[Published]) -> dict[str, float]:
+    """When each path was published last."""
+    found: dict[str, float] = {}
+    for each in publications:
+        found[each.path] = max(each.at, found.get(each.path, each.at))
+    return found

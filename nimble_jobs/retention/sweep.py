@@ -1,0 +1,295 @@
+"""Retention, step by step. Between two steps others have the database to themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nimble_jobs.data import hidden
+from nimble_jobs.errors import DataError
+from nimble_jobs.retention import folders, logs
+from nimble_jobs.retention.pace import Pace
+from nimble_jobs.retention.rules import Rules, Spared, goes
+from nimble_jobs.store.expiry import Ended, Published, Tally
+
+if TYPE_CHECKING:
+    from nimble_jobs.job import Job
+    from nimble_jobs.store import Store
+    from nimble_jobs.store.timer_records import Timer
+
+KINDS = (
+    *("jobs", "attempts", "events", "waits", "logs", "worker logs"),
+    *("left-over folders", "checkpoints", "publications", "ticks"),
+)
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+WORTH_BYTES = 1 << 20
+_READ = 2000  # rows in one look
+_SOME = 500  # rows in one transaction that removes them, where each is small
+_EVENTS = 200
+_KEEP = 30  # the default of `cron.keep`
+_TICK_BYTES = 150  # of a row, about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step removed, or would have."""
+
+    tally: Tally
+    trouble: tuple[str, ...] = ()  # what could not be removed, and why; it stays for the next time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What steps removed so far, or would have."""
+
+    rows: tuple[tuple[str, int, int], ...] = ()  # kind, how many, bytes; in the order of KINDS
+    given_back_bytes: int = 0  # by how much the database's file became smaller
+    trouble: tuple[str, ...] = ()
+
+
+class Sweep:
+    """Carries out rules as of `now`, in Unix seconds. Without `remove` it only counts."""
+
+    def __init__(
+        self,
+        store: Store,
+        rules: Rules,
+        now: float,
+        *,
+        remove: bool,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store, self._rules, self._now = store, rules, now
+        self._remove, self._clock, self._sleep = remove, clock, sleep
+        self._going: set[str] = set()  # jobs that went, or would
+        self._held: set[str] = set()  # jobs whose left-overs could not be removed: their rows say where these are
+        self._tally = Tally()
+        self._trouble: list[str] = []
+        self._given_back = 0
+
+    @property
+    def done(self) -> Done:
+        """What was removed so far."""
+        counts, sizes = self._tally.counts, self._tally.bytes
+        return Done(
+            rows=tuple((kind, counts[kind], sizes.get(kind, 0)) for kind in KINDS if counts.get(kind)),
+            given_back_bytes=self._given_back,
+            trouble=tuple(self._trouble),
+        )
+
+    def run(self) -> Done:
+        """All steps. Raises StoreError."""
+        for _ in self.paced():
+            pass
+        return self.done
+
+    def paced(self) -> Iterator[Step]:
+        """The steps, each followed by a pause at least as long, in which others have the database."""
+        steps = self.steps()
+        while True:
+            began = self._clock()
+            step = next(steps, None)
+            if step is None:
+                return
+            yield step
+            if self._remove:
+                self._sleep(min(max(self._clock() - began, PAUSE_S), LONGEST_PAUSE_S))
+
+    def steps(self) -> Iterator[Step]:
+        """Each ends within about a tenth of a second, however much there is, and can be the last. Raises StoreError."""
+        for step in self._all():
+            self._tally += step.tally
+            self._trouble += step.trouble
+            yield step
+
+    def _all(self) -> Iterator[Step]:
+        left = folders.left_over(self._store)
+        checkpoints = self._trainings(left)
+        yield from self._left_overs(left)
+        yield from self._jobs()
+        yield from self._checkpoints(checkpoints)
+        yield from self._logs()
+        yield from self._events()
+        yield from self._publications()
+        yield from self._ticks()
+        yield from self._give_back()
+
+    def _give_back(self) -> Iterator[Step]:
+        """What became free in the database's file, if it is worth the writing; new jobs would use it, too."""
+        expiry = self._store.expiry
+        if not self._remove or (before := expiry.free_bytes()) < WORTH_BYTES:
+            return
+        pace, more = Pace(first=100, least=16, most=2000), True
+        while more:
+            began = self._clock()
+            more = expiry.give_back(pace.size)
+            pace.took(self._clock() - began)
+            self._given_back = before - expiry.free_bytes()
+            yield Step(tally=Tally())
+
+    def _left_overs(self, left: dict[Path, Job]) -> Iterator[Step]:
+        """What jobs staged beside their outputs. It is worthless, whatever the age of the job."""
+        for path, job in left.items():
+            if path.suffix == ".training" or self._now - (job.finished_at or 0.0) < folders.GRACE_S:
+                continue
+            size = folders.bytes_of(path)
+            try:
+                if self._remove:
+                    hidden.discard_staging(folders.output_of(job), job.id)
+            except DataError as e:
+                self._held.add(job.id)
+                yield Step(tally=Tally(), trouble=(str(e),))
+            else:
+                yield _one("left-over folders", size)
+
+    def _jobs(self) -> Iterator[Step]:
+        spared = self._spared()
+        pace = Pace(first=50, least=10, most=500)
+        above = 0
+        before = None if spared.timed else self._before()
+        while page := self._store.expiry.ended(above=above, limit=_READ, before=before):
+            above = page[-1].seq
+            going = [job for job in page if goes(job, self._rules, spared, self._now) and job.id not in self._held]
+            yield Step(tally=Tally())
+            while going:
+                some, going = going[: pace.size], going[pace.size :]
+                began = self._clock()
+                yield self._remove_jobs(some)
+                pace.took(self._clock() - began)
+
+    def _before(self) -> float | None:
+        """No job that ended later than this goes; None if any may."""
+        rules = self._rules
+        if not rules.by_age or rules.keep_s is None or rules.keep_failed_s is None:
+            return None
+        return self._now - min(rules.keep_s, rules.keep_failed_s)
+
+    def _spared(self) -> Spared:
+        expiry, count = self._store.expiry, self._rules.per_name
+        timed: dict[str, bool] = {}
+        for timer in self._store.timers.list():
+            timed |= expiry.of_timer(timer.name, _kept(timer))
+        newest = {} if count is None else expiry.newest(count)
+        return Spared(needed=frozenset(expiry.needed()), newest=newest, timed=timed)
+
+    def _remove_jobs(self, jobs: Sequence[Ended]) -> Step:
+        expiry = self._store.expiry
+        went, tally = expiry.remove(jobs) if self._remove else ([job.id for job in jobs], expiry.hanging(jobs))
+        self._going.update(went)
+        sizes = []
+        for job_id in went:  # after their rows: a log without a job goes next time, a job without its log is a loss
+            path = logs.log_of(self._store.home, job_id)
+            with suppress(OSError):
+                size = path.stat().st_size
+                if self._remove:
+                    path.unlink()
+                sizes.append(size)
+        return Step(tally=tally + Tally(counts={"logs": len(sizes)}, bytes={"logs": sum(sizes)}))
+
+    def _trainings(self, left: dict[Path, Job]) -> dict[Path, tuple[Path, set[str]]]:
+        """Folders with checkpoints: their output, and all jobs that could go on from there."""
+        found = {}
+        for place, job in left.items():
+            if place == hidden.training_root(output := folders.output_of(job)):
+                jobs = self._store.jobs.of(trainings=[str(output)])
+                found[place] = (output, {each.id for each in jobs})
+        return found
+
+    def _checkpoints(self, trainings: dict[Path, tuple[Path, set[str]]]) -> Iterator[Step]:
+        """They go with the last job that could go on from them."""
+        for place, (output, jobs) in trainings.items():
+            if not jobs <= self._going:
+                continue
+            size = folders.bytes_of(place)
+            try:
+                if self._remove:
+                    hidden.forget_checkpoints(output)
+            except DataError as e:
+                yield Step(tally=Tally(), trouble=(str(e),))
+            else:
+                yield _one("checkpoints", size)
+
+    def _logs(self) -> Iterator[Step]:
+        """Of workers, and of jobs that are not known any more."""
+        started = [worker.started_at for worker in self._store.workers.live()]
+        found = [
+            log
+            for log in logs.logs(self._store.home)
+            if log.job not in self._going and logs.old(log, self._rules.logs_s, self._now, started=started)
+        ]
+        known = self._store.expiry.known([log.job for log in found if log.job])
+        for log in found:
+            if log.job in known:
+                continue
+            try:
+                if self._remove:
+                    log.path.unlink(missing_ok=True)
+            except OSError as e:
+                yield Step(tally=Tally(), trouble=(f"{log.path}: cannot be removed: {e.strerror}",))
+            else:
+                yield _one("logs" if log.job else "worker logs", log.bytes)
+
+    def _events(self) -> Iterator[Step]:
+        """Those of no job, such as a worker's."""
+        if self._rules.logs_s is None:
+            return
+        before, above = self._now - self._rules.logs_s, 0
+        while True:
+            tally, above = self._store.expiry.events(before, above=above, limit=_EVENTS, remove=self._remove)
+            yield Step(tally=tally)
+            if not above:
+                return
+
+    def _publications(self) -> Iterator[Step]:
+        """Those whose job and folder are gone. A folder that is there needs its note to be recognised."""
+        found: list[Published] = []
+        above = ""
+        while page := self._store.expiry.published(above=above, limit=_READ):
+            above = page[-1].token
+            found += page
+            yield Step(tally=Tally())
+        latest = folders.latest(found)
+        for first in range(0, len(found), _SOME):
+            some = found[first : first + _SOME]
+            known = self._store.expiry.known([each.job for each in some]) - self._going
+            gone = [
+                each
+                for each in some
+                if each.job not in known and folders.gone(each, replaced=each.at < latest[each.path])
+            ]
+            if gone and self._remove:
+                self._store.expiry.forget([each.token for each in gone])
+            size = sum(each.bytes for each in gone)
+            yield Step(tally=Tally(counts={"publications": len(gone)}, bytes={"publications": size}))
+
+    def _ticks(self) -> Iterator[Step]:
+        """As old as jobs that go, but of each timer as many of the newest as jobs."""
+        if self._rules.keep_s is None:
+            return
+        timers, before = self._store.timers, self._now - self._rules.keep_s
+        for timer in timers.list():
+            if not self._remove:
+                yield _ticks(timers.count_old_ticks(timer.name, before, _kept(timer)))
+                continue
+            while count := timers.prune_some_ticks(timer.name, before, _kept(timer)):
+                yield _ticks(count)
+
+
+def _kept(timer: Timer) -> int:
+    """`cron.keep`: how many finished jobs of a timer stay."""
+    cron = timer.spec.get("cron")
+    keep = cron.get("keep") if isinstance(cron, dict) else None
+    return keep if isinstance(keep, int) else _KEEP
+
+
+def _ticks(count: int) -> Step:
+    return Step(tally=Tally(counts={"ticks": count}, bytes={"ticks": count * _TICK_BYTES}))
+
+
+def _one(kind: str, nbytes: int) -> Step:
+    return Step(tally=Tally(counts={kind: 1}, bytes={kind: nbytes}))

@@ -1,0 +1,253 @@
+"""Jobs that have ended, as retention sees them: which there are, what hangs on them, and their removal.
+
+Each method is one short transaction over at most as many rows as it is given, so nobody waits long for the write lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, exists, func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.job import JobState
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.records import load_list
+from nimble_jobs.store.tables import AttemptRow, DailyRow, EventRow, JobRow, PublicationRow, WaitRow
+from nimble_jobs.store.timer_tables import TickRow
+from nimble_jobs.store.transitions import changed
+
+FINAL = tuple(state.value for state in JobState if state.final)
+_ROW_BYTES = 100  # an estimate of what a row takes beside its texts: numbers, ids, its entries in indexes
+_SOME = 500  # ids in one statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A job that has ended. Times are Unix seconds."""
+
+    seq: int
+    id: str
+    name: str
+    kind: str  # score | finetune
+    state: JobState
+    attempt: int
+    finished_at: float
+    output: str | None  # its `output.path`; None if the stored spec is damaged
+    bytes: int  # of its row, about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """How many rows or files there are of each kind, and about how many bytes they take."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            counts=Counter(self.counts) + Counter(other.counts), bytes=Counter(self.bytes) + Counter(other.bytes)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A row that notes a publication."""
+
+    token: str
+    job: str
+    path: str
+    folder: str  # DEVICE:INODE
+    at: float  # Unix seconds
+    bytes: int  # of the row, about
+
+
+class Expiry:
+    """What retention asks of the database, and what it removes there."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def ended(self, *, above: int, limit: int, before: float | None = None) -> list[Ended]:
+        """Jobs that have ended, in the order of their numbers, from those above `above` on.
+
+        `before`: only those that had ended by then, in Unix seconds.
+        """
+        at = func.coalesce(JobRow.finished_at, JobRow.created_at)
+        size = _length(JobRow.name, JobRow.spec, JobRow.schedule, JobRow.timings, JobRow.outputs, JobRow.error)
+        query = (
+            select(
+                JobRow.seq, JobRow.id, JobRow.name, JobRow.kind, JobRow.state, JobRow.attempt, at, JobRow.output, size
+            )
+            .where(JobRow.seq > above, JobRow.state.in_(FINAL))
+            .order_by(JobRow.seq)
+            .limit(limit)
+        )
+        if before is not None:
+            query = query.where(at <= before)
+        return [
+            Ended(
+                seq=row[0],
+                id=row[1],
+                name=row[2],
+                kind=row[3],
+                state=JobState(row[4]),
+                attempt=row[5],
+                finished_at=row[6],
+                output=row[7],
+                bytes=row[8],
+            )
+            for row in self._db.read(lambda session: session.execute(query).all())
+        ]
+
+    def newest(self, count: int) -> dict[str, int]:
+        """The number of the `count`-th newest job that has ended, of each name that has so many."""
+        rank = func.row_number().over(partition_by=JobRow.name, order_by=JobRow.seq.desc())
+        ranked = select(JobRow.name, JobRow.seq, rank.label("rank")).where(JobRow.state.in_(FINAL)).subquery()
+        query = select(ranked.c.name, ranked.c.seq).where(ranked.c.rank == count)
+        return self._db.read(lambda session: {row[0]: row[1] for row in session.execute(query)})
+
+    def of_timer(self, name: str, count: int) -> dict[str, bool]:
+        """The jobs of a timer that have ended: whether each is one of its newest `count`, by the time of its tick."""
+        query = select(TickRow.job).join(JobRow, JobRow.id == TickRow.job).order_by(TickRow.due.desc())
+        query = query.where(TickRow.timer == name, JobRow.state.in_(FINAL))
+        jobs = self._db.read(lambda session: list(session.scalars(query)))
+        return {str(job): rank < count for rank, job in enumerate(jobs)}
+
+    def needed(self) -> set[str]:
+        """The jobs that unfinished ones wait for or name in `run.after`."""
+        after = select(JobRow.after).where(JobRow.state.not_in(FINAL), JobRow.after != "[]")
+
+        def work(session: Session) -> set[str]:
+            found = set(session.scalars(select(WaitRow.parent)))
+            for text in session.scalars(after):
+                found.update(load_list(text))
+            return found
+
+        return self._db.read(work)
+
+    def hanging(self, jobs: Sequence[Ended]) -> Tally:
+        """These jobs with their attempts, events and waits."""
+        return self._db.read(lambda session: _tally(session, jobs))
+
+    def remove(self, jobs: Sequence[Ended]) -> tuple[list[str], Tally]:
+        """Remove these jobs with all that hangs on them. Returns the ids of those that went, and what went.
+
+        A job stays that was tried again since it was read, or that another waits for now.
+        """
+        seen = {job.id: (job.state.value, job.attempt) for job in jobs}
+
+        def work(session: Session) -> tuple[list[str], Tally]:
+            waited_for = exists().where(WaitRow.parent == JobRow.id)
+            query = select(JobRow.id, JobRow.state, JobRow.attempt).where(JobRow.id.in_(seen), ~waited_for)
+            found = session.execute(query.with_for_update()).all()
+            going = {job for job, state, attempt in found if seen[job] == (state, attempt)}
+            tally = _tally(session, [job for job in jobs if job.id in going])
+            for table, column in ((EventRow, EventRow.job), (AttemptRow, AttemptRow.job), (WaitRow, WaitRow.job)):
+                changed(session, delete(table).where(column.in_(going)))
+            changed(session, delete(JobRow).where(JobRow.id.in_(going)))
+            return sorted(going), tally
+
+        return self._db.write(work)
+
+    def events(self, before: float, *, limit: int, remove: bool, above: int = 0) -> tuple[Tally, int]:
+        """Events of no job that happened before a time: counts them, and removes them if told so.
+
+        Returns also the number of the last one, which is the next `above`; 0 if there are no more.
+        """
+        size = _length(EventRow.kind, EventRow.message, EventRow.data)
+        query = select(EventRow.seq, size).where(EventRow.job.is_(None), EventRow.at < before, EventRow.seq > above)
+        found = self._db.read(lambda session: session.execute(query.order_by(EventRow.seq).limit(limit)).all())
+        numbers = [seq for seq, _ in found]
+        if remove and numbers:
+            self._db.write(lambda session: changed(session, delete(EventRow).where(EventRow.seq.in_(numbers))))
+        tally = Tally(counts={"events": len(found)}, bytes={"events": sum(size for _, size in found)})
+        return tally, numbers[-1] if len(found) == limit else 0
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these are ids of jobs."""
+
+        def work(session: Session) -> set[str]:
+            found: set[str] = set()
+            for first in range(0, len(ids), _SOME):
+                found.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(ids[first : first + _SOME]))))
+            return found
+
+        return self._db.read(work)
+
+    def outputs(self) -> list[str]:
+        """The output paths of all jobs, each once."""
+        query = select(JobRow.output).where(JobRow.output.is_not(None)).distinct()
+        return self._db.read(lambda session: [str(path) for path in session.scalars(query)])
+
+    def published(self, *, above: str, limit: int) -> list[Published]:
+        """Publications in the order of their tokens, from those above `above` on."""
+        row = PublicationRow
+        size = _length(row.token, row.path, row.folder, row.manifest_sha256)
+        query = select(row.token, row.job, row.path, row.folder, row.at, size).where(row.token > above)
+        return [
+            Published(token=token, job=job, path=path, folder=folder, at=at, bytes=nbytes)
+            for token, job, path, folder, at, nbytes in self._db.read(
+                lambda session: session.execute(query.order_by(row.token).limit(limit)).all()
+            )
+        ]
+
+    def forget(self, tokens: Sequence[str]) -> None:
+        """Remove the notes of these publications."""
+        self._db.write(lambda session: changed(session, delete(PublicationRow).where(PublicationRow.token.in_(tokens))))
+
+    def take_turn(self, duty: str, slot: float, now: float) -> bool:
+        """Is it the caller who does what is due once since `slot`? Of many that ask, one is told so.
+
+        `slot` and `now` in Unix seconds. After a clock was set back, what was noted for later counts for nothing.
+        """
+
+        def work(session: Session) -> bool:
+            stale = (DailyRow.slot < slot) | (DailyRow.slot > now)
+            mine = update(DailyRow).where(DailyRow.duty == duty, stale).values(slot=slot, at=now)
+            if changed(session, mine) == 1:
+                return True
+            if session.get(DailyRow, duty) is not None:
+                return False
+            session.add(DailyRow(duty=duty, slot=slot, at=now))
+            session.flush()
+            return True
+
+        try:
+            return self._db.write(work)
+        except IntegrityError:  # on a database without one writer: somebody else's row came first
+            return False
+
+    def free_bytes(self) -> int:
+        """Bytes of the database's file that hold nothing; 0 where there is no such file."""
+        return self._db.free_bytes()
+
+    def give_back(self, pages: int) -> bool:
+        """Cut at most that many free pages off the database's file. Are there more?"""
+        return self._db.give_back(pages)
+
+
+def _tally(session: Session, jobs: Sequence[Ended]) -> Tally:
+    ids = [job.id for job in jobs]
+    counts, sizes = {"jobs": len(jobs)}, {"jobs": sum(job.bytes for job in jobs)}
+    asked = (
+        ("attempts", _length(AttemptRow.worker, AttemptRow.error), AttemptRow.job),
+        ("events", _length(EventRow.kind, EventRow.message, EventRow.data), EventRow.job),
+        ("waits", _length(WaitRow.job, WaitRow.parent), WaitRow.job),
+    )
+    for kind, size, column in asked:
+        query = select(func.count(), func.coalesce(func.sum(size), 0)).where(column.in_(ids))
+        counts[kind], sizes[kind] = (int(n) for n in session.execute(query).one())
+    return Tally(counts=counts, bytes=sizes)
+
+
+def _length(*texts: Any) -> ColumnElement[int]:
+    """Characters of these columns, and what a row takes beside them."""
+    total: ColumnElement[int] = func.coalesce(func.length(texts[0]), 0) + _ROW_BYTES
+    for text in texts[1:]:
+        total = total + func.coalesce(func.length(text), 0)
+    return total

@@ -1,0 +1,77 @@
+"""The duty that prunes: one worker of a state folder does it, once a day."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from nimble_jobs.plural import count
+from nimble_jobs.retention import Sweep, rules_of, slot_of
+from nimble_jobs.settings import Watched
+from nimble_jobs.store import Store
+from nimble_jobs.worker.duties import Every
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 30.0
+_TURN = "prune"
+
+
+class Prune:
+    """Prunes as `retention` of the configuration says, from `retention.daily` on, a small step at each call.
+
+    If no worker ran at that hour, the next one that starts does it.
+    """
+
+    name = "prune"
+
+    def __init__(self, store: Store, home: Path) -> None:
+        self._store = store
+        self._settings = Watched(home)
+        self._every = Every(INTERVAL_S)
+        self._slot: float | None = None  # the last one that somebody has taken
+        self._sweep: Sweep | None = None
+        self._steps: Iterator[object] = iter(())
+
+    def due(self, now: float) -> bool:
+        return self._sweep is not None or self._every.due(now)
+
+    def run(self, now: float) -> None:
+        if self._sweep is None:
+            self._begin(now)
+            self._every.done(now)
+            return
+        try:
+            step = next(self._steps, None)
+        except BaseException:
+            self._steps = self._sweep.steps()  # from the first one on: what is removed is not found again
+            raise
+        if step is None:
+            self._end(self._sweep, now)
+
+    def _begin(self, now: float) -> None:
+        settings = self._settings.now()
+        if settings.retention.daily == "off":
+            return
+        slot = slot_of(now, settings.retention.daily)
+        if slot == self._slot:
+            return
+        mine = self._store.expiry.take_turn(_TURN, slot, now)
+        self._slot = slot
+        if mine:
+            self._sweep = Sweep(self._store, rules_of(settings), now, remove=True)
+            self._steps = self._sweep.steps()
+
+    def _end(self, sweep: Sweep, now: float) -> None:
+        self._sweep = None
+        done = sweep.done
+        for reason in done.trouble:
+            log.warning("not removed: %s", reason)
+        if not done.rows:
+            return
+        said = ", ".join(f"{kind}: {number:,}" for kind, number, _ in done.rows)
+        log.info("pruned: %s", said)
+        data = {"rows": [list(row) for row in done.rows], "trouble": list(done.trouble)}
+        removed = count(sum(number for _, number, _ in done.rows), "row")
+        self._store.jobs.event("pruned", f"removed {removed} and files: {said}", data=data, now=now)
