@@ -47,9 +47,11 @@ def submit(
     job in `after`.
     """
     if not isinstance(spec, JobSpec):
-        spec = specs.load(Path(spec), overrides)
+        spec = specs.load(Path(spec), overrides, once=True)
     elif overrides:
         raise UsageError("overrides go with a spec file; a JobSpec is final")
+    if spec.cron is not None:
+        raise UsageError(f"{spec.name} has a cron part; add it as a timer with nimble_jobs.cron.add, or take it out")
     now = time.time() if now is None else now
     with _opened(store, home) as store:
         folders = permitted(spec, allow_python, settings=store.settings.now())

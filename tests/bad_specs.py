@@ -531,18 +531,11 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
-        name="not built yet: cron",
-        text=SCORE + 'schedule:\n  streams: 4\n  fuse: max\n  in_flight: 2\ncron:\n  expression: "15 2 * * *"\n',
-        messages=("{file}:20: cron: not supported yet; expected no cron",),
-    ),
-    BadSpec(
-        name="wrong types in what is not built yet",
-        text=SCORE + "schedule:\n  streams: many\n  fuse: 3\ncron:\n  grace: 10\n",
+        name="wrong types in schedule",
+        text=SCORE + "schedule:\n  streams: many\n  fuse: 3\n",
         messages=(
             "{file}:17: schedule.streams: found 'many'; expected auto or a whole number from 1 to 1024",
             "{file}:18: schedule.fuse: found 3; expected auto, off or max",
-            "{file}:19: cron.expression: missing; expected five fields, as in crontab",
-            "{file}:19: cron: not supported yet; expected no cron",
         ),
     ),
     BadSpec(

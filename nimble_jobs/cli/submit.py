@@ -40,7 +40,7 @@ def run(
     from nimble_jobs import client
     from nimble_jobs.spec import load
 
-    loaded = load(spec, overrides or (), home=options.chosen_home(ctx))
+    loaded = load(spec, overrides or (), home=options.chosen_home(ctx), once=True)
     with options.store(ctx) as store:
         job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python or ())
         with ExitStack() as shown:
@@ -100,7 +100,7 @@ def submit(
     from nimble_jobs.spec import dump, load
 
     # What it waits for may make the files.
-    loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx))
+    loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx), once=True)
     delay_s = options.duration(delay, "--delay") or 0.0
     timeout_s = options.duration(timeout, "--timeout")
     if dry_run:

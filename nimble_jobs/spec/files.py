@@ -67,7 +67,11 @@ def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
 
 
 def _expected(spec: JobSpec, inputs: dict[str, str]) -> dict[str, str]:
-    """The inputs that must be there. With `only_new` nothing need match a glob yet, but its folder must exist."""
+    """The inputs that must be there. With a template each tick has an input of its own. With `only_new` nothing need
+    match a glob yet, but its folder must exist.
+    """
+    if spec.cron is not None:
+        inputs = {name: path for name, path in inputs.items() if "{{" not in path}
     if spec.input.only_new is None:
         return inputs
     return {

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,27 @@ _STDIN_NAME = "<stdin>"
 _TOO_LARGE = "larger than 1 MiB"
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True, home: Path | None = None) -> JobSpec:
+def load(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    check_files: bool = True,
+    home: Path | None = None,
+    now: float | None = None,
+    once: bool = False,
+) -> JobSpec:
     """Read a spec file, or standard input where `path` is `-`. Relative paths, those in overrides too, are relative to
     the folder of the file, or to the current folder.
 
     With `check_files` the files that the spec names must exist, unless earlier jobs (`run.after`) may still make them.
-    With `home`, the state folder, the output must be apart from it. Raises SpecError with all problems.
+    With `home`, the state folder, the output must be apart from it. With `once`, the spec may have no `cron`. `now`,
+    in Unix seconds, is when a timer begins to look ahead (None: now). Raises SpecError with all problems.
     """
     file = name_of(path)
     if str(path) == STDIN:
-        return loads(_standard_input(), file, Path.cwd(), overrides, check_files=check_files, home=home)
+        return loads(
+            _standard_input(), file, Path.cwd(), overrides, check_files=check_files, home=home, now=now, once=once
+        )
     try:
         with open_regular(path) as stream:
             source = stream.read(MAX_BYTES + 1)
@@ -50,7 +62,7 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True,
     if len(source) > MAX_BYTES:
         raise _unreadable(file, _TOO_LARGE)
     base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
-    return loads(source, file, base, overrides, check_files=check_files, home=home)
+    return loads(source, file, base, overrides, check_files=check_files, home=home, now=now, once=once)
 
 
 def name_of(path: Path) -> str:
@@ -66,6 +78,8 @@ def loads(
     *,
     check_files: bool = True,
     home: Path | None = None,
+    now: float | None = None,
+    once: bool = False,
 ) -> JobSpec:
     """Read a spec from text. `file` is the name in messages; relative paths are relative to the absolute folder `base`.
 
@@ -81,7 +95,8 @@ def loads(
             override.apply(tree, assignment)
         spec = validate(tree, JobSpec, base)
         if spec is not None:
-            rules.check(spec, tree, base=base, check_files=check_files, home=home)
+            at = time.time() if now is None else now
+            rules.check(spec, tree, base=base, check_files=check_files, home=home, now=at, once=once)
             if not tree.problems:
                 return spec
     raise SpecError(sorted(tree.problems, key=lambda p: (p.file != file, p.line)))

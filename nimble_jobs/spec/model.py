@@ -15,7 +15,6 @@ from nimble_jobs.spec.fields import (
     KNOWN_OUTPUTS,
     NAME_EXPECTED,
     AutoOrCount,
-    DataPath,
     Device,
     Frozen,
     HeightWidth,
@@ -26,6 +25,7 @@ from nimble_jobs.spec.fields import (
     Seconds,
     based,
 )
+from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, show
 
@@ -44,6 +44,7 @@ def _share(value: float) -> float:
 
 def _output_path(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
+        check_templates(value)
         return Path(paths.absolute(value, (info.context or {}).get("base")))
     if isinstance(value, Path):
         return value
@@ -126,7 +127,10 @@ class OnlyNewSpec(Frozen):
 class InputSpec(Frozen):
     """The records."""
 
-    source: DataPath = Field(description="A file, a folder or a glob.", examples=["digits.npz"])
+    source: Annotated[str, TEMPLATED, based(paths.absolute_glob)] = Field(
+        description="A file, a folder or a glob; with cron, templates such as {{ tick:%Y-%m-%d }}.",
+        examples=["digits.npz"],
+    )
     format: Literal["images", "npy", "npz", "parquet", "csv"] = Field(
         description="Format of the records: images, npy, npz, parquet or csv.", examples=["npz"]
     )
@@ -166,7 +170,8 @@ class OutputSpec(Frozen):
     """Where results go. The folder appears whole or not at all."""
 
     path: Annotated[Path, PlainValidator(_output_path), WithJsonSchema({"type": "string", "minLength": 1})] = Field(
-        description="The folder to publish.", examples=["../out/digits-score"]
+        description="The folder to publish; with cron, templates such as {{ tick:%Y-%m-%d }}.",
+        examples=["../out/digits-score"],
     )
     format: Literal["parquet", "jsonl", "npy"] = Field(default="parquet", description="How results are stored.")
     fields: tuple[OutputField, ...] = Field(
@@ -195,7 +200,7 @@ class RunSpec(Frozen):
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Higher runs first.")
     after: tuple[Name, ...] = Field(default=(), description="Ids or names of jobs that must succeed first.")
-    key: Annotated[str, AfterValidator(_key)] | None = Field(
+    key: Annotated[str, AfterValidator(_key), TEMPLATED] | None = Field(
         default=None, description="Idempotency key: the same key and spec give the job that exists."
     )
     timeout: Seconds | None = Field(default=None, description="Longest time that one attempt may take.")
@@ -208,10 +213,26 @@ class RunSpec(Frozen):
 class CronSpec(Frozen):
     """A timer that submits the job."""
 
-    expression: str = Field(min_length=1, description="Five fields, as in crontab.", examples=["15 2 * * *"])
-    timezone: str = Field(default="UTC", min_length=1, description="Name of the time zone.")
-    overlap: str = Field(default="skip", min_length=1, description="What to do while the last job still runs.")
-    grace: Seconds = Field(default=600.0, description="How late a missed time is still honoured.")
+    expression: ExpressionText = Field(
+        description="Five fields, as in crontab, or @hourly, @daily, @weekly, @monthly.", examples=["15 2 * * *"]
+    )
+    timezone: ZoneName = Field(default="UTC", description="IANA name of the time zone.")
+    overlap: Literal["skip", "queue", "allow", "replace"] = Field(
+        default="skip",
+        description="If the last job has not ended: skip the tick, let one wait, run both, or cancel the last job.",
+    )
+    catch_up: Literal["latest", "all", "none"] = Field(
+        default="latest", description="After a time in which nobody fired: run the latest missed tick, all, or none."
+    )
+    grace: Seconds | None = Field(
+        default=None, description="How late a tick may still start; by default until the next one is due."
+    )
+    jitter: Seconds = Field(
+        default=0.0, description="Starts are spread over this time, by name and tick: the same on every machine."
+    )
+    start: MomentText | None = Field(default=None, description="No tick before: a date, or a date and a time.")
+    end: MomentText | None = Field(default=None, description="No tick after: a date, or a date and a time.")
+    keep: int = Field(default=30, ge=1, le=1_000_000, description="How many finished jobs of it prune leaves.")
 
 
 class JobSpec(Frozen):

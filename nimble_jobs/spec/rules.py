@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nimble_jobs.spec import files, training_rules
+from nimble_jobs.spec import files, timer_rules, training_rules
 from nimble_jobs.spec.findings import Finding, Rule, place, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
@@ -29,7 +29,6 @@ class NotYet:
 
 
 NOT_YET = (
-    NotYet(field="cron", accepted=lambda s: s.cron is None, expected="no cron"),
     NotYet(
         field="schedule.progressive",
         accepted=lambda s: s.kind == "score" or not s.schedule.progressive,
@@ -41,8 +40,20 @@ RULES: list[Rule] = []
 rule = register(RULES)
 
 
-def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool, home: Path | None = None) -> None:
-    """Report every contradiction into the tree, and everything asked for that is not built yet."""
+def check(
+    spec: JobSpec,
+    tree: Tree,
+    *,
+    base: Path,
+    check_files: bool,
+    home: Path | None = None,
+    now: float,
+    once: bool = False,
+) -> None:
+    """Report every contradiction into the tree, and everything asked for that is not built yet.
+
+    `now`: Unix seconds, from which timers look ahead. With `once` a spec with `cron` is one of these contradictions.
+    """
 
     def known(needs: Iterable[str]) -> bool:
         return not any(_spoils(bad, place(need)) for need in needs for bad in tree.bad)
@@ -54,6 +65,9 @@ def check(spec: JobSpec, tree: Tree, *, base: Path, check_files: bool, home: Pat
     for needs, rule_check in (*RULES, *training_rules.RULES):
         if known(needs):
             findings += rule_check(spec)
+    findings += timer_rules.check(spec, known, tree, now=now)
+    if once and spec.cron is not None:
+        findings.append(timer_rules.only_once(tree.origin(()).file))
     findings += files.check(spec, known, base=base, check_files=check_files, home=home)
     for found in findings:
         at = None if found.at is None else place(found.at)

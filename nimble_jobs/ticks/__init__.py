@@ -4,16 +4,21 @@ from nimble_jobs.ticks.errors import BadExpression, BadMoment, BadTemplate, BadT
 from nimble_jobs.ticks.expression import Expression
 from nimble_jobs.ticks.jitter import jitter_s
 from nimble_jobs.ticks.moments import parse_moment
+from nimble_jobs.ticks.simulate import YEAR_S, Clash, clash, closest_s
 from nimble_jobs.ticks.templates import Placeholder, placeholders, render
 
 __all__ = [
+    "YEAR_S",
     "BadExpression",
     "BadMoment",
     "BadTemplate",
     "BadTick",
     "BadZone",
+    "Clash",
     "Expression",
     "Placeholder",
+    "clash",
+    "closest_s",
     "jitter_s",
     "parse_moment",
     "placeholders",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from zoneinfo import ZoneInfo
 
 from nimble_jobs.ticks import zones
 from nimble_jobs.ticks.errors import BadTemplate
@@ -30,12 +31,37 @@ class Placeholder:
     format: str  # of strftime, with the codes in CODES
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A text taken apart: its templates, and what stands before each of them and after the last."""
+
+    texts: tuple[str, ...]
+    placeholders: tuple[Placeholder, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Raises BadTemplate for braces that are no template."""
+        rest = _BRACES.sub("", text)
+        if "{{" in rest or "}}" in rest:
+            raise BadTemplate(f"found {'{{' if '{{' in rest else '}}'} without its pair", EXPECTED)
+        parts = _BRACES.split(text)
+        inside = zip(_BRACES.finditer(text), parts[1::2], strict=True)
+        return cls(texts=tuple(parts[::2]), placeholders=tuple(_placeholder(found[0], part) for found, part in inside))
+
+    def fill(self, tick: int, previous: int | None, zone: ZoneInfo) -> str:
+        """The text of a tick. Raises BadTemplate where `previous_tick` is asked for and there is none."""
+        parts = [self.texts[0]]
+        for found, after in zip(self.placeholders, self.texts[1:], strict=True):
+            moment = tick if found.name == "tick" else previous
+            if moment is None:
+                raise BadTemplate(f"{found.text}: there is no tick before", "tick")
+            parts += [zones.local(moment, zone).strftime(found.format), after]
+        return "".join(parts)
+
+
 def placeholders(text: str) -> tuple[Placeholder, ...]:
     """The templates in a text, in their order. Raises BadTemplate for braces that are none."""
-    rest = _BRACES.sub("", text)
-    if "{{" in rest or "}}" in rest:
-        raise BadTemplate(f"found {'{{' if '{{' in rest else '}}'} without its pair", EXPECTED)
-    return tuple(_placeholder(found[0], found[1]) for found in _BRACES.finditer(text))
+    return Template.parse(text).placeholders
 
 
 def render(text: str, *, tick: int, previous: int | None, zone: str) -> str:
@@ -43,16 +69,7 @@ def render(text: str, *, tick: int, previous: int | None, zone: str) -> str:
 
     Raises BadTemplate, also where `previous_tick` is asked for and there is none, and BadZone.
     """
-    rules, parts, end = zones.load(zone), [], 0
-    at = {"tick": tick, "previous_tick": previous}
-    for found in placeholders(text):
-        start = text.index(found.text, end)
-        moment = at[found.name]
-        if moment is None:
-            raise BadTemplate(f"{found.text}: there is no tick before", "tick")
-        parts += [text[end:start], zones.local(moment, rules).strftime(found.format)]
-        end = start + len(found.text)
-    return "".join([*parts, text[end:]])
+    return Template.parse(text).fill(tick, previous, zones.load(zone))
 
 
 def _placeholder(text: str, inside: str) -> Placeholder:

@@ -11,6 +11,7 @@ from nimble_jobs import spec
 from nimble_jobs.errors import SpecError
 from nimble_jobs.spec.rules import NOT_YET
 from tests.bad_specs import BAD_SPECS, SCORE, BadSpec, edit, lay_out
+from tests.bad_timers import BAD_TIMERS, NIGHTLY, NOW, timer
 
 
 @pytest.mark.parametrize("bad", BAD_SPECS, ids=lambda bad: bad.name)
@@ -125,3 +126,26 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         spec.loads(text, "job", tmp_path)
     assert [p.field for p in caught.value.problems] == ["model.weights", "input.source"]
+
+
+@pytest.mark.parametrize("bad", BAD_TIMERS, ids=lambda bad: bad.name)
+def test_bad_timer(bad: BadSpec, tmp_path: Path) -> None:
+    """So do mistakes about timers, seen from a day that is given."""
+    path = bad.write(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        spec.load(path, bad.overrides, now=NOW)
+    assert [str(p) for p in caught.value.problems] == bad.lines(path)
+    assert caught.value.exit_code == 2
+
+
+def test_a_timer_is_not_submitted(tmp_path: Path) -> None:
+    """Whoever wants one job of a timer's spec is told both ways."""
+    lay_out(tmp_path)
+    path = tmp_path / "job.yaml"
+    path.write_text(timer(NIGHTLY))
+    assert spec.load(path, now=NOW).cron is not None
+    with pytest.raises(SpecError) as caught:
+        spec.load(path, now=NOW, once=True)
+    expected = f"expected `nimble-jobs cron add {path}`, or cron=null to run the job once"
+    assert str(caught.value) == f"{path}:16: cron: found a timer; {expected}"
+    assert spec.load(path, ("cron=null", "output.path=once"), now=NOW, once=True).cron is None
