@@ -73,7 +73,7 @@ class Attempt:
     worker: str
     started_at: float
     finished_at: float | None
-    outcome: str | None  # succeeded, failed, lost, requeued, cancelled; None while it runs
+    outcome: str | None  # succeeded, failed, lost, stalled, requeued, cancelled; None while it runs
     error: str | None
 
 

@@ -210,7 +210,8 @@ BAD_SPECS = [
         name="an unknown field like no other",
         text=edit(("run:\n", "run:\n  colour: blue\n")),
         messages=(
-            "{file}:15: run.colour: unknown field; expected one of device, priority, after, key, timeout, error_threshold, retry",
+            "{file}:15: run.colour: unknown field; expected one of device, priority, after, key, timeout, stall, error_threshold, "
+            "retry",
         ),
     ),
     BadSpec(
@@ -509,6 +510,18 @@ BAD_SPECS = [
         name="no time at all",
         text=edit(("device: auto", "timeout: 0")),
         messages=("{file}:15: run.timeout: found 0; expected more than 0",),
+    ),
+    BadSpec(
+        name="no time without progress",
+        text=edit(("device: auto", "stall: 0")),
+        messages=("{file}:15: run.stall: found 0; expected more than 0, or off",),
+    ),
+    BadSpec(
+        name="a stall that is no duration",
+        text=edit(("device: auto", "stall: never")),
+        messages=(
+            "{file}:15: run.stall: found 'never'; expected off, seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
+        ),
     ),
     BadSpec(
         name="a longest wait below the first",

@@ -57,6 +57,18 @@ def _auto_or_count(value: object) -> object:
     raise BadValue(f"found {show(value)}", "auto or a whole number from 1 to 1024")
 
 
+def _limit_or_off(value: object) -> object:
+    if value == "off":
+        return value
+    try:
+        seconds = parse_duration(value)
+    except BadValue as e:
+        raise BadValue(e.problem, f"off, {e.expected}") from e
+    if seconds == 0:
+        raise BadValue("found 0", "more than 0, or off")
+    return seconds
+
+
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 NAME_EXPECTED = "1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit"
 KNOWN_OUTPUTS = ("id", "label", "top1", "top5", "probability", "logits", "embedding")
@@ -78,6 +90,19 @@ Seconds = Annotated[
     float,
     BeforeValidator(parse_duration),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": DURATION_PATTERN}]}),
+]
+LimitOrOff = Annotated[
+    Literal["off"] | float,
+    PlainValidator(_limit_or_off),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "off"},
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": DURATION_PATTERN},
+            ]
+        }
+    ),
 ]
 HeightWidth = Annotated[
     tuple[int, int],

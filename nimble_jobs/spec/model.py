@@ -18,6 +18,7 @@ from nimble_jobs.spec.fields import (
     Device,
     Frozen,
     HeightWidth,
+    LimitOrOff,
     Name,
     Number,
     OutputField,
@@ -204,6 +205,11 @@ class RunSpec(Frozen):
         default=None, description="Idempotency key: the same key and spec give the job that exists."
     )
     timeout: Seconds | None = Field(default=None, description="Longest time that one attempt may take.")
+    stall: LimitOrOff | None = Field(
+        default=None,
+        description="Longest time without progress of an attempt, then its process is ended; off: no limit; null: "
+        "limits.stall of the worker.",
+    )
     error_threshold: Annotated[float, AfterValidator(_share)] = Field(
         default=0.0, description="Share of bad records tolerated; -1 tolerates all."
     )

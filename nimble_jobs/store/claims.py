@@ -120,8 +120,18 @@ class JobClaims(JobQueries):
 
         return self._db.write(work)
 
-    def fail(self, job_id: str, attempt: int, *, error: str, retry: bool, lost: bool, now: float) -> JobState | None:
-        """The attempt failed (`retry`: another may succeed) or its process died (`lost`).
+    def fail(
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        error: str,
+        retry: bool,
+        lost: bool = False,
+        stalled: bool = False,
+        now: float,
+    ) -> JobState | None:
+        """The attempt failed (`retry`: another may succeed), its process died (`lost`) or made no progress (`stalled`).
 
         Queued again with a delay while attempts are left; then quarantined when each of them killed its worker, else
         failed. Returns the new state, None when the attempt does not own the job any more.
@@ -140,7 +150,7 @@ class JobClaims(JobQueries):
                 job_id,
                 attempt,
                 to=to,
-                outcome="lost" if lost else "failed",
+                outcome="lost" if lost else "stalled" if stalled else "failed",
                 error=reason,
                 event="requeued" if to == JobState.QUEUED else to.value,
                 message=f"{reason}; next attempt in {wait_s:g} s" if to == JobState.QUEUED else reason,
@@ -263,7 +273,7 @@ def _cancelled(session: Session, job_id: str, attempt: int, now: float) -> bool:
 def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bool) -> tuple[JobState, str, float]:
     """Where a failed attempt leaves its job, why, and how many seconds until the next attempt."""
     deaths = count_attempts(session, row.id, "lost") + lost
-    tries = count_attempts(session, row.id, "lost", "failed") + 1
+    tries = count_attempts(session, row.id, "lost", "failed", "stalled") + 1
     if (retry or lost) and tries < row.max_attempts and not (lost and row.foreground):
         if row.cancel_requested:
             return JobState.CANCELLED, error, 0.0

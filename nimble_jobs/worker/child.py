@@ -18,9 +18,10 @@ from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job
 from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store
-from nimble_jobs.worker import logs
+from nimble_jobs.worker import logs, stacks
 from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
 from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.stamps import Stamps
 
 if TYPE_CHECKING:
     from nimble_jobs.worker.executor import Station
@@ -42,19 +43,23 @@ def main(
     device: str,
     gpu_memory_bytes: int | None,
     parent: int,
+    stamps: Connection,
     *,
     make_station: MakeStation | None = None,
 ) -> None:
     """Run jobs on `device` until the supervisor, whose process id is `parent`, says otherwise or is gone.
 
+    Progress goes into the pipe `stamps`. The process leads a group of its own, so that what it starts can end with it.
     `make_station(store, worker, device, gpu_memory_bytes)` says where they run; by default, on the real device.
     """
     _die_with(parent)
+    os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to every process; ours comes as a Drain
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     logs.forgive_stderr()
     logs.to_stderr()
+    stacks.to_stderr()
     logging.captureWarnings(True)
     inbox = _Inbox(link)
     try:
@@ -68,13 +73,16 @@ def main(
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
     _tell(link, Ready(device=station.device))
+    moved = Stamps(stamps)
     while job := inbox.next_job():
-        sound = execute(
-            job,
-            station,
-            wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO,
-            on_wait=lambda reason: _tell(link, Waits(reason=reason)),
-        )
+        with stacks.to_file(logs.job_log_path(home, job.id)):
+            sound = execute(
+                job,
+                station,
+                wish=lambda: Stop.DRAIN if inbox.draining else Stop.GO,
+                on_wait=lambda reason: _tell(link, Waits(reason=reason)),
+                on_move=moved,
+            )
         _tell(link, Done(job_id=job.id, attempt=job.attempt, last=not sound))
         if not sound:
             log.error("this process ends, so that no other job runs on what that job met")

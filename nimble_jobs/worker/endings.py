@@ -52,6 +52,12 @@ def timed_out(jobs: Jobs, job: Job) -> None:
     log.info("%s: attempt %d %s", job.id, job.attempt, text)
 
 
+def stalled(jobs: Jobs, job: Job, reason: str, *, retry: bool = True) -> None:
+    """The attempt made no progress for too long. It counts, and another one may get on."""
+    state = jobs.fail(job.id, job.attempt, error=reason, retry=retry, stalled=True, now=time.time())
+    log.warning("%s: attempt %d: %s; the job is %s", job.id, job.attempt, reason, state or "no longer this attempt's")
+
+
 def requeued(jobs: Jobs, job: Job, reason: str) -> None:
     """The job goes back to the queue; that is no failure."""
     jobs.requeue(job.id, job.attempt, reason=reason, now=time.time())

@@ -64,17 +64,18 @@ def execute(
     retry: bool = True,
     on_report: OnReport | None = None,
     on_wait: OnWait = lambda _reason: None,
+    on_move: Callable[[], None] = lambda: None,
     watched: Callable[[Pulse], AbstractContextManager[object]] = nullcontext,
 ) -> bool:
     """Run `job`'s present attempt to its end and record it. False when this process must not run another job.
 
     `retry=False` makes every failure final. A disk or a store that cannot be written is waited for, as `patience` says;
-    `on_wait` is told. The workload runs inside `watched`. Raises StoreError when the store cannot be told how the
-    attempt ended.
+    `on_wait` is told. `on_move` is called when this thread makes progress. The workload runs inside `watched`. Raises
+    StoreError when the store cannot be told how the attempt ended.
     """
     store = station.store
     jobs = store.jobs
-    with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report) as pulse:
+    with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report, on_move=on_move) as pulse:
         patience = patience_of(pulse, on_wait, store.settings.usable().limits.patience)
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
         found: NimbleError | None = None

@@ -16,6 +16,7 @@ from nimble_jobs.worker import endings
 from nimble_jobs.worker.executor import OnReport, Station, execute, real_station
 from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.pulse import Pulse
+from nimble_jobs.worker.running import Running, Verdict, stall_of
 from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
 from nimble_jobs.worker.signals import Interrupts, interrupts
 from nimble_jobs.workloads.context import Stop
@@ -47,7 +48,9 @@ def run_inline(
         job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
         if job is None:
             return _not_claimed(store, job_id)
+        moves = _Moves()
         with interrupts() as interrupted:
+            running = Running(job=job, deadline=None, stall_s=stall_of(job, None), looked_at=time.monotonic())
             try:
                 station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
                 execute(
@@ -56,7 +59,11 @@ def run_inline(
                     wish=lambda: Stop.CANCEL if interrupted.count else Stop.GO,
                     retry=False,
                     on_report=on_report,
-                    watched=nullcontext if leave is None else partial(_watched, store, job, interrupted, leave),
+                    on_wait=lambda reason: running.waits(reason, time.monotonic()),
+                    on_move=moves,
+                    watched=nullcontext
+                    if leave is None
+                    else partial(_watched, store, running, moves, interrupted, leave),
                 )
             except KeyboardInterrupt:
                 endings.cancelled(store.jobs, job)
@@ -83,23 +90,47 @@ def _not_claimed(store: Store, job_id: str) -> Job:
     raise UsageError(f"job {job_id} does not wait to be run in the foreground")
 
 
+class _Moves:
+    """Counts the progress of the thread that computes."""
+
+    def __init__(self) -> None:
+        self._count = self._taken = 0
+
+    def __call__(self) -> None:
+        self._count += 1
+
+    def any(self) -> bool:
+        """Was there progress since the last call?"""
+        taken, self._taken = self._taken, self._count
+        return taken != self._taken
+
+
 @contextmanager
-def _watched(store: Store, job: Job, interrupted: Interrupts, leave: Leave, pulse: Pulse) -> Iterator[None]:
-    """Inside the block a thread ends the job, and with `leave` the process, when it does not stop as it should."""
+def _watched(
+    store: Store, running: Running, moves: _Moves, interrupted: Interrupts, leave: Leave, pulse: Pulse
+) -> Iterator[None]:
+    """Inside the block a thread ends the job, and with `leave` the process, when it does not stop as it should.
+
+    While C code holds the interpreter's lock no thread can look.
+    """
     over = threading.Event()
+    job = running.job
 
     def watch() -> None:
         since: float | None = None
         while not over.wait(_LOOK_S):
+            now = time.monotonic()
+            running.glance(moves.any(), now)
             stop, grace_s = _wanted(pulse, interrupted)
-            if stop is Stop.GO:
+            stalled = running.verdict(now) is Verdict.STALLED
+            if stop is Stop.GO and not stalled:
                 since = None
                 continue
-            since = since or time.monotonic()
-            if time.monotonic() - since <= grace_s:
+            since = since or now
+            if now - since <= grace_s and not stalled:
                 continue
             try:
-                ended = _give_up(store, job, stop)
+                ended = _give_up(store, running, stop)
             except StoreError as error:  # it passes, or the next command finds that this process is gone
                 log.warning("its end could not be written: %s", error)
                 continue
@@ -127,8 +158,13 @@ def _wanted(pulse: Pulse, interrupted: Interrupts) -> tuple[Stop, float]:
     return stop, CANCELLED_S if interrupted.count > 1 else CANCEL_GRACE_S
 
 
-def _give_up(store: Store, job: Job, stop: Stop) -> Job:
+def _give_up(store: Store, running: Running, stop: Stop) -> Job:
+    job = running.job
     log.warning("%s: does not stop; it ends with this process", job.id)
-    (endings.timed_out if stop is Stop.TIMEOUT else endings.cancelled)(store.jobs, job)
+    if stop is Stop.GO:
+        running.look(store.jobs.get(job.id), time.monotonic())
+        endings.stalled(store.jobs, job, running.stalled(), retry=False)
+    else:
+        (endings.timed_out if stop is Stop.TIMEOUT else endings.cancelled)(store.jobs, job)
     tidy(store, job.id)
     return store.jobs.get(job.id)

@@ -6,18 +6,27 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from nimble_jobs.job import Job
+from nimble_jobs.spec.units import format_duration
+from nimble_jobs.worker import stamps
 from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
 
 log = logging.getLogger(__name__)
 
-Target = Callable[[Connection, Path, str, str, int | None, int], None]  # child.main
+Target = Callable[[Connection, Path, str, str, int | None, int, Connection], None]  # child.main
+
+STACKS_S = 1.0  # how long a process that hangs has to write down where it is
+LEAVING_S = 30.0  # how long one that ends by itself may take
 
 
 class Child:
@@ -26,11 +35,16 @@ class Child:
     def __init__(self, target: Target, home: Path, worker: str, device: str, gpu_memory_bytes: int | None) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA, nor our connections
         self.link, theirs = context.Pipe()
+        self._stamps, their_stamps = context.Pipe(duplex=False)
+        os.set_blocking(self._stamps.fileno(), False)
+        self.started_at = time.monotonic()
+        self.leaving_since: float | None = None  # it ends by itself, after what it ran
         self.device: str | None = None  # known once it is ready
         self.draining = False
-        self.leaving = False  # ends by itself, after what it ran
         self._process = context.Process(
-            target=target, args=(theirs, home, worker, device, gpu_memory_bytes, os.getpid()), name="nimble-jobs child"
+            target=target,
+            args=(theirs, home, worker, device, gpu_memory_bytes, os.getpid(), their_stamps),
+            name="nimble-jobs child",
         )
         resource_tracker.ensure_running()  # started by `start` otherwise, which would unblock the signals too early
         ours = (signal.SIGINT, signal.SIGTERM)
@@ -40,6 +54,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        their_stamps.close()
         log.info("child process %d starts", self._process.pid)
 
     @property
@@ -54,7 +69,20 @@ class Child:
     @property
     def takes_jobs(self) -> bool:
         """Whether it is ready for another job, now or once it is done with one."""
-        return self.device is not None and not self.leaving
+        return self.device is not None and self.leaving_since is None
+
+    def moved(self) -> bool:
+        """Has the thread that computes made progress since the last call?"""
+        return stamps.any_of(self._stamps)
+
+    def late(self, now: float, start_s: float) -> str | None:
+        """Why it must be ended at `now`, of the monotonic clock, without a job: it hangs while it starts or ends."""
+        if self.leaving_since is not None:
+            hangs = now - self.leaving_since > LEAVING_S
+            return f"did not end within {format_duration(LEAVING_S)}" if hangs else None
+        if self.device is None and now - self.started_at > start_s:
+            return f"was not ready within {format_duration(start_s)}"
+        return None
 
     def run(self, job: Job) -> None:
         """Hand it a job. One that just died is noticed by its sentinel."""
@@ -76,17 +104,44 @@ class Child:
         return said
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL to it and all that it has started, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
         self._process.kill()
         self._process.join()
+
+    def end(self) -> bool:
+        """Let it write down where it hangs, then `kill`. False where it hung because a signal had stopped it.
+
+        A stopped process is not continued for that: it would go on with its job for a moment.
+        """
+        stopped = self._stopped()
+        if not stopped:
+            self._signal(signal.SIGTERM)
+            self._process.join(STACKS_S)
+        self.kill()
+        return not stopped
 
     def bury(self) -> str:
         """Wait for its end and free what belongs to it; how it ended, in words."""
         self._process.join()
         code = self._process.exitcode or 0
         self.link.close()
+        self._stamps.close()
         self._process.close()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _stopped(self) -> bool:
+        try:
+            return bool(psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To its process group. Without one, it has only just begun."""
+        pid = self._process.pid
+        if pid is not None and self._process.exitcode is None:  # not waited for, so nobody else has its number
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
 
     def _send(self, message: Any) -> None:
         try:

@@ -22,7 +22,8 @@ INTERVAL_S = 0.25
 class Pulse:
     """One attempt's link to the store. Between batches it costs no more than a look at a flag.
 
-    `wish` says what the process wants of the attempt (GO, DRAIN or CANCEL); `on_report` sees every report at once.
+    `wish` says what the process wants of the attempt (GO, DRAIN or CANCEL); `on_report` sees every report at once;
+    `on_move` is called whenever the thread that entered this object reports or asks whether to stop: it gets on.
     """
 
     def __init__(
@@ -32,12 +33,15 @@ class Pulse:
         *,
         wish: Callable[[], Stop] = lambda: Stop.GO,
         on_report: Callable[[dict[str, Any]], None] | None = None,
+        on_move: Callable[[], None] = lambda: None,
         interval_s: float = INTERVAL_S,
     ) -> None:
         self._jobs = jobs
         self._job = job
         self._wish = wish
         self._on_report = on_report
+        self._on_move = on_move
+        self._computing: int | None = None  # the thread whose progress counts
         self._interval_s = interval_s
         self._deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         self._values: dict[str, Any] = {"done": 0, "total": None, "bad": 0}
@@ -52,7 +56,9 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name=f"pulse-{job.id}", daemon=True)
 
     def __enter__(self) -> Self:
+        self._computing = threading.get_ident()
         self._thread.start()
+        self._moved()
         return self
 
     def __exit__(
@@ -63,6 +69,7 @@ class Pulse:
 
     def stop(self) -> Stop:
         """What the workload should do now. Raises FencedOut when the attempt no longer owns the job."""
+        self._moved()
         self._check_fence()
         if self._cancel:
             return Stop.CANCEL
@@ -104,6 +111,7 @@ class Pulse:
         timings: dict[str, Any] | None = None,
     ) -> None:
         """Take the newest values; None leaves one as it was. The phase "publish" is written at once, for its fence."""
+        self._moved()
         self._check_fence()
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
         with self._lock:
@@ -130,6 +138,10 @@ class Pulse:
                     self._dirty = True
                 raise
         self._check_fence()
+
+    def _moved(self) -> None:
+        if threading.get_ident() == self._computing:
+            self._on_move()
 
     def _check_fence(self) -> None:
         if self._fenced:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec.units import format_duration
 from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
 
 
@@ -15,6 +16,10 @@ class Verdict(StrEnum):
 
     OVERTIME = "does not stop after its timeout"
     CANCELLED = "cancelled, and does not stop"
+    STALLED = "makes no progress"
+
+
+_GLANCE_S = 2.0  # longer than that between two looks, it is not the child that stood still
 
 
 @dataclass
@@ -23,22 +28,34 @@ class Running:
 
     job: Job
     deadline: float | None  # after it the child is killed
+    seen: Job | None = None  # as the store had it last
     kill_at: float = math.inf  # earlier once the job has been cancelled under it
     waits_since: float | None = None  # for a disk or the store; its time does not run meanwhile
-    state: tuple[object, ...] = ()  # what the store says of how far it is
-    moved_at: float = 0.0  # when that last changed
+    stall_s: float | None = None  # after so long without progress the child is ended
+    still_s: float = 0.0  # for how long it was seen to make none
+    moved_at: float = 0.0  # when the computing thread last made progress
+    looked_at: float = 0.0
 
     @classmethod
-    def begin(cls, job: Job, now: float) -> Running:
-        """`job`'s attempt is handed to the child."""
+    def begin(cls, job: Job, now: float, *, stall_s: float | None = None) -> Running:
+        """`job`'s attempt is handed to the child. `stall_s`: the limit of jobs whose spec says none; None: none."""
         deadline = None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S
-        return cls(job=job, deadline=deadline, moved_at=now)
+        return cls(job=job, deadline=deadline, stall_s=stall_of(job, stall_s), moved_at=now, looked_at=now)
+
+    def glance(self, moved: bool, now: float) -> None:
+        """Note whether the child `moved` since the last glance.
+
+        Time counts as standing still only while this process looked on: not while it was stopped, or the machine slept.
+        """
+        if moved:
+            self.still_s, self.moved_at = 0.0, now
+        elif self.waits_since is None:
+            self.still_s += min(now - self.looked_at, _GLANCE_S)
+        self.looked_at = now
 
     def look(self, job: Job, now: float) -> None:
         """Take what the store says of the job."""
-        state = (job.phase, job.records_done, job.timings.get("step"))
-        if state != self.state:
-            self.state, self.moved_at = state, now
+        self.seen = job
         if job.state is JobState.CANCELLED:
             self.kill_at = min(self.kill_at, now + CANCELLED_S)
         elif job.cancel_requested:
@@ -57,4 +74,22 @@ class Running:
         """Why it must not go on; None while it may."""
         if self.deadline is not None and self.waits_since is None and now > self.deadline:
             return Verdict.OVERTIME
-        return Verdict.CANCELLED if now > self.kill_at else None
+        if now > self.kill_at:
+            return Verdict.CANCELLED
+        if self.stall_s is not None and self.waits_since is None and self.still_s > self.stall_s:
+            return Verdict.STALLED
+        return None
+
+    def stalled(self, *, stopped: bool = False) -> str:
+        """How far it came, in words. `stopped`: a signal had stopped its process."""
+        job = self.seen or self.job
+        words = f"no progress for {format_duration(self.stall_s or 0.0)} (run.stall) in phase {job.phase or 'start'}"
+        if job.records_total is not None:
+            words += f", {job.records_done} of {job.records_total} records done"
+        return f"{words}; its process was stopped by a signal" if stopped else words
+
+
+def stall_of(job: Job, default_s: float | None) -> float | None:
+    """A job's run.stall in seconds: `default_s` where its spec says nothing, None where it says off."""
+    given = job.spec.get("run", {}).get("stall")
+    return default_s if given is None else None if given == "off" else float(given)

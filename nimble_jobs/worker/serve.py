@@ -67,7 +67,13 @@ def run(
                 log.info("worker %s starts", lease.id)
                 with closing(
                     Supervisor(
-                        store, lease, signals, spawn, duties=duties_of(store), max_idle_s=max_idle_s, grace_s=grace_s
+                        store,
+                        lease,
+                        signals,
+                        spawn,
+                        duties=duties_of(store),
+                        max_idle_s=max_idle_s,
+                        grace_s=grace_s,
                     )
                 ) as supervisor:
                     over = supervisor.loop()

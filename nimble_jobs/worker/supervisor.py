@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 
 from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, UsageError
 from nimble_jobs.job import Job
+from nimble_jobs.settings import LimitSettings
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.duties import Duties, Duty
@@ -21,6 +22,7 @@ from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
 from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child
 from nimble_jobs.worker.running import Running, Verdict
+from nimble_jobs.worker.seat import Seat
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
 from nimble_jobs.worker.upkeep import Reclaim
@@ -32,8 +34,6 @@ WATCH_S = 0.25  # how often the job that runs is looked at
 BEAT_S = 5.0  # how often the worker gives a sign
 DUTIES_S = 1.0  # how often, at least, duties are asked whether they are due
 LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
-STARTS = 5  # child processes in a row that die before they are ready
-BACKOFF_S = 0.2  # before the next start, doubled each time
 
 
 _ENDINGS = {Verdict.OVERTIME: endings.timed_out, Verdict.CANCELLED: endings.cancelled}
@@ -56,15 +56,12 @@ class Supervisor:
         self._store = store
         self._lease = lease
         self._signals = signals
-        self._spawn = spawn
+        self._seat = Seat(spawn)
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
         self._owed = Owed()
         self._duties = Duties([*duties, Reclaim(store, lease.id, self._job)], record=self._record)
-        self._child: Child | None = None
         self._running: Running | None = None
-        self._failed_starts = 0
-        self._start_at = 0.0
         self._idle_since = time.monotonic()
         self._beat_at = 0.0
         self._watch_at = 0.0
@@ -96,18 +93,22 @@ class Supervisor:
 
     def close(self) -> None:
         """Leave no child behind."""
-        if self._child:
-            self._child.kill()
-            self._child.bury()
-            self._child = None
+        self._seat.clear()
+
+    @property
+    def _limits(self) -> LimitSettings:
+        return self._store.settings.usable().limits
+
+    @property
+    def _child(self) -> Child | None:
+        return self._seat.child
 
     def _step(self) -> bool:
         """Whatever is due now. True when the worker has been idle for long enough."""
         now = time.monotonic()
         self._hear()
         self._owed.pay()
-        if self._child is None and now >= self._start_at:
-            self._child = self._spawn()
+        self._seat.fill(now)
         self._duties.run(time.time())
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
@@ -116,7 +117,9 @@ class Supervisor:
             if now >= self._watch_at:
                 self._watch_at = now + WATCH_S
                 self._watch(self._running)
-        elif self._child and self._child.takes_jobs and now >= self._claim_at and not self._claim(self._child):
+            return False
+        self._seat.check(now, self._limits.start)
+        if self._child and self._child.takes_jobs and now >= self._claim_at and not self._claim(self._child):
             self._claim_at = now + POLL_S
             return self._idle_for_too_long(now)
         return False
@@ -125,7 +128,7 @@ class Supervisor:
         """When the next step is due, if nothing happens before."""
         at = min(self._beat_at, time.monotonic() + DUTIES_S)
         if self._child is None:
-            return min(at, self._start_at)
+            return min(at, self._seat.start_at)
         if self._running:
             return min(at, self._watch_at)
         return min(at, self._claim_at) if self._child.takes_jobs else at
@@ -144,7 +147,8 @@ class Supervisor:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
         now = time.monotonic()
-        self._running = Running.begin(job, now)
+        self._running = Running.begin(job, now, stall_s=self._limits.stall)
+        child.moved()  # what an earlier job left in the pipe
         self._watch_at = now + WATCH_S
         child.run(job)
         self._beat()
@@ -159,7 +163,7 @@ class Supervisor:
             match message:
                 case Ready(device=device):
                     self._child.device = device
-                    self._failed_starts = 0
+                    self._seat.ready()
                     self._idle_since = time.monotonic()
                     self._beat(device=device, status="ready")
                     log.info("ready on %s", device)
@@ -170,26 +174,18 @@ class Supervisor:
                         self._running.waits(reason, time.monotonic())
                     self._beat(waits_for=reason)
                 case Done(job_id=job_id, attempt=attempt, last=last):
-                    self._child.leaving = last
+                    self._child.leaving_since = time.monotonic() if last else None
                     if self._running and (self._running.job.id, self._running.job.attempt) == (job_id, attempt):
                         self._running = None
                         self._idle_since = time.monotonic()
                         self._claim_at = 0.0
                         self._beat(waits_for=None)
         if dead:
-            self._mourn(self._child)
+            self._mourn()
 
-    def _mourn(self, child: Child) -> None:
-        was_ready = child.device is not None
-        how = child.bury()
-        self._child = None
+    def _mourn(self) -> None:
         running, self._running = self._running, None
-        log.warning("the child process ended: %s", how)
-        if not was_ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS:
-                raise NimbleError(f"{STARTS} child processes in a row died before they were ready, the last one: {how}")
-            self._start_at = time.monotonic() + BACKOFF_S * 2.0 ** (self._failed_starts - 1)
+        how = self._seat.bury(time.monotonic())
         self._idle_since = time.monotonic()
         if running:
             self._owed.add(partial(self._lost, running.job, f"the process that ran it died ({how})"))
@@ -207,6 +203,7 @@ class Supervisor:
         """Kill the child when its job has no right to go on and does not stop by itself."""
         assert self._child is not None
         now = time.monotonic()
+        running.glance(self._child.moved(), now)
         verdict = running.verdict(now)  # one that needs no store to say so comes first
         if verdict is None:
             try:
@@ -218,9 +215,13 @@ class Supervisor:
             verdict = running.verdict(now)
         if verdict is not None:
             log.warning("%s: %s; the process that runs it is killed", running.job.id, verdict)
-            self._child.kill()
             self._running = None
-            self._owed.add(partial(_ENDINGS[verdict], self._store.jobs, running.job))
+            if verdict is Verdict.STALLED:
+                reason = running.stalled(stopped=not self._child.end())
+                self._owed.add(partial(endings.stalled, self._store.jobs, running.job, reason))
+            else:
+                self._child.kill()
+                self._owed.add(partial(_ENDINGS[verdict], self._store.jobs, running.job))
             self._owed.add(partial(tidy, self._store, running.job.id))
 
     def _idle_for_too_long(self, now: float) -> bool:
@@ -232,7 +233,7 @@ class Supervisor:
         return True
 
     def _patient_s(self) -> float:
-        return self._store.settings.usable().limits.grace if self._grace_s is None else self._grace_s
+        return self._limits.grace if self._grace_s is None else self._grace_s
 
     def _drain(self) -> None:
         """Let the job that runs reach a safe point, but no longer than the grace period or until a second signal."""

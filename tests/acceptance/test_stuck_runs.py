@@ -70,13 +70,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     os.close(writer)
 
 
-@pytest.mark.parametrize("how", ["cancel", "cancel --now", "Ctrl-C", "Ctrl-C twice", "timeout"])
+@pytest.mark.parametrize("how", ["cancel", "cancel --now", "Ctrl-C", "Ctrl-C twice", "timeout", "stall"])
 def test_a_run_that_blocks_in_a_read_ends(folder: Path, how: str) -> None:
-    """By a command from elsewhere, a signal or its timeout, with the exit code of that end; nothing is left."""
+    """By a command from elsewhere, a signal, its timeout or its stall, with that end's exit code; nothing is left."""
     environment = os.environ | {"NIMBLE_JOBS_HOME": str(folder / "home"), "NIMBLE_JOBS_ALLOW_PYTHON": str(folder)}
     words = [sys.executable, "-c", RUN, "run", "job.yaml"]
-    if how == "timeout":
-        words.append("run.timeout=1s")
+    if how in ("timeout", "stall"):
+        words.append(f"run.{how}=1s")
 
     def command(*arguments: str) -> str:
         called = [sys.executable, "-m", "nimble_jobs.cli.main", *arguments]
@@ -92,11 +92,13 @@ def test_a_run_that_blocks_in_a_read_ends(folder: Path, how: str) -> None:
             if how == "Ctrl-C twice":
                 time.sleep(0.2)
                 process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == (100 if how == "timeout" else 103)
+        assert process.wait(timeout=30) == (100 if how in ("timeout", "stall") else 103)
         said = process.stderr.read().splitlines()
     (job,) = json.loads(command("ls", "--json"))
-    assert (job["state"], job["error"]) == (
-        ("failed", "timed out after 1s") if how == "timeout" else ("cancelled", job["error"])
-    )
+    ends = {
+        "timeout": "timed out after 1s",
+        "stall": "no progress for 1s (run.stall) in phase run, 0 of 4 records done",
+    }
+    assert (job["state"], job["error"]) == (("failed", ends[how]) if how in ends else ("cancelled", job["error"]))
     assert said[-1].startswith(f"nimble-jobs: stuck {job['id']} {job['state']}")
     assert [p.name for p in folder.iterdir() if p.name.startswith((".out", "out"))] == []

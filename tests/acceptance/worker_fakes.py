@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -66,6 +68,8 @@ def run(context: Any) -> Any:
     match args["do"]:
         case "hang":
             time.sleep(600)
+        case "stall" if context.job.attempt <= args.get("times", 1):
+            _stand_still(args["how"], write)
         case "read":  # a pipe stands for a mount that does not answer any more
             with Path(args["path"]).open("rb") as file:
                 file.read()
@@ -80,6 +84,19 @@ def run(context: Any) -> Any:
         case "print":
             print("printed by a model")
     return _batches(context, args, write)
+
+
+def _stand_still(how: str, write: Callable[[str], None]) -> None:
+    """For far longer than a test waits."""
+    sleeper = subprocess.Popen(["sleep", "600"])
+    write(f"started {sleeper.pid}")
+    match how:
+        case "spin":  # in C code that keeps the interpreter's lock
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        case "sleep":
+            time.sleep(600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _batches(context: Any, args: dict[str, Any], write: Callable[[str], None]) -> Any:
@@ -133,9 +150,14 @@ def die_at_start(*_args: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hang_at_start(*_args: Any) -> None:
+    time.sleep(600)
+
+
 def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Job:
-    """Queue a job that does what `args` say. `timeout_s` and `retry_s` are not for the job itself."""
+    """Queue a job that does what `args` say. `timeout_s`, `retry_s` and `stall` are not for the job itself."""
     timeout_s, retry_s = args.pop("timeout_s", None), args.pop("retry_s", 0.05)
+    stall = args.pop("stall", None)
     after, foreground = args.pop("after", ()), args.pop("foreground", False)
     spec = {
         "version": 1,
@@ -144,7 +166,7 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
         "model": {"source": "torchvision:resnet18", "args": {"note": str(folder / f"{name}.note"), **args}},
         "input": {"source": str(folder / "x.npy"), "format": "npy"},
         "output": {"path": str(folder / name)},
-        "run": {"retry": {"initial": retry_s, "backoff": "constant"}},
+        "run": {"retry": {"initial": retry_s, "backoff": "constant"}, "stall": stall},
     }
     return store.jobs.submit(
         spec=specs.dump(specs.restore(spec)),
@@ -168,6 +190,6 @@ if __name__ == "__main__":
             device=device,
             max_idle_s=float(idle) or None,
             grace_s=float(grace),
-            target=die_at_start if target == "dies" else fake_child,
+            target={"dies": die_at_start, "hangs": hang_at_start}.get(target, fake_child),
         )
     )
