@@ -1,6 +1,6 @@
 """Job specs: YAML in, frozen values out, with every problem and its line."""
 
-from nimble_jobs.spec.load import check_home, digest, dump, load, loads, restore
+from nimble_jobs.spec.load import check_files, check_home, digest, dump, load, loads, restore
 from nimble_jobs.spec.model import (
     FieldsSpec,
     InputSpec,
@@ -42,6 +42,7 @@ __all__ = [
     "TrainSpec",
     "TransformSpec",
     "ValidationSpec",
+    "check_files",
     "check_home",
     "digest",
     "dump",

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from nimble_jobs.errors import Problem, SpecError
 from nimble_jobs.regular import NotRegular, open_regular
+from nimble_jobs.spec import files, rules
 from nimble_jobs.spec import overrides as override
-from nimble_jobs.spec import rules
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.places import about_home
 from nimble_jobs.spec.tree import MAX_BYTES, parse
@@ -100,6 +100,17 @@ def loads(
             if not tree.problems:
                 return spec
     raise SpecError(sorted(tree.problems, key=lambda p: (p.file != file, p.line)))
+
+
+def check_files(spec: JobSpec, *, file: str, base: Path, home: Path) -> None:
+    """Look again at the files of a spec that was checked before, as `load` does. `file` is the name in messages.
+
+    Raises SpecError for what is missing, and for an output in a place that is not its own.
+    """
+    found = files.check(spec, lambda _fields: True, base=base, check_files=True, home=home)
+    problems = [Problem(file=file, line=0, field=f.field, problem=f.problem, expected=f.expected) for f in found]
+    if problems:
+        raise SpecError(problems)
 
 
 def check_home(spec: JobSpec, home: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -28,6 +28,7 @@ from nimble_jobs.store.timer_records import (
     Timer,
     TimerState,
     tick_values,
+    utc,
 )
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import changed, leave_queued, record_event
@@ -124,33 +125,10 @@ class Firing:
             if planned.job is not None and not may(standing(session, timer.name)):
                 return None
             done = _settled(session, timer.name, planned, now)
+            done = replace(done, kind=tick.kind, max_running=tick.max_running, reason=done.reason or found.reason)
             found.outcome, found.job, found.reason, found.at = done.outcome.value, done.job, done.reason, now
             session.flush()
-            return replace(done, kind=tick.kind, max_running=tick.max_running)
-
-        return self._write(work)
-
-    def trigger(self, timer: Timer, due: int, job: NewJob, now: float) -> Tick | None:
-        """Submit a job now, as a tick of its own. None where that tick exists, or the timer has changed.
-
-        Raises NotFound and UsageError as `Jobs.submit` does; nothing is written then.
-        """
-
-        def work(session: Session) -> Tick | None:
-            row = session.scalar(select(TimerRow).where(TimerRow.name == timer.name).with_for_update())
-            if row is None or row.digest != timer.digest or session.get(TickRow, (timer.name, due)) is not None:
-                return None
-            submitted = insert_job(session, job, now)
-            tick = Tick(
-                timer=timer.name,
-                due=due,
-                kind=TickKind.MANUAL,
-                outcome=TickOutcome.SUBMITTED,
-                job=submitted.id,
-                at=now,
-            )
-            session.execute(insert(TickRow), [tick_values(tick)])
-            return tick
+            return done
 
         return self._write(work)
 
@@ -171,6 +149,7 @@ class Firing:
             )
             gone = changed(session, ahead)
             for due, (until, count) in cuts.items():
+                count -= _between(session, timer.name, due + 1, until)  # those have rows of their own
                 mine = update(TickRow).where(TickRow.timer == timer.name, TickRow.due == due)
                 changed(session, mine.values(until=until, count=count))
             back_s = row.moved_at - now
@@ -206,6 +185,12 @@ def _unchanged(session: Session, timer: Timer) -> TimerRow | None:
         return None
     before = (timer.digest, timer.since, timer.next_due, timer.moved_at)
     return row if (row.digest, row.since, row.next_due, row.moved_at) == before else None
+
+
+def _between(session: Session, timer: str, first: int, last: int) -> int:
+    """How many rows the ticks from `first` to `last` have."""
+    query = select(func.count()).where(TickRow.timer == timer, TickRow.due.between(first, last))
+    return int(session.scalar(query) or 0)
 
 
 def _span(planned: Sequence[Planned]) -> tuple[int, int]:
@@ -280,4 +265,4 @@ def _make_way(session: Session, job: str, due: int, now: float) -> None:
         JobRow.id == job, JobRow.state == JobState.RUNNING.value, JobRow.cancel_requested.is_(False)
     )
     if changed(session, asked.values(cancel_requested=True)) == 1:
-        record_event(session, "cancel", f"asked to stop: tick {due} of its timer replaces it", now=now, job=job)
+        record_event(session, "cancel", f"asked to stop: the tick of {utc(due)} replaces it", now=now, job=job)

@@ -13,6 +13,7 @@ from nimble_jobs.store.timer_records import OpenJob, Tick, TickKind, TickOutcome
 from nimble_jobs.store.timer_tables import TickRow
 
 OPEN = (JobState.QUEUED.value, JobState.RUNNING.value)
+WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class Standing:
     """What a timer has going on."""
 
     open: tuple[OpenJob, ...] = ()  # jobs of its ticks that are queued or running, by tick
-    waiting: tuple[Tick, ...] = ()  # ticks that wait for their turn, oldest first
+    waiting: tuple[Tick, ...] = ()  # ticks that wait for their turn, oldest first, but those of backfills
+    backfill: tuple[Tick, ...] = ()  # those of backfills
 
     @property
     def backfills(self) -> int:
@@ -41,19 +43,14 @@ def standing(session: Session, timer: str) -> Standing:
         .where(JobRow.name == timer, JobRow.state.in_(OPEN), TickRow.timer == timer)
         .order_by(TickRow.due)
     )
-    ticks = (
-        select(TickRow)
-        .where(TickRow.timer == timer, TickRow.outcome == TickOutcome.WAITING.value)
-        .order_by(TickRow.due)
-        .limit(WAITING_AT_MOST + 1)
-    )
+    waiting = select(TickRow).where(TickRow.timer == timer, TickRow.outcome == TickOutcome.WAITING.value)
+    waiting = waiting.order_by(TickRow.due).limit(WAITING_AT_MOST)
+    backfill = TickRow.kind == TickKind.BACKFILL.value  # apart: thousands of them must not hide the others
     return Standing(
         open=tuple(
             OpenJob(id=job, state=JobState(state), due=due, kind=TickKind(kind))
             for job, state, due, kind in session.execute(jobs)
         ),
-        waiting=tuple(tick_record(row) for row in session.scalars(ticks)),
+        waiting=tuple(tick_record(row) for row in session.scalars(waiting.where(~backfill))),
+        backfill=tuple(tick_record(row) for row in session.scalars(waiting.where(backfill))),
     )
-
-
-WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -99,6 +100,11 @@ class OpenJob:
     state: JobState
     due: int
     kind: TickKind
+
+
+def utc(at: float) -> str:
+    """A moment in words: `2026-11-22 02:15 UTC`."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC" if at % 60 == 0 else "%Y-%m-%d %H:%M:%S UTC")
 
 
 def timer_digest(spec: str, allow_python: str) -> str:

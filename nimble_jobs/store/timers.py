@@ -1,4 +1,5 @@
-"""The timers of a store: added, paused, resumed, removed, and read. Firing them is `firing.py`."""
+"""The timers of a store: added, paused, resumed, removed, and read. Firing them is `firing.py`, ticks that are
+asked for `asked.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from sqlalchemy import Select, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.errors import NotFound
-from nimble_jobs.store.firing import Firing
+from nimble_jobs.store.asked import Asked
 from nimble_jobs.store.open_jobs import OPEN
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import JobRow
@@ -34,7 +35,7 @@ _OWN = (TickKind.SCHEDULED.value, TickKind.CATCH_UP.value)  # ticks that nobody 
 _PRUNED_AT_ONCE = 500
 
 
-class Timers(Firing):
+class Timers(Asked):
     """The timer table. Time is always an argument: Unix seconds."""
 
     def add(

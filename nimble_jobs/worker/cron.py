@@ -1,0 +1,104 @@
+"""`cron serve`: fires timers where no worker runs. It runs no job, and never loads torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from nimble_jobs.errors import HomeReplaced, StoreError
+from nimble_jobs.patience import Patience
+from nimble_jobs.store import Store, WorkerLease
+from nimble_jobs.store.home import identity, vouch
+from nimble_jobs.worker import logs, trouble
+from nimble_jobs.worker.duties import Duties, Duty
+from nimble_jobs.worker.firing import Fire
+from nimble_jobs.worker.serve import Told, tell, unless
+from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.signals import StopSignals
+from nimble_jobs.worker.trouble import Trouble
+
+log = logging.getLogger(__name__)
+
+ROLE = "cron"  # in the lock's info; a worker's is `worker`
+LOOK_S = 0.5  # how often it is asked what is due
+BEAT_S = 5.0
+
+
+def serve(home: Path, *, duties_of: Callable[[Store], tuple[Duty, ...]] | None = None) -> int:
+    """Fire timers until SIGTERM or SIGINT; 0 then. Meanwhile a lock in `workers/` with the role `cron` is held.
+
+    A store that is full, locked or read-only is waited for. Raises StoreError when the state folder cannot be used,
+    HomeReplaced when another one has its place.
+    """
+    logs.to_stderr()
+    make = duties_of or (lambda store: (Fire(store),))
+    known = None
+
+    def work(signals: StopSignals) -> bool:
+        nonlocal known
+        if known is not None:
+            vouch(home, known)
+        with closing(open_impatient(home, create=known is None)) as store:
+            known = known or identity(home)
+            hold = partial(store.workers.hold, {"role": ROLE, "status": "ready"})
+            patience = Patience(limit_s=patience_s(), check=lambda _waited_s: unless(signals), tell=tell)
+            with patience.through(hold) as lease:
+                log.info("timers are fired by %s", lease.id)
+                over = Loop(store, lease, signals, make(store)).run()
+                log.info("%s ends", lease.id)
+                return over
+
+    with StopSignals() as signals, suppress(Told):
+        over = work(signals)
+        while not over and not signals.count:
+            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
+    return 0
+
+
+class Loop:
+    """Does duties until told to stop."""
+
+    def __init__(self, store: Store, lease: WorkerLease, signals: StopSignals, duties: tuple[Duty, ...]) -> None:
+        self._store = store
+        self._lease = lease
+        self._signals = signals
+        self._duties = Duties(
+            duties, record=lambda name, reason: store.jobs.event("duty", f"{name}: {reason}", now=time.time())
+        )
+        self._trouble = Trouble(patience_s())
+        self._beat_at = 0.0
+
+    def run(self) -> bool:
+        """False where it must begin anew, since its lock is not in the state folder any more."""
+        while not self._signals.count:
+            try:
+                self._store.jobs.running()
+                self._duties.run(time.time())
+                if not self._lease.in_place:
+                    log.warning("the lock %s was replaced with its folder; begins anew", self._lease.id)
+                    return False
+                recovered = self._trouble.over()
+                if recovered or time.monotonic() >= self._beat_at:
+                    self._beat(trouble=None)
+            except HomeReplaced:
+                raise
+            except StoreError as error:
+                self._trouble.met(error)
+                self._beat(trouble=str(error))
+            wait([self._signals.fileno()], timeout=LOOK_S)
+            self._signals.clear()
+        return True
+
+    def _beat(self, **info: object) -> None:
+        self._beat_at = time.monotonic() + BEAT_S
+        try:
+            self._lease.update(
+                seen_at=time.monotonic(), database=self._store.database_file, failing=self._duties.failing, **info
+            )
+        except StoreError as error:  # the next beat says it
+            log.debug("%s", error)
