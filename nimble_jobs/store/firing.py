@@ -35,6 +35,8 @@ from nimble_jobs.store.transitions import changed, leave_queued, record_event
 
 T = TypeVar("T")
 
+GAP_S = 86400.0  # how long after an absence it may turn out that the clock was ahead
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -78,10 +80,18 @@ class Firing:
         return self._db.read(lambda session: standing(session, name))
 
     def fire(
-        self, timer: Timer, planned: Sequence[Planned], then: Due | None, policy: Policy, now: float
+        self,
+        timer: Timer,
+        planned: Sequence[Planned],
+        then: Due | None,
+        policy: Policy,
+        now: float,
+        *,
+        absent: bool = False,
     ) -> list[Tick] | None:
         """Write what becomes of the next ticks of a timer, submit their jobs, and move on to `then`.
 
+        `absent`: they are late, so nobody was there, or the clock was set forward. `rewind` may come back to here.
         None, and nothing is written, where the timer is not as it was read: somebody else fired or changed it.
         """
 
@@ -99,6 +109,8 @@ class Firing:
                 ticks.append(tick)
             if ticks:
                 session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
+            if absent and (row.gap_at is None or not row.gap_at <= now <= row.gap_at + GAP_S):
+                row.gap_from, row.gap_at = row.moved_at, now
             row.moved_at = now
             row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
             session.flush()
@@ -133,8 +145,9 @@ class Firing:
         return self._write(work)
 
     def rewind(self, timer: Timer, then: Due | None, cuts: Mapping[int, tuple[int, int]], now: float) -> bool:
-        """The clock was set back: ticks after `now` that nobody ran are to come again.
+        """The clock was set back into the last absence: its ticks after `now` that nobody ran are to come again.
 
+        Nothing from before that absence is touched, whatever the clock says.
         `cuts`: rows for several ticks, by their first one, that end after `now`; to which tick and for how many they
         stand from here on. False, and nothing is written, where the timer is not as it was read.
         """
@@ -142,10 +155,13 @@ class Firing:
 
         def work(session: Session) -> bool:
             row = _unchanged(session, timer)
-            if row is None:
+            if row is None or row.gap_from is None or row.gap_from > now or now > row.moved_at:
                 return False
             ahead = delete(TickRow).where(
-                TickRow.timer == timer.name, TickRow.due > now, TickRow.at > now, TickRow.outcome.in_(nobody_ran)
+                TickRow.timer == timer.name,
+                TickRow.due > now,
+                TickRow.at >= row.gap_at,
+                TickRow.outcome.in_(nobody_ran),
             )
             gone = changed(session, ahead)
             for due, (until, count) in cuts.items():
@@ -153,7 +169,7 @@ class Firing:
                 mine = update(TickRow).where(TickRow.timer == timer.name, TickRow.due == due)
                 changed(session, mine.values(until=until, count=count))
             back_s = row.moved_at - now
-            row.since, row.moved_at = min(row.since, now), now
+            row.moved_at = now
             row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
             session.flush()
             message = f"{timer.name}: the clock was set back by {back_s:.0f} s; {gone} ticks are to come again"

@@ -65,7 +65,9 @@ class Timer:
     since: float  # no tick up to here is the timer's: when it was added, last edited or last resumed
     next_due: int | None  # the next tick; None while it is paused, and after its last one
     next_at: float | None  # when that tick may fire
-    moved_at: float
+    moved_at: float  # what the clock said when the three above changed
+    gap_from: float | None  # of the last absence: `moved_at` before it
+    gap_at: float | None  # and what the clock said when somebody was there again
     created_at: float
     edited_at: float
     file: str  # the spec's file, as it was named
@@ -125,6 +127,8 @@ def timer_record(row: TimerRow) -> Timer:
         next_due=row.next_due,
         next_at=row.next_at,
         moved_at=row.moved_at,
+        gap_from=row.gap_from,
+        gap_at=row.gap_at,
         created_at=row.created_at,
         edited_at=row.edited_at,
         file=row.file,

@@ -24,6 +24,8 @@ class TimerRow(Base):
     next_due: Mapped[int | None] = mapped_column(BigInteger)
     next_at: Mapped[float | None]  # `next_due` with its jitter
     moved_at: Mapped[float]  # what the clock said when the columns above changed
+    gap_from: Mapped[float | None]  # of the last absence: `moved_at` before it
+    gap_at: Mapped[float | None]  # and what the clock said when somebody was there again
     created_at: Mapped[float]
     edited_at: Mapped[float]
     file: Mapped[str] = mapped_column(Words)  # the spec's, for messages

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.errors import NotFound
 from nimble_jobs.store.asked import Asked
+from nimble_jobs.store.firing import GAP_S
 from nimble_jobs.store.open_jobs import OPEN
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import JobRow
@@ -33,6 +34,7 @@ First = Callable[[Timer], Due | None]  # the first tick after `since`
 
 _OWN = (TickKind.SCHEDULED.value, TickKind.CATCH_UP.value)  # ticks that nobody asked for one by one
 _PRUNED_AT_ONCE = 500
+_CLOCK_S = 60.0  # one that was added by a clock that was further ahead begins anew when it is added again
 
 
 class Timers(Asked):
@@ -66,7 +68,8 @@ class Timers(Asked):
 
         def work(session: Session) -> tuple[Timer, TimerChange]:
             row = _locked(session, name)
-            if row is not None and row.digest == values["digest"] == timer_digest(row.spec, row.allow_python):
+            whole = row is not None and row.digest == timer_digest(row.spec, row.allow_python)
+            if row is not None and whole and row.digest == values["digest"] and row.since <= now + _CLOCK_S:
                 return timer_record(row), TimerChange.UNCHANGED
             if row is None:
                 change = TimerChange.ADDED
@@ -168,7 +171,7 @@ class Timers(Asked):
 
     def due(self, now: float, *, slack_s: float) -> list[Timer]:
         """The timers that something is to be done for, those due for longest first: a tick is due or waits for its
-        turn, or the clock was set back by more than `slack_s` since the last one.
+        turn, or the clock was set back by more than `slack_s` into an absence.
         """
         waiting = select(TickRow.timer).where(TickRow.outcome == TickOutcome.WAITING.value).distinct()
         active = TimerRow.state == TimerState.ACTIVE.value
@@ -177,7 +180,12 @@ class Timers(Asked):
             .where(
                 or_(
                     and_(active, TimerRow.next_at <= now),
-                    and_(active, TimerRow.moved_at > now + slack_s),
+                    and_(
+                        active,
+                        TimerRow.gap_from <= now,
+                        TimerRow.moved_at > now + slack_s,
+                        TimerRow.moved_at <= TimerRow.gap_at + GAP_S,
+                    ),
                     TimerRow.name.in_(waiting),
                 )
             )
@@ -254,6 +262,7 @@ def _found(session: Session, name: str) -> TimerRow:
 def _begin(row: TimerRow, first: First, now: float) -> None:
     """Let a timer count from now on."""
     row.since = row.moved_at = now
+    row.gap_from = row.gap_at = None
     row.next_due = row.next_at = None
     if row.state == TimerState.ACTIVE.value and (due := first(timer_record(row))) is not None:
         row.next_due, row.next_at = due.tick, due.at

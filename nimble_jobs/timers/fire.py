@@ -12,7 +12,7 @@ from itertools import takewhile
 from nimble_jobs.errors import NimbleError, StoreError, first_line
 from nimble_jobs.spec.model import CronSpec
 from nimble_jobs.store import Store, Tick, TickKind, TickOutcome, Timer, TimerState
-from nimble_jobs.store.firing import Planned
+from nimble_jobs.store.firing import GAP_S, Planned
 from nimble_jobs.store.open_jobs import WAITING_AT_MOST
 from nimble_jobs.timers.overlap import may_go, policy
 from nimble_jobs.timers.plan import Verdict, plan
@@ -21,7 +21,7 @@ from nimble_jobs.timers.submission import cron_of, job_for
 
 log = logging.getLogger(__name__)
 
-CLOCK_S = 60.0  # a clock that is set back by more makes ticks come again
+CLOCK_S = 60.0  # clocks that are set back by less change nothing
 BUDGET_S = 0.25  # how long one part may take
 
 
@@ -66,7 +66,7 @@ class Firer:
         except (NimbleError, ValueError) as e:  # nothing says when it is due
             return self._stop(timer, first_line(e), now), False
         active = timer.state is TimerState.ACTIVE
-        if active and timer.moved_at > now + CLOCK_S:
+        if active and _set_back(timer, now):
             self._rewind(timer, rhythm, now)
             return [], False
         ticks, full = self._release(timer, cron, rhythm, now)
@@ -75,7 +75,8 @@ class Firer:
         taken = self._store.timers.taken(timer)
         parts = plan(rhythm, cron, next_due=timer.next_due, now=now, taken=taken)
         planned = [self._planned(timer, verdict, rhythm) for verdict in parts.verdicts]
-        fired = self._store.timers.fire(timer, planned, parts.then, policy(cron), now)
+        absent = any(each.missed or each.kind is TickKind.CATCH_UP for each in parts.verdicts)
+        fired = self._store.timers.fire(timer, planned, parts.then, policy(cron), now, absent=absent)
         return [*ticks, *(fired or ())], parts.more and fired is not None
 
     def _release(self, timer: Timer, cron: CronSpec, rhythm: Rhythm, now: float) -> tuple[list[Tick], bool]:
@@ -83,9 +84,10 @@ class Firer:
         there = self._store.timers.standing(timer.name)
         ticks = []
         for tick in (*there.waiting, *there.backfill):
-            if not may_go(tick)(there):
+            expired = _expired(tick, cron, rhythm, now)
+            if expired is None and not may_go(tick)(there):
                 continue
-            verdict = Verdict(due=tick.due, kind=tick.kind, missed=_expired(tick, cron, rhythm, now))
+            verdict = Verdict(due=tick.due, kind=tick.kind, missed=expired)
             done = self._store.timers.release(timer, tick, self._planned(timer, verdict, rhythm), may_go(tick), now)
             if done is not None:
                 ticks.append(done)
@@ -127,6 +129,13 @@ class Firer:
         log.error("timer %s: %s", timer.name, reason)
         planned = Planned(due=timer.next_due, kind=TickKind.SCHEDULED, outcome=TickOutcome.ERROR, reason=reason)
         return self._store.timers.fire(timer, [planned], None, policy(CronSpec(expression="@daily")), now) or []
+
+
+def _set_back(timer: Timer, now: float) -> bool:
+    """Did the clock show, during the last absence, a time that is still to come?"""
+    if timer.gap_from is None or timer.gap_at is None or timer.moved_at > timer.gap_at + GAP_S:
+        return False
+    return timer.gap_from <= now < timer.moved_at - CLOCK_S
 
 
 def _expired(tick: Tick, cron: CronSpec, rhythm: Rhythm, now: float) -> str | None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
-from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from nimble_jobs.errors import HomeReplaced, StoreError
-from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store, WorkerLease
-from nimble_jobs.store.home import identity, vouch
-from nimble_jobs.worker import logs, trouble
+from nimble_jobs.worker.attend import attend
 from nimble_jobs.worker.duties import Duties, Duty
 from nimble_jobs.worker.firing import Fire
-from nimble_jobs.worker.serve import Told, tell, unless
-from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
 
@@ -35,29 +30,15 @@ def serve(home: Path, *, duties_of: Callable[[Store], tuple[Duty, ...]] | None =
     A store that is full, locked or read-only is waited for. Raises StoreError when the state folder cannot be used,
     HomeReplaced when another one has its place.
     """
-    logs.to_stderr()
     make = duties_of or (lambda store: (Fire(store),))
-    known = None
 
-    def work(signals: StopSignals) -> bool:
-        nonlocal known
-        if known is not None:
-            vouch(home, known)
-        with closing(open_impatient(home, create=known is None)) as store:
-            known = known or identity(home)
-            hold = partial(store.workers.hold, {"role": ROLE, "status": "ready"})
-            patience = Patience(limit_s=patience_s(), check=lambda _waited_s: unless(signals), tell=tell)
-            with patience.through(hold) as lease:
-                log.info("timers are fired by %s", lease.id)
-                over = Loop(store, lease, signals, make(store)).run()
-                log.info("%s ends", lease.id)
-                return over
+    def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
+        log.info("timers are fired by %s", lease.id)
+        over = Loop(store, lease, signals, make(store)).run()
+        log.info("%s ends", lease.id)
+        return over
 
-    with StopSignals() as signals, suppress(Told):
-        over = work(signals)
-        while not over and not signals.count:
-            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
-    return 0
+    return attend(home, {"role": ROLE, "status": "ready"}, body)
 
 
 class Loop:

@@ -13,6 +13,7 @@ from nimble_jobs.store.home import identity, vouch
 from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker import logs, trouble
 from nimble_jobs.worker.duties import Duty
+from nimble_jobs.worker.firing import Fire
 from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.pruning import Prune
 from nimble_jobs.worker.reread import Reread
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
     """What each worker of a state folder does beside its jobs, in this order."""
-    return (Recover(store), Sweep(store), Reread(store), Prune(store, store.home))
+    return (Recover(store), Sweep(store), Fire(store), Reread(store), Prune(store, store.home))
 
 
 def run(

@@ -20,6 +20,8 @@ def upgrade() -> None:
         sa.Column("next_due", sa.BigInteger(), nullable=True),
         sa.Column("next_at", sa.Double(), nullable=True),
         sa.Column("moved_at", sa.Double(), nullable=False),
+        sa.Column("gap_from", sa.Double(), nullable=True),
+        sa.Column("gap_at", sa.Double(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("edited_at", sa.Double(), nullable=False),
         sa.Column("file", sa.Text(), nullable=False),

@@ -1,0 +1,62 @@
+"""Being there for others to see: a process that holds a lock in the state folder until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.patience import Patience
+from nimble_jobs.store import Store, WorkerLease
+from nimble_jobs.store.home import identity, vouch
+from nimble_jobs.worker import logs, trouble
+from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.signals import StopSignals
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[Store, WorkerLease, StopSignals], bool]
+
+
+def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
+    """Hold a lock, which others see with `info`, and do `body` until SIGTERM or SIGINT, or until it says that it is
+    over; 0 then. Where it says that it is not, because its folder was replaced, all begins anew.
+
+    Raises StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
+    """
+    logs.to_stderr()
+    known = None
+
+    def work(signals: StopSignals) -> bool:
+        nonlocal known
+        if known is not None:
+            vouch(home, known)
+        with closing(open_impatient(home, create=known is None)) as store:
+            known = known or identity(home)
+            # One that nobody can see must not begin: on a full disk it waits for room.
+            patience = Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell)
+            with patience.through(partial(store.workers.hold, info)) as lease:
+                return body(store, lease, signals)
+
+    with StopSignals() as signals, suppress(_Told):
+        over = work(signals)
+        while not over and not signals.count:
+            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
+    return 0
+
+
+class _Told(Exception):
+    """To stop, before it had begun."""
+
+
+def _unless(signals: StopSignals) -> None:
+    if signals.count:
+        raise _Told
+
+
+def _tell(reason: str | None) -> None:
+    if reason is not None:
+        log.error("waits until this works again: %s", reason)
