@@ -37,7 +37,7 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
         with closing(open_impatient(home, create=known is None)) as store:
             known = known or identity(home)
             # One that nobody can see must not begin: on a full disk it waits for room.
-            patience = Patience(limit_s=patience_s(), check=lambda _waited_s: _unless(signals), tell=_tell)
+            patience = Patience(limit_s=patience_s(home), check=lambda _waited_s: _unless(signals), tell=_tell)
             with patience.through(partial(store.workers.hold, info)) as lease:
                 return body(store, lease, signals)
 

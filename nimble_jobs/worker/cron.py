@@ -51,7 +51,7 @@ class Loop:
         self._duties = Duties(
             duties, record=lambda name, reason: store.jobs.event("duty", f"{name}: {reason}", now=time.time())
         )
-        self._trouble = Trouble(patience_s())
+        self._trouble = Trouble(patience_s(store.home))
         self._beat_at = 0.0
 
     def run(self) -> bool:
