@@ -738,6 +738,41 @@ def test_a_mean_of_zero_is_measured_by_its_norms_spread(
         assert "'3.running_mean' differs from eager" in step.fallback
 
 
+class Sharp(nn.Module):
+    """A rounding error in the weights grows a hundredfold with each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(3 * 64, 16)
+        self.outer = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.sin(SHARPNESS * self.inner(x.flatten(1))))
+
+
+SHARPNESS = 30.0
+
+
+@pytest.mark.parametrize(("moved_by", "accepted"), [(5e-8, True), (1e-2, False)])
+def test_rounding_that_grows_with_each_update_is_no_fault(
+    moved_by: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager, with weights moved by a rounding error, ends elsewhere after three updates. Wrong steps are seen."""
+    replay = _CallInstance.replay
+
+    def moving(self: _CallInstance) -> None:
+        state = self._bound.fixed if self._bound is not None else {}
+        weight = next(t for t in state.values() if isinstance(t, torch.Tensor) and t.shape == (16, 3 * 64))
+        with torch.no_grad():
+            weight.mul_(1 + moved_by * torch.linspace(-1, 1, weight.numel()).view_as(weight))
+        replay(self)
+
+    monkeypatch.setattr(_CallInstance, "replay", moving)
+    step = prepare_step(request_for(Sharp(), OptimizerRecipe(name="sgd"), tolerance=1e-4), device=CPU)
+    assert (step.fallback is None) == accepted, step.fallback
+
+
 def test_a_closed_step_cannot_be_run() -> None:
     """Its memory is gone."""
     step = captured(request_for(images(), OptimizerRecipe(name="sgd")))
