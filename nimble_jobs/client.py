@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import After, Job, JobState
 from nimble_jobs.settings import Settings
 from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
@@ -32,7 +32,7 @@ def submit(
     home: Home = None,
     overrides: Sequence[str] = (),
     priority: int | None = None,
-    after: Sequence[str] = (),
+    after: Sequence[After | str] = (),
     delay_s: float = 0.0,
     key: str | None = None,
     allow_python: Sequence[Path | str] = (),

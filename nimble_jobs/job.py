@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from nimble_jobs.errors import UsageError
+
 
 class JobState(StrEnum):
     """Where a job stands. The last four are final."""
@@ -20,6 +22,40 @@ class JobState(StrEnum):
     @property
     def final(self) -> bool:
         return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class When(StrEnum):
+    """Which end of another job a job waits for."""
+
+    SUCCESS = "success"  # it succeeded
+    FAILURE = "failure"  # it failed, or was quarantined; a cancelled one did neither
+    DONE = "done"  # it ended, however
+
+    def met_by(self, state: JobState) -> bool:
+        """Is the wait over, now that the other job is in this state? One that ended otherwise never meets it."""
+        match self:
+            case When.SUCCESS:
+                return state is JobState.SUCCEEDED
+            case When.FAILURE:
+                return state in (JobState.FAILED, JobState.QUARANTINED)
+            case When.DONE:
+                return state.final
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """What a job waits for: another job, or each job of an array, by id or name (the newest of that name)."""
+
+    job: str
+    when: When = When.SUCCESS
+
+    @classmethod
+    def parse(cls, text: str) -> After:
+        """Read `JOB` or `JOB:WHEN`. Raises UsageError."""
+        job, colon, when = text.partition(":")
+        if not job or (colon and when not in list(When)):
+            raise UsageError(f"--after: found {text!r}; expected JOB or JOB:WHEN, where WHEN is {', '.join(When)}")
+        return cls(job=job, when=When(when) if colon else When.SUCCESS)
 
 
 class Hit(StrEnum):
@@ -44,7 +80,7 @@ class Job:
     device: str  # auto | cpu | cuda | cuda:N
     foreground: bool  # belongs to one `run` command; no worker may claim it
     key: str | None  # idempotency key
-    after: tuple[str, ...]  # ids that must succeed first
+    after: tuple[str, ...]  # ids of the jobs that it waits for, or waited for
     not_before: float  # claimable from this time on
     timeout_s: float | None
     cancel_requested: bool
@@ -57,6 +93,15 @@ class Job:
     records_bad: int
     phase: str | None  # what the running attempt does right now: load, wait, build, check, run, publish
     error: str | None
+    after_when: dict[str, When] = field(default_factory=dict)  # for each id of `after`, the end that it waits for
+    held: bool = False  # no worker claims it until it is released
+    group: str | None = None  # of `run.group`; the group's row has the limit
+    array: str | None = None  # id shared by jobs that were submitted together
+    array_index: int | None = None  # its place among them, from 0
+    queued_at: float = 0.0  # its age counts from here: its submission, or the last `retry`
+    urgency: int = 0  # the highest priority of the job itself and of all that wait for it
+    attempts_before: int = 0  # attempts up to this number were before the last `retry`; they count no more
+    skipped_by: str | None = None  # id of the job whose end made its wait impossible
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON
     schedule: dict[str, Any] = field(default_factory=dict)  # {key, hit, ...}

@@ -210,7 +210,7 @@ BAD_SPECS = [
         name="an unknown field like no other",
         text=edit(("run:\n", "run:\n  colour: blue\n")),
         messages=(
-            "{file}:15: run.colour: unknown field; expected one of device, priority, after, key, timeout, stall, error_threshold, "
+            "{file}:15: run.colour: unknown field; expected one of device, priority, after, group, key, timeout, stall, error_threshold, "
             "retry",
         ),
     ),
@@ -534,6 +534,68 @@ BAD_SPECS = [
         messages=(
             "{file}:15: run.after[0]: names the job itself; expected other jobs",
             "{file}:15: run.after[2]: a is given twice; expected each job once",
+        ),
+    ),
+    BadSpec(
+        name="after a job, twice, with different ends",
+        text=edit(("device: auto", "after: [a, {job: a, when: failure}]")),
+        messages=("{file}:15: run.after[1]: a is given twice; expected each job once",),
+    ),
+    BadSpec(
+        name="after an end that there is not",
+        text=edit(("device: auto", "after: [{job: a, when: failed}]")),
+        messages=("{file}:15: run.after[0]: when: found 'failed'; expected success, failure or done",),
+    ),
+    BadSpec(
+        name="after nobody",
+        text=edit(("device: auto", "after: [{when: done}]")),
+        messages=(
+            "{file}:15: run.after[0]: found {when}; expected a job's id or name, or {job: NAME, when: success | failure | done}",
+        ),
+    ),
+    BadSpec(
+        name="after a number",
+        text=edit(("device: auto", "after: [7]")),
+        messages=(
+            "{file}:15: run.after[0]: found 7; expected a job's id or name, or {job: NAME, when: success | failure | done}",
+        ),
+    ),
+    BadSpec(
+        name="after a job with an unknown field",
+        text=edit(("device: auto", "after: [{job: a, then: done}]")),
+        messages=(
+            "{file}:15: run.after[0]: found {job, then}; expected a job's id or name, or {job: NAME, when: success | failure | done}",
+        ),
+    ),
+    BadSpec(
+        name="after a job whose name is none",
+        text=edit(("device: auto", "after: [{job: a b, when: done}]")),
+        messages=(
+            "{file}:15: run.after[0]: found 'a b'; expected 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        ),
+    ),
+    BadSpec(
+        name="a group without a limit",
+        text=edit(("device: auto", "group: {name: gpu}")),
+        messages=(
+            "{file}:15: run.group.limit: missing; expected how many of the group's jobs run at once; the limit of the job that was queued last holds",
+        ),
+    ),
+    BadSpec(
+        name="a group by its name alone",
+        text=edit(("device: auto", "group: gpu")),
+        messages=("{file}:15: run.group: found 'gpu'; expected a mapping",),
+    ),
+    BadSpec(
+        name="a group in which nothing may run",
+        text=edit(("device: auto", "group: {name: gpu, limit: 0}")),
+        messages=("{file}:15: run.group.limit: found 0; expected at least 1",),
+    ),
+    BadSpec(
+        name="a group whose name is none",
+        text=edit(("device: auto", "group: {name: a/b, limit: 1}")),
+        messages=(
+            "{file}:15: run.group.name: found 'a/b'; expected 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
         ),
     ),
     BadSpec(

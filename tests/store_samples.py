@@ -25,6 +25,7 @@ from nimble_jobs.schedule import (
 )
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.ids import new_id
+from nimble_jobs.store.ranks import AGING_S
 from nimble_jobs.store.records import dump, sha256
 from nimble_jobs.store.tables import EventRow, JobRow
 
@@ -67,6 +68,9 @@ def many_jobs(store: Store, count: int, *, now: float) -> list[str]:
                 "not_before": 0.0,
                 "worker": None if began is None else "w",
                 "created_at": now + n,
+                "queued_at": now + n,
+                "urgency": n % 3,
+                "rank": now + n - n % 3 * AGING_S,
                 "started_at": began,
                 "finished_at": None if began is None else began + n % 11,
                 "records_done": 0 if began is None else n,

@@ -127,3 +127,67 @@ DataPath = Annotated[str, based(paths.absolute_glob)]
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class AfterSpec(Frozen):
+    """Another job, and the end of it that a job waits for."""
+
+    job: str
+    when: Literal["failure", "done"]  # one that must succeed is given by its name alone
+
+
+_WHENS = ("success", "failure", "done")
+
+
+def _after(value: object) -> object:
+    if isinstance(value, AfterSpec):
+        return value
+    if isinstance(value, str):
+        return _named(value)
+    if not isinstance(value, dict) or set(value) - {"job", "when"} or not isinstance(value.get("job"), str):
+        shown = f"{{{', '.join(map(str, value))}}}" if isinstance(value, dict) else show(value)
+        raise BadValue(f"found {shown}", f"a job's id or name, or {{job: NAME, when: {' | '.join(_WHENS)}}}")
+    job, when = _named(value["job"]), value.get("when", "success")
+    if when not in _WHENS:
+        raise BadValue(f"when: found {show(when)}", f"{', '.join(_WHENS[:-1])} or {_WHENS[-1]}")
+    return job if when == "success" else AfterSpec(job=job, when=when)
+
+
+def _named(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise BadValue(f"found {show(name)}", NAME_EXPECTED)
+    return name
+
+
+AfterItem = Annotated[
+    str | AfterSpec,
+    PlainValidator(_after),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^(?:{NAME})$"},
+                {
+                    "type": "object",
+                    "title": "AfterSpec",
+                    "description": "Another job, and the end of it that the job waits for.",
+                    "properties": {
+                        "job": {
+                            "type": "string",
+                            "pattern": f"^(?:{NAME})$",
+                            "title": "Job",
+                            "description": "Id or name of a job, or id of an array.",
+                        },
+                        "when": {
+                            "enum": list(_WHENS),
+                            "default": "success",
+                            "title": "When",
+                            "description": "The end that is waited for.",
+                        },
+                    },
+                    "required": ["job"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]

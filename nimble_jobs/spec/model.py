@@ -14,6 +14,7 @@ from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import (
     KNOWN_OUTPUTS,
     NAME_EXPECTED,
+    AfterItem,
     AutoOrCount,
     Device,
     Frozen,
@@ -187,12 +188,26 @@ class OutputSpec(Frozen):
 
 
 class RetrySpec(Frozen):
-    """When a job is tried again after a lost worker, a device fault or too little memory."""
+    """When a job is tried again after a lost worker, a device fault, too little memory, or trouble with a disk."""
 
     max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all.")
     backoff: Literal["exponential", "constant"] = Field(default="exponential", description="How the wait grows.")
-    initial: Seconds = Field(default=5.0, description="Wait before the second attempt.")
-    max: Seconds = Field(default=600.0, description="Longest wait.")
+    initial: Seconds = Field(default=5.0, description="Longest wait before the second attempt.")
+    max: Seconds = Field(
+        default=600.0, description="Longest wait. Each wait is drawn from 0 to its longest, so jobs spread out."
+    )
+
+
+class GroupSpec(Frozen):
+    """Jobs of which only so many run at once."""
+
+    name: Name = Field(description=f"The group's name: {NAME_EXPECTED}.", examples=["gpu"])
+    limit: int = Field(
+        ge=1,
+        le=10_000,
+        description="How many of the group's jobs run at once; the limit of the job that was queued last holds.",
+        examples=[1],
+    )
 
 
 class RunSpec(Frozen):
@@ -200,7 +215,11 @@ class RunSpec(Frozen):
 
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Higher runs first.")
-    after: tuple[Name, ...] = Field(default=(), description="Ids or names of jobs that must succeed first.")
+    after: tuple[AfterItem, ...] = Field(
+        default=(),
+        description="Ids or names of jobs that must succeed first, or {job: NAME, when: success | failure | done}.",
+    )
+    group: GroupSpec | None = Field(default=None, description="Jobs of which only so many run at once.")
     key: Annotated[str, AfterValidator(_key), TEMPLATED] | None = Field(
         default=None, description="Idempotency key: the same key and spec give the job that exists."
     )

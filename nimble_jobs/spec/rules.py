@@ -180,10 +180,11 @@ def _exported(spec: JobSpec) -> Iterator[Finding]:
 
 @rule("name", "run.after")
 def _after(spec: JobSpec) -> Iterator[Finding]:
-    for index, parent in enumerate(spec.run.after):
+    parents = [item if isinstance(item, str) else item.job for item in spec.run.after]
+    for index, parent in enumerate(parents):
         if parent == spec.name:
             yield Finding("run.after", "names the job itself", "other jobs", index=index)
-        elif parent in spec.run.after[:index]:
+        elif parent in parents[:index]:
             yield Finding("run.after", f"{parent} is given twice", "each job once", index=index)
 
 

@@ -5,47 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Select, Update, exists, false, select, true, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, Update, false, or_, select, true, update
+from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.seen import Scored
+from nimble_jobs.store.changes import changed
+from nimble_jobs.store.groups import has_room, lock_groups, running
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import dump, job_record, load_object, schedule_columns, sha256, timings_columns
+from nimble_jobs.store.retries import delay_s
 from nimble_jobs.store.seen import mark
-from nimble_jobs.store.tables import JobRow, WaitRow
+from nimble_jobs.store.tables import GroupRow, JobRow
 from nimble_jobs.store.timer_records import TickOutcome
 from nimble_jobs.store.timer_tables import TickRow
-from nimble_jobs.store.transitions import (
-    changed,
-    count_attempts,
-    held,
-    leave_running,
-    record_event,
-    start_attempt,
-)
-
-_INITIAL_S, _MAX_S = 5.0, 600.0  # run.retry's defaults
+from nimble_jobs.store.transitions import count_attempts, held, leave_running, record_event, start_attempt
 
 
 class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
     def claim(self, worker: str, *, device: str, now: float) -> Job | None:
-        """Take the oldest job of the highest priority that may run now on `device`, or None.
+        """Take the job of the lowest rank that may run now on `device`, or None.
 
         The new attempt number comes back in the job; every later write of this attempt gives it.
         """
         candidate = _next_job(device, now)
         if self._db.read(lambda session: session.scalar(candidate)) is None:
             return None  # an idle worker must not take the write lock
-        chosen = candidate.with_for_update(skip_locked=True).scalar_subquery()
-        return self._db.write(lambda session: _take(session, worker, now, update(JobRow).where(JobRow.id == chosen)))
+        chosen = update(JobRow).where(JobRow.id == candidate.scalar_subquery())
+
+        def work(session: Session) -> Job | None:
+            lock_groups(session)
+            return _take(session, worker, now, chosen)
+
+        return self._db.write(work)
 
     def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
         """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or must wait."""
-        mine = update(JobRow).where(JobRow.id == job_id, JobRow.foreground == true(), ~_waiting())
-        return self._db.write(lambda session: _take(session, worker, now, mine))
+        mine = update(JobRow).where(JobRow.id == job_id, JobRow.foreground == true(), JobRow.blockers == 0, has_room())
+
+        def work(session: Session) -> Job | None:
+            lock_groups(session)
+            return _take(session, worker, now, mine)
+
+        return self._db.write(work)
 
     def progress(
         self,
@@ -202,23 +206,31 @@ def _running(job_id: str, attempt: int) -> Update:
     return update(JobRow).where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
 
 
-def _waiting() -> Any:
-    return exists().where(WaitRow.job == JobRow.id)
-
-
 def _next_job(device: str, now: float) -> Select[Any]:
-    return (
-        select(JobRow.id)
+    """The first job that may run of those in no group, and the first of each group that has room; of these the first.
+
+    Each of them is the first row that fits in `ix_jobs_claim`.
+    """
+    job = aliased(JobRow)
+    first = (
+        select(job.id)
         .where(
-            JobRow.state == JobState.QUEUED.value,
-            JobRow.foreground == false(),
-            JobRow.not_before <= now,
-            JobRow.device.in_(sorted({"auto", device, device.partition(":")[0]})),
-            ~_waiting(),
+            job.state == JobState.QUEUED.value,
+            job.foreground == false(),
+            job.held == false(),
+            job.blockers == 0,
+            job.not_before <= now,
+            job.device.in_(sorted({"auto", device, device.partition(":")[0]})),
         )
-        .order_by(JobRow.priority.desc(), JobRow.seq)
+        .order_by(job.rank, job.seq)
         .limit(1)
+        .with_for_update(skip_locked=True, of=job)
     )
+    of_none = first.where(job.group_name.is_(None)).scalar_subquery()
+    of_group = first.where(job.group_name == GroupRow.name).correlate(GroupRow).scalar_subquery()
+    of_groups = select(of_group).where(running(GroupRow.name) < GroupRow.most)
+    firsts = or_(JobRow.id == of_none, JobRow.id.in_(of_groups))
+    return select(JobRow.id).where(firsts).order_by(JobRow.rank, JobRow.seq).limit(1)
 
 
 def _take(session: Session, worker: str, now: float, which: Update) -> Job | None:
@@ -272,22 +284,14 @@ def _cancelled(session: Session, job_id: str, attempt: int, now: float) -> bool:
 
 def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bool) -> tuple[JobState, str, float]:
     """Where a failed attempt leaves its job, why, and how many seconds until the next attempt."""
-    deaths = count_attempts(session, row.id, "lost") + lost
-    tries = count_attempts(session, row.id, "lost", "failed", "stalled") + 1
+    deaths = count_attempts(session, row, "lost") + lost
+    tries = count_attempts(session, row, "lost", "failed", "stalled") + 1
     if (retry or lost) and tries < row.max_attempts and not (lost and row.foreground):
         if row.cancel_requested:
             return JobState.CANCELLED, error, 0.0
-        return JobState.QUEUED, error, delay_s(load_object(row.spec), tries)
+        return JobState.QUEUED, error, delay_s(row.id, load_object(row.spec), tries)
     if lost and deaths >= row.max_attempts and not row.foreground:
         return JobState.QUARANTINED, f"the worker died {deaths} times while running this job; last: {error}", 0.0
     if tries > 1:
         error = f"{error} (attempt {tries} of {row.max_attempts})"
     return JobState.FAILED, error, 0.0
-
-
-def delay_s(spec: Mapping[str, Any], tries: int) -> float:
-    """Seconds from a failed attempt, the `tries`-th, to the next one."""
-    retry = spec.get("run", {}).get("retry", {})
-    initial, longest = float(retry.get("initial", _INITIAL_S)), float(retry.get("max", _MAX_S))
-    factor = 2.0 ** min(tries - 1, 60) if retry.get("backoff", "exponential") == "exponential" else 1.0
-    return min(initial * factor, longest)

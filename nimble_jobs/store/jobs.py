@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import StoreError
-from nimble_jobs.job import Job, JobState
-from nimble_jobs.store.claims import JobClaims, delay_s
+from nimble_jobs.job import After, Job, JobState
+from nimble_jobs.spec.units import format_duration
+from nimble_jobs.store.changes import changed
+from nimble_jobs.store.groups import forget_groups, idle_groups
+from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.new_job import NewJob, insert_job
-from nimble_jobs.store.queries import find_job
+from nimble_jobs.store.orders import JobOrders
+from nimble_jobs.store.ranks import aging_s, bring_back, set_aging
 from nimble_jobs.store.records import job_record, load_object
+from nimble_jobs.store.retries import longest_s
 from nimble_jobs.store.tables import JobRow, WaitRow
-from nimble_jobs.store.transitions import (
-    BAD,
-    changed,
-    fail_dependents,
-    leave_queued,
-    record_event,
-)
+from nimble_jobs.store.transitions import FINAL, leave_queued, record_event, settle_missed
+
+T = TypeVar("T")
 
 _CLOCK_S = 1.0  # what clocks of a machine's processes may differ
 _UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
 
 
-class Jobs(JobClaims):
+class Jobs(JobOrders):
     """The job table. Time is always an argument: Unix seconds."""
 
     def submit(
@@ -41,7 +42,7 @@ class Jobs(JobClaims):
         now: float,
         priority: int = 0,
         key: str | None = None,
-        after: Sequence[str] = (),
+        after: Sequence[After | str] = (),
         not_before: float = 0.0,
         max_attempts: int | None = None,
         timeout_s: float | None = None,
@@ -52,8 +53,8 @@ class Jobs(JobClaims):
     ) -> Job:
         """Queue a job, durably. With a `key` that exists already: the job that has it, if its spec is the same.
 
-        `after`: ids or names (the newest job of that name). `max_attempts`: run.retry's when not given. `worker`: who
-        will run a foreground job, so that it does not wait for ever for a process that died.
+        `after`: jobs to wait for; a text is a job that must succeed. `max_attempts`: run.retry's when not
+        given. `worker`: who will run a foreground job, so that it does not wait for ever for a process that died.
         Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec.
         """
         new = NewJob(
@@ -75,62 +76,78 @@ class Jobs(JobClaims):
 
     def queue(self, new: NewJob, now: float) -> Job:
         """As `submit`."""
+        return self._insert(lambda session: insert_job(session, new, now))
+
+    def queue_array(self, new: Sequence[NewJob], now: float) -> tuple[str, list[Job]]:
+        """Queue several jobs, all or none. Returns the id of their array, and the jobs.
+
+        Jobs may wait for earlier ones of the array by name. One whose `key` exists already is the job that has it, and
+        is no part of the array. Raises what `submit` raises.
+        """
+
+        def work(session: Session) -> tuple[str, list[Job]]:
+            array = new_id(now)
+            return array, [insert_job(session, job, now, array=array, array_index=i) for i, job in enumerate(new)]
+
+        return self._insert(work)
+
+    def _insert(self, work: Callable[[Session], T]) -> T:
         for _ in range(5):
             try:
-                return self._db.write(lambda session: insert_job(session, new, now))
-            except IntegrityError:  # the id or, on a database without one writer, the key was taken meanwhile
+                return self._db.write(work)
+            except IntegrityError:  # an id or, on a database without one writer, the key was taken meanwhile
                 continue
         raise StoreError("no free job id was found; is the clock stuck?")
 
-    def cancel(self, reference: str, now: float) -> JobState:
-        """Cancel a queued job at once, ask a running one to stop; a job that has ended stays as it is.
-
-        Returns the state after that. Raises NotFound.
-        """
-
-        def work(session: Session) -> JobState:
-            job_id = find_job(session, reference).id
-            if leave_queued(
-                session, job_id, to=JobState.CANCELLED, error=None, event="cancelled", message="cancelled", now=now
-            ):
-                return JobState.CANCELLED
-            asked = (
-                update(JobRow)
-                .where(
-                    JobRow.id == job_id,
-                    JobRow.state == JobState.RUNNING.value,
-                    JobRow.cancel_requested.is_(False),
-                )
-                .values(cancel_requested=True)
-            )
-            if changed(session, asked) == 1:
-                record_event(session, "cancel", "asked to stop", now=now, job=job_id)
-            return JobState(session.execute(select(JobRow.state).where(JobRow.id == job_id)).scalar_one())
-
-        return self._db.write(work)
-
     def sweep(self, now: float) -> list[Job]:
-        """Fail queued jobs that wait for one that ended badly. Returns them.
+        """Do for the jobs that wait for one that has ended what its end should have done. Returns the cancelled ones.
 
-        The end of a job does this already; this is for whatever was missed. A retry that a clock set back has moved far
-        away is due after its delay.
+        The end of a job does this already; this is for whatever was missed. What a clock that was set back has moved
+        far away, a retry or a place in the queue, is brought forward; groups without open jobs are forgotten.
         """
         self._bring_forward(now)
-        query = select(WaitRow.job).join(JobRow, JobRow.id == WaitRow.parent)
-        query = query.where(JobRow.state.in_([state.value for state in BAD])).limit(1)
-        if self._db.read(lambda session: session.scalar(query)) is None:
+        self._forget_groups()
+        ended = select(WaitRow.job).join(JobRow, JobRow.id == WaitRow.parent).where(JobRow.state.in_(FINAL)).limit(1)
+        if self._db.read(lambda session: session.scalar(ended)) is None:
             return []
-        return [self.get(job) for job in self._db.write(lambda session: fail_dependents(session, now))]
+        return [self.get(job) for job in self._db.write(lambda session: settle_missed(session, now))]
 
     def _bring_forward(self, now: float) -> None:
         late = select(JobRow).where(
             JobRow.state == JobState.QUEUED.value, JobRow.attempt > 0, JobRow.not_before > now + _CLOCK_S
         )
         for row in self._db.read(lambda session: list(session.scalars(late))):
-            due = now + delay_s(load_object(row.spec), row.attempt)
+            due = now + longest_s(load_object(row.spec), row.attempt)
             if row.not_before > due + _CLOCK_S:
                 where = (JobRow.id == row.id, JobRow.attempt == row.attempt, JobRow.not_before == row.not_before)
                 self._db.write(partial(changed, statement=update(JobRow).where(*where).values(not_before=due)))
+        newest = select(JobRow.queued_at).order_by(JobRow.seq.desc()).limit(1)
+        ahead = self._db.read(lambda session: session.scalar(newest))
+        if ahead is not None and ahead > now + _CLOCK_S:
+            self._db.write(lambda session: bring_back(session, now))
+
+    def _forget_groups(self) -> None:
+        if self._db.read(idle_groups):
+            self._db.write(forget_groups)
+
+    def set_aging(self, seconds: float, now: float) -> bool:
+        """Rank the queue by another `aging_s`, seconds of waiting that make up for one step of priority.
+
+        False where it was that already. Whoever submits uses what was set last.
+        """
+
+        def work(session: Session) -> bool:
+            before = aging_s(session)
+            if before == seconds:  # another worker was first
+                return False
+            set_aging(session, seconds)
+            message = (
+                f"queue.aging was {format_duration(before)} and is {format_duration(seconds)}; the queue is ranked anew"
+            )
+            record_event(session, "ranked", message, now=now)
+            return True
+
+        return self.aging_s() != seconds and self._db.write(work)
 
     def recover(self, live: Callable[[str], bool] | Collection[str], now: float) -> list[Job]:
         """Give up the attempts whose worker is gone. Returns their jobs.

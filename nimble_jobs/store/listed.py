@@ -26,6 +26,7 @@ COLUMNS: dict[str, InstrumentedAttribute[Any]] = {
     for name in (
         *("id", "name", "kind", "state", "attempt", "created_at", "started_at", "finished_at"),
         *("records_done", "records_total", "records_bad", "phase", "device", "priority", "worker", "error"),
+        *("held", "array", "array_index", "urgency", "skipped_by"),
     )
 }
 

@@ -10,14 +10,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound, UsageError
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import After, Job, JobState, When
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec import dump as dump_spec
+from nimble_jobs.store.groups import group_of, set_group
 from nimble_jobs.store.ids import new_id
-from nimble_jobs.store.queries import find_job
-from nimble_jobs.store.records import dump, job_record, output_path, sha256
-from nimble_jobs.store.tables import JobRow, WaitRow
-from nimble_jobs.store.transitions import BAD, fail_dependents, record_event
+from nimble_jobs.store.queries import find_jobs
+from nimble_jobs.store.ranks import aging_s, next_queued_at
+from nimble_jobs.store.records import dump, dump_after, job_record, output_path, sha256
+from nimble_jobs.store.tables import JobRow
+from nimble_jobs.store.transitions import record_event
+from nimble_jobs.store.waiting import wait_for
 
 _MAX_ATTEMPTS = 3  # run.retry's default
 
@@ -31,7 +34,7 @@ class NewJob:
     kind: str
     priority: int = 0
     key: str | None = None
-    after: tuple[str, ...] = ()  # ids or names (the newest job of that name)
+    after: tuple[After | str, ...] = ()  # a text: that job must succeed
     not_before: float = 0.0
     max_attempts: int | None = None  # None: as run.retry says
     timeout_s: float | None = None
@@ -49,7 +52,7 @@ class NewJob:
             kind=spec.kind,
             priority=spec.run.priority,
             key=spec.run.key,
-            after=spec.run.after,
+            after=waits_of(spec),
             max_attempts=spec.run.retry.max_attempts,
             timeout_s=spec.run.timeout,
             device=spec.run.device,
@@ -57,11 +60,21 @@ class NewJob:
         )
 
 
-def insert_job(session: Session, new: NewJob, now: float) -> Job:
+def waits_of(spec: JobSpec) -> tuple[After, ...]:
+    """What a spec's job waits for."""
+    return tuple(
+        After(job=item) if isinstance(item, str) else After(job=item.job, when=When(item.when))
+        for item in spec.run.after
+    )
+
+
+def insert_job(
+    session: Session, new: NewJob, now: float, *, array: str | None = None, array_index: int | None = None
+) -> Job:
     """Queue a job, or give the one that has its `key` already, if its spec is the same.
 
-    Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec, and then nothing was
-    changed. Raises IntegrityError where the id is taken.
+    Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec and when a job is
+    awaited with different ends, and then nothing was changed. Raises IntegrityError where the id is taken.
     """
     text = dump(new.spec)
     digest = sha256(text)
@@ -74,16 +87,12 @@ def insert_job(session: Session, new: NewJob, now: float) -> Job:
                     "expected the same spec or another key"
                 )
             return job_record(existing)
-    parents: dict[str, JobState] = {}
-    for reference in new.after:
-        try:
-            parent = find_job(session, reference)
-        except NotFound as e:
-            raise NotFound(f"run.after: {e}") from e
-        parents[parent.id] = JobState(parent.state)
+    parents = _parents(session, new)
     attempts = new.max_attempts
     if attempts is None:
         attempts = int(new.spec.get("run", {}).get("retry", {}).get("max_attempts", _MAX_ATTEMPTS))
+    group = group_of(new.spec)
+    queued_at = next_queued_at(session, now)
     row = JobRow(
         id=new_id(now),
         name=new.name,
@@ -94,7 +103,7 @@ def insert_job(session: Session, new: NewJob, now: float) -> Job:
         device=new.device,
         foreground=new.foreground,
         key=new.key,
-        after=dump(list(parents)),
+        after=dump_after({job.id: when for job, when in parents}),
         not_before=new.not_before,
         timeout_s=new.timeout_s,
         worker=new.worker,
@@ -103,14 +112,43 @@ def insert_job(session: Session, new: NewJob, now: float) -> Job:
         spec_digest=digest,
         spec=text,
         output=output_path(new.spec),
+        group_name=group[0] if group else None,
+        array=array,
+        array_index=array_index,
+        queued_at=queued_at,
+        urgency=new.priority,
+        rank=queued_at - new.priority * aging_s(session),
     )
     session.add(row)
     session.flush()
-    session.add_all(
-        WaitRow(job=row.id, parent=parent) for parent, state in parents.items() if state != JobState.SUCCEEDED
-    )
     record_event(session, "submitted", f"queued as {row.name}", now=now, job=row.id)
-    if any(state in BAD for state in parents.values()):
-        fail_dependents(session, now)
-        session.expire(row)
+    if group:
+        _join(session, row.id, *group, now=now)
+    if parents:
+        wait_for(session, row.id, parents, now)
+        session.refresh(row)
     return job_record(row)
+
+
+def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:
+    parents: dict[str, tuple[JobRow, When]] = {}
+    for wanted in new.after:
+        after = After(job=wanted) if isinstance(wanted, str) else wanted
+        try:
+            found = find_jobs(session, after.job)
+        except NotFound as e:
+            raise NotFound(f"run.after: {e}") from e
+        for row in found:
+            earlier = parents.setdefault(row.id, (row, after.when))[1]
+            if earlier is not after.when:
+                raise UsageError(
+                    f"run.after: job {row.id} ({row.name}) is awaited with {earlier} and {after.when}; expected one"
+                )
+    return list(parents.values())
+
+
+def _join(session: Session, job: str, name: str, limit: int, *, now: float) -> None:
+    before = set_group(session, name, limit)
+    if before is not None and before != limit:
+        message = f"run.group: the limit of {name} was {before} and is {limit} now, for all of its jobs"
+        record_event(session, "group", message, now=now, job=job)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from sqlalchemy import and_, exists, false, func, or_, select
+from sqlalchemy import and_, false, func, or_, select
 from sqlalchemy.orm import Session, defer
 
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.store.database import Database
+from nimble_jobs.store.groups import fullness
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
 from nimble_jobs.store.listed import Match, jobs_listed
+from nimble_jobs.store.ranks import aging_s
 from nimble_jobs.store.records import attempt_record, event_record, job_record
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
 
@@ -55,6 +57,27 @@ def find_job(session: Session, reference: str) -> JobRow:
     raise NotFound(f"job {reference}: no such id or name{hint}; see them with: nimble-jobs ls")
 
 
+def find_jobs(session: Session, reference: str) -> list[JobRow]:
+    """The jobs of an array, in the order of submission, by its id or a prefix of it; else the job of `find_job`.
+
+    Raises NotFound and UsageError, as `find_job` does.
+    """
+    members = select(JobRow).order_by(JobRow.seq)
+    if rows := session.scalars(members.where(JobRow.array == reference)).all():
+        return list(rows)
+    try:
+        return [find_job(session, reference)]
+    except NotFound:
+        prefix = reference.lower()
+        if is_prefix(prefix):
+            first, last = prefix.ljust(LENGTH, "0"), prefix.ljust(LENGTH, "z")
+            arrays = select(JobRow.array).where(JobRow.array.between(first, last)).distinct().limit(2)
+            found = session.scalars(arrays).all()
+            if len(found) == 1:
+                return list(session.scalars(members.where(JobRow.array == found[0])))
+        raise
+
+
 class JobQueries:
     """What can be asked about jobs. Nothing here changes the database."""
 
@@ -64,6 +87,23 @@ class JobQueries:
     def get(self, reference: str) -> Job:
         """A job by id, name (the newest), or prefix of at least 4 characters. Raises NotFound, UsageError."""
         return self._db.read(lambda session: job_record(find_job(session, reference)))
+
+    def chosen(self, references: Sequence[str]) -> list[Job]:
+        """The jobs that ids, names, and ids of arrays stand for, each once. Raises NotFound, UsageError."""
+
+        def work(session: Session) -> list[Job]:
+            rows = {row.id: row for reference in references for row in find_jobs(session, reference)}
+            return [job_record(row) for row in rows.values()]
+
+        return self._db.read(work)
+
+    def group_limits(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """For each of these groups how many of its jobs run now, and how many may."""
+        return self._db.read(lambda session: fullness(session, list(names)))
+
+    def aging_s(self) -> float:
+        """Seconds of waiting that make up for one step of priority."""
+        return self._db.read(aging_s)
 
     def attempts(self, job_id: str) -> tuple[Attempt, ...]:
         """The attempts of a job, oldest first."""
@@ -109,7 +149,7 @@ class JobQueries:
         return self.listed(matches=[Match(column="state", compare="=", value=JobState.RUNNING.value)])
 
     def awaited(self, job_ids: Sequence[str]) -> dict[str, list[Job]]:
-        """The jobs, without their specs, that each of these waits for."""
+        """The jobs, without their specs, whose end each of these waits for."""
         query = select(WaitRow.job, JobRow).join(JobRow, JobRow.id == WaitRow.parent).order_by(JobRow.seq)
         query = query.options(defer(JobRow.spec, raiseload=True))
 
@@ -151,13 +191,14 @@ class JobQueries:
 
     def ahead_of(self, job: Job, now: float) -> int:
         """How many queued jobs that may run now come before this one, whatever their device."""
-        seq = select(JobRow.seq).where(JobRow.id == job.id).scalar_subquery()
+        mine = select(JobRow.rank, JobRow.seq).where(JobRow.id == job.id).subquery()
         query = select(func.count()).where(
             JobRow.state == JobState.QUEUED.value,
             JobRow.foreground == false(),
             JobRow.not_before <= now,
-            ~exists().where(WaitRow.job == JobRow.id),
-            or_(JobRow.priority > job.priority, and_(JobRow.priority == job.priority, JobRow.seq < seq)),
+            JobRow.held == false(),
+            JobRow.blockers == 0,
+            or_(JobRow.rank < mine.c.rank, and_(JobRow.rank == mine.c.rank, JobRow.seq < mine.c.seq)),
         )
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 

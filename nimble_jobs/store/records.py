@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from nimble_jobs.errors import Damaged
-from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.job import Attempt, Event, Job, JobState, When
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
 from nimble_jobs.store.words import plain
@@ -167,12 +167,28 @@ def output_path(spec: Mapping[str, Any]) -> str | None:
     return path if isinstance(path, str) else None
 
 
+def load_after(text: str) -> dict[str, When]:
+    """What a job waits for, by id, as `dump_after` stored it; empty where it is damaged."""
+    try:
+        value = json.loads(text)
+        pairs = [item if isinstance(item, list) else [item, When.SUCCESS] for item in value]
+        return {str(job): When(when) for job, when in pairs}
+    except (ValueError, TypeError):
+        return {}
+
+
+def dump_after(after: Mapping[str, When]) -> str:
+    """JSON of what a job waits for: an id where the other must succeed, else the id and when."""
+    return dump([job if when is When.SUCCESS else [job, when.value] for job, when in after.items()])
+
+
 def job_record(row: JobRow, *, spec: bool = True) -> Job:
     """A row as a record, whose spec is empty without `spec`. Raises Damaged when its state is none of ours."""
     try:
         state = JobState(row.state)
     except ValueError as e:
         raise Damaged(f"job {row.id}: {e}") from e
+    after = load_after(row.after)
     return Job(
         id=row.id,
         name=row.name,
@@ -184,7 +200,16 @@ def job_record(row: JobRow, *, spec: bool = True) -> Job:
         device=row.device,
         foreground=row.foreground,
         key=row.key,
-        after=load_list(row.after),
+        after=tuple(after),
+        after_when=after,
+        held=row.held,
+        group=row.group_name,
+        array=row.array,
+        array_index=row.array_index,
+        queued_at=row.queued_at,
+        urgency=row.urgency,
+        attempts_before=row.attempts_before,
+        skipped_by=row.skipped_by,
         not_before=row.not_before,
         timeout_s=row.timeout_s,
         cancel_requested=row.cancel_requested,

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import Damaged
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
+from nimble_jobs.store.changes import changed
 from nimble_jobs.store.records import (
     ArtifactRef,
     ScheduleEntry,
@@ -20,7 +21,6 @@ from nimble_jobs.store.records import (
     sha256,
 )
 from nimble_jobs.store.tables import ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
-from nimble_jobs.store.transitions import changed
 
 # What the digest of a row covers, beside the text and the artifacts: all that was measured or that the key was made of.
 COVERED = (

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Schedule
+from nimble_jobs.store.changes import changed
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.provenance import provenance
 from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, dump
@@ -27,7 +28,7 @@ from nimble_jobs.store.schedule_rows import (
     verified_record,
 )
 from nimble_jobs.store.tables import ResidentRow, ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
-from nimble_jobs.store.transitions import changed, record_event
+from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
 from nimble_jobs.store.words import words
 

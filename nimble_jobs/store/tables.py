@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text, desc
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text, false, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nimble_jobs.store.words import Words
@@ -29,13 +29,25 @@ class Base(DeclarativeBase):
     )
 
 
+def _index_of_few(name: str, first: str, *more: str) -> Index:
+    """An index that leaves out rows without a value in its first column, as most jobs are."""
+    given = text(f"{first} IS NOT NULL")
+    return Index(name, first, *more, sqlite_where=given, postgresql_where=given)
+
+
 class JobRow(Base):
     """One submitted spec. `seq` is the order of submission, whatever the clock did."""
 
     __tablename__ = "jobs"
     __table_args__ = (
-        # In the order in which `claim` looks, so that it stops at the first row that fits.
-        Index("ix_jobs_claim", "state", "foreground", desc("priority"), "seq", "not_before", "device"),
+        # As `claim` looks: equal values first, then the order, so that it stops at the first row that fits.
+        Index(
+            "ix_jobs_claim",
+            *("state", "foreground", "held", "blockers", "group_name", "rank", "seq", "not_before", "device"),
+        ),
+        _index_of_few("ix_jobs_group", "group_name", "state"),
+        _index_of_few("ix_jobs_array", "array", "seq"),
+        _index_of_few("ix_jobs_skipped", "skipped_by"),
         Index("ix_jobs_name", "name", "seq"),
         Index("ix_jobs_open", "name", "state"),
         Index("ix_jobs_state", "state", "seq"),
@@ -53,7 +65,7 @@ class JobRow(Base):
     device: Mapped[str] = mapped_column(String(20))
     foreground: Mapped[bool]
     key: Mapped[str | None] = mapped_column(Words, unique=True)
-    after: Mapped[str] = mapped_column(Text)  # JSON list of ids
+    after: Mapped[str] = mapped_column(Text)  # JSON list of ids, or of [id, when] where not success
     not_before: Mapped[float]
     timeout_s: Mapped[float | None]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
@@ -77,16 +89,45 @@ class JobRow(Base):
     hit: Mapped[str | None] = mapped_column(String(10))  # the schedule's
     runs: Mapped[str | None] = mapped_column(String(12))  # the schedule's
     rate: Mapped[float | None]  # records a second, as measured
+    held: Mapped[bool] = mapped_column(default=False, server_default=false())
+    blockers: Mapped[int] = mapped_column(Integer, default=0, server_default="0")  # how many rows of `waits` it has
+    group_name: Mapped[str | None] = mapped_column(String(100))
+    array: Mapped[str | None] = mapped_column(String(12))
+    array_index: Mapped[int | None] = mapped_column(Integer)
+    queued_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    urgency: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    rank: Mapped[float] = mapped_column(default=0.0, server_default="0")  # the lowest is claimed first; see `ranks`
+    attempts_before: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    skipped_by: Mapped[str | None] = mapped_column(String(12))
+
+
+class GroupRow(Base):
+    """A group of jobs of which only so many may run at once: as the job says that was queued last."""
+
+    __tablename__ = "job_groups"
+
+    name: Mapped[str] = mapped_column(String(100), primary_key=True)
+    most: Mapped[int] = mapped_column(Integer)
+
+
+class QueueRow(Base):
+    """A number that decides the order of the queue, as the ranks of all queued jobs have it."""
+
+    __tablename__ = "queue"
+
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)  # aging_s
+    value: Mapped[float]
 
 
 class WaitRow(Base):
-    """A job waits for another. The row goes when the other has succeeded."""
+    """A queued job waits for another. The row goes when the other has ended as it should."""
 
     __tablename__ = "waits"
     __table_args__ = (Index("ix_waits_parent", "parent"),)
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     parent: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    when: Mapped[str] = mapped_column(String(8), default="success", server_default="success")
 
 
 class AttemptRow(Base):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CursorResult, Delete, Update, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from nimble_jobs.job import JobState
+from nimble_jobs.job import JobState, When
+from nimble_jobs.store.changes import changed as changed
+from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
 from nimble_jobs.store.words import plain
 
-BAD = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)  # ends that dependents do not survive
-
-
-def changed(session: Session, statement: Update | Delete) -> int:
-    """Execute, and say how many rows it touched."""
-    result = session.execute(statement, execution_options={"synchronize_session": False})
-    assert isinstance(result, CursorResult)
-    return result.rowcount
+FINAL = tuple(state.value for state in JobState if state.final)
 
 
 def record_event(
@@ -84,52 +79,96 @@ def leave_queued(
     session: Session, job_id: str, *, to: JobState, error: str | None, event: str, message: str, now: float
 ) -> bool:
     """End a job that nobody runs. False when it is not queued."""
-    statement = (
-        update(JobRow)
-        .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED.value)
-        .values(state=to.value, error=error, finished_at=now)
-    )
-    if changed(session, statement) != 1:
+    if not _end_queued(session, job_id, to=to, error=error, event=event, message=message, now=now):
         return False
-    record_event(session, event, message, now=now, job=job_id)
-    changed(session, delete(WaitRow).where(WaitRow.job == job_id))
     settle(session, job_id, to, now)
     return True
 
 
-def settle(session: Session, job_id: str, state: JobState, now: float) -> None:
-    """Tell those who wait for a job how it ended."""
-    if state == JobState.SUCCEEDED:
-        changed(session, delete(WaitRow).where(WaitRow.parent == job_id))
-    elif state in BAD and session.scalar(select(WaitRow.job).where(WaitRow.parent == job_id).limit(1)) is not None:
-        fail_dependents(session, now)
-
-
-def fail_dependents(session: Session, now: float) -> list[str]:
-    """Fail the queued jobs that wait for one that ended badly, and those that wait for these. Returns their ids."""
-    query = (
-        select(WaitRow.job, JobRow.id, JobRow.name, JobRow.state)
-        .join(JobRow, JobRow.id == WaitRow.parent)
-        .where(JobRow.state.in_([state.value for state in BAD]))
-        .order_by(WaitRow.job)
+def _end_queued(
+    session: Session,
+    job_id: str,
+    *,
+    to: JobState,
+    error: str | None,
+    event: str,
+    message: str,
+    now: float,
+    skipped_by: str | None = None,
+) -> bool:
+    statement = (
+        update(JobRow)
+        .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED.value)
+        .values(state=to.value, error=error, finished_at=now, held=False, blockers=0, skipped_by=skipped_by)
+        .returning(JobRow.urgency)
     )
-    failed: list[str] = []
-    while waiting := session.execute(query).all():
-        for job, parent, name, state in waiting:
-            reason = f"run.after: job {parent} ({name}) ended {state}"
-            statement = (
-                update(JobRow)
-                .where(JobRow.id == job, JobRow.state == JobState.QUEUED.value)
-                .values(state=JobState.FAILED.value, error=reason, finished_at=now)
-            )
-            if changed(session, statement) == 1:
-                record_event(session, "failed", reason, now=now, job=job)
-                failed.append(job)
-            changed(session, delete(WaitRow).where(WaitRow.job == job))
-    return failed
+    urgency = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one_or_none()
+    if urgency is None:
+        return False
+    record_event(session, event, message, now=now, job=job_id)
+    parents = list(session.scalars(select(WaitRow.parent).where(WaitRow.job == job_id)))
+    if parents:
+        changed(session, delete(WaitRow).where(WaitRow.job == job_id))
+        take_back(session, parents, urgency)
+    return True
 
 
-def count_attempts(session: Session, job_id: str, *outcomes: str) -> int:
-    """How many attempts of a job ended so."""
-    query = select(func.count()).where(AttemptRow.job == job_id, AttemptRow.outcome.in_(outcomes))
+def settle(session: Session, job_id: str, state: JobState, now: float) -> list[str]:
+    """A job is in this state now: free those whose wait is over, cancel those whose wait never can be.
+
+    A job that is cancelled so has ended itself, which concerns those that wait for it. Returns their ids.
+    """
+    skipped: list[str] = []
+    ended = [(job_id, state)] if state.final else []
+    while ended:
+        parent, end = ended.pop()
+        _free(session, parent, [when.value for when in When if when.met_by(end)])
+        for job, when, name in session.execute(
+            select(WaitRow.job, WaitRow.when, JobRow.name)
+            .join(JobRow, JobRow.id == WaitRow.parent)
+            .where(WaitRow.parent == parent)
+            .order_by(WaitRow.job)
+        ).all():
+            reason = f"run.after: job {parent} ({name}) ended {end}; this job waits for {_WANTED[When(when)]}"
+            if _end_queued(
+                session,
+                job,
+                to=JobState.CANCELLED,
+                error=reason,
+                event="skipped",
+                message=reason,
+                now=now,
+                skipped_by=parent,
+            ):
+                skipped.append(job)
+                ended.append((job, JobState.CANCELLED))
+            else:  # nothing waits that is not queued
+                changed(session, delete(WaitRow).where(WaitRow.job == job, WaitRow.parent == parent))
+    return skipped
+
+
+_WANTED = {When.SUCCESS: "its success", When.FAILURE: "its failure", When.DONE: "its end"}
+
+
+def _free(session: Session, parent: str, ends: list[str]) -> None:
+    over = (WaitRow.parent == parent, WaitRow.when.in_(ends))
+    waiting = select(WaitRow.job).where(*over)
+    if changed(session, update(JobRow).where(JobRow.id.in_(waiting)).values(blockers=JobRow.blockers - 1)):
+        changed(session, delete(WaitRow).where(*over))
+
+
+def settle_missed(session: Session, now: float) -> list[str]:
+    """Do for jobs that have ended what their end should have done. Returns the ids of those that were cancelled."""
+    ended = select(JobRow.id, JobRow.state).join(WaitRow, WaitRow.parent == JobRow.id).where(JobRow.state.in_(FINAL))
+    skipped = []
+    for job, state in session.execute(ended.distinct().order_by(JobRow.id)).all():
+        skipped += settle(session, job, JobState(state), now)
+    return skipped
+
+
+def count_attempts(session: Session, row: JobRow, *outcomes: str) -> int:
+    """How many attempts of a job ended so since it was queued, or queued again by `retry`."""
+    query = select(func.count()).where(
+        AttemptRow.job == row.id, AttemptRow.outcome.in_(outcomes), AttemptRow.number > row.attempts_before
+    )
     return int(session.scalar(query) or 0)

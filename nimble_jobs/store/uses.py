@@ -8,8 +8,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Hit
+from nimble_jobs.store.changes import changed
 from nimble_jobs.store.tables import ScheduleRow, UseRow
-from nimble_jobs.store.transitions import changed
 from nimble_jobs.store.words import words
 
 _REASON_LENGTH = 200

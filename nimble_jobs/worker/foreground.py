@@ -83,10 +83,16 @@ def _not_claimed(store: Store, job_id: str) -> Job:
     if job.state.final and job.attempt == 0:  # a job in run.after ended badly
         return job
     if job.foreground and job.state is JobState.QUEUED:
-        parents = [store.jobs.get(parent) for parent in job.after]
-        waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents if p.state is not JobState.SUCCEEDED)
+        parents = store.jobs.awaited([job_id]).get(job_id, [])
+        full = store.jobs.group_limits([job.group]) if job.group else {}
         store.jobs.cancel(job_id, time.time())  # nobody else would ever run it
-        raise UsageError(f"run.after: {waits}; expected jobs that succeeded, or submit, which waits for them")
+        if not parents:
+            running, most = full.get(job.group or "", (0, 0))
+            raise UsageError(
+                f"run.group: {running} of {most} jobs of {job.group} run already; expected room, or submit, which waits"
+            )
+        waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents)
+        raise UsageError(f"run.after: {waits}; expected jobs that have ended, or submit, which waits for them")
     raise UsageError(f"job {job_id} does not wait to be run in the foreground")
 
 

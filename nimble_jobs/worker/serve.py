@@ -16,6 +16,7 @@ from nimble_jobs.worker.duties import Duty
 from nimble_jobs.worker.firing import Fire
 from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.pruning import Prune
+from nimble_jobs.worker.ranking import Ranking
 from nimble_jobs.worker.reread import Reread
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
     """What each worker of a state folder does beside its jobs, in this order."""
-    return (Recover(store), Sweep(store), Fire(store), Reread(store), Prune(store, store.home))
+    return (Recover(store), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store, store.home))
 
 
 def run(

@@ -11,6 +11,7 @@ from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.store.retries import delay_s
 from tests.store_samples import NOW, submit
 
 
@@ -164,7 +165,7 @@ def test_after(store: Store) -> None:
     assert child.after == tuple(parent.id for parent in parents)
     running = [claimed(store) for _ in range(3)]
     assert "child" not in [job.name for job in running]
-    for job in running:
+    for job in sorted(running, key=lambda job: job.id in child.after):
         assert claim(store) is None
         assert finish(store, job)
     assert claimed(store).id == child.id
@@ -185,28 +186,31 @@ def test_after_unknown(store: Store) -> None:
     assert store.jobs.list() == []
 
 
-def test_dependents_fail(store: Store) -> None:
-    """When a job fails, those that wait for it fail with the reason, and those that wait for these; others stay."""
+def test_dependents_are_skipped(store: Store) -> None:
+    """When a job fails, those that wait for its success are cancelled with the reason, and those that wait for these;
+    others stay.
+    """
     parent = submit(store, "parent")
     child = submit(store, "child", after=["parent"])
     grandchild = submit(store, "grandchild", after=["child"])
     bystander = submit(store, "bystander")
     assert fail(store, claimed(store)) == JobState.FAILED
     child, grandchild = store.jobs.get(child.id), store.jobs.get(grandchild.id)
-    assert (child.state, child.finished_at) == (JobState.FAILED, NOW)
-    assert child.error == f"run.after: job {parent.id} (parent) ended failed"
-    assert grandchild.error == f"run.after: job {child.id} (child) ended failed"
+    assert (child.state, child.finished_at, child.skipped_by) == (JobState.CANCELLED, NOW, parent.id)
+    assert child.error == f"run.after: job {parent.id} (parent) ended failed; this job waits for its success"
+    assert grandchild.error == f"run.after: job {child.id} (child) ended cancelled; this job waits for its success"
+    assert kinds(store, child) == ["submitted", "skipped"]
     assert store.jobs.get(bystander.id).state == JobState.QUEUED
     assert store.jobs.sweep(NOW) == []
 
 
 def test_dependents_of_the_cancelled(store: Store) -> None:
-    """A job that waits for a cancelled one fails; submitted later, it fails at once."""
+    """A job that waits for the success of a cancelled one is cancelled too; submitted later, at once."""
     parent = submit(store, "parent")
     child = submit(store, "child", after=["parent"])
     assert store.jobs.cancel(parent.id, NOW) == JobState.CANCELLED
-    assert store.jobs.get(child.id).state == JobState.FAILED
-    assert submit(store, "late", after=["parent"]).state == JobState.FAILED
+    assert store.jobs.get(child.id).state == JobState.CANCELLED
+    assert submit(store, "late", after=["parent"]).state == JobState.CANCELLED
     assert claim(store) is None
 
 
@@ -245,28 +249,38 @@ def test_final_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("retry", "delays"),
+    ("retry", "longest"),
     [
         ({"backoff": "exponential", "initial": 5.0, "max": 12.0, "max_attempts": 4}, [5.0, 10.0, 12.0]),
         ({"backoff": "constant", "initial": 3.0, "max": 12.0, "max_attempts": 3}, [3.0, 3.0]),
         (None, [5.0, 10.0]),
     ],
 )
-def test_retry(store: Store, retry: dict[str, object] | None, delays: list[float]) -> None:
-    """A failure that may pass is tried again after the spec's delays, then the job fails with the last reason."""
+def test_retry(store: Store, retry: dict[str, object] | None, longest: list[float]) -> None:
+    """A failure that may pass is tried again after a wait of at most the spec's, then fails with the last reason."""
     submitted = submit(store, retry=retry)
     now = NOW
-    for delay in delays:
+    for limit in longest:
         job = claimed(store, now)
         assert store.jobs.fail(job.id, job.attempt, error="oom", retry=True, lost=False, now=now) == JobState.QUEUED
         again = store.jobs.get(job.id)
-        assert (again.not_before, again.worker, again.error) == (now + delay, None, "oom")
-        assert claim(store, now=now + delay - 0.01) is None
-        now += delay
+        assert (again.worker, again.error) == (None, "oom")
+        assert now < again.not_before <= now + limit
+        assert claim(store, now=again.not_before - 0.001) is None
+        now = again.not_before
     assert fail(store, claimed(store, now), retry=True, error="oom") == JobState.FAILED
-    count = len(delays) + 1
+    count = len(longest) + 1
     assert store.jobs.get(submitted.id).error == f"oom (attempt {count} of {count})"
     assert outcomes(store, submitted) == ["failed"] * count
+
+
+def test_retries_spread() -> None:
+    """Jobs that failed together come back at times all over the longest wait, each always at the same one."""
+    spec = {"run": {"retry": {"initial": 8.0}}}
+    waits = [delay_s(f"job-{n}", spec, 1) for n in range(1000)]
+    assert waits == [delay_s(f"job-{n}", spec, 1) for n in range(1000)]
+    for quarter in range(4):
+        assert 200 < sum(2 * quarter <= wait < 2 * quarter + 2 for wait in waits) < 300
 
 
 def test_no_retry(store: Store) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.store.ranks import AGING_S
 from tests.store_samples import NOW, folder_in_memory, submit
 
 WORKERS = ("0-a", "1-b", "2-c")
@@ -26,6 +27,7 @@ class Known:
     priority: int
     max_attempts: int
     number: int  # in order of submission
+    queued_at: float = NOW
     state: JobState = JobState.QUEUED
     attempt: int = 0
     failures: int = 0
@@ -56,7 +58,7 @@ class JobLife(RuleBasedStateMachine):
         if state in BAD:
             for child, known in self.jobs.items():
                 if known.state == JobState.QUEUED and job_id in known.after:
-                    self.end(child, JobState.FAILED)
+                    self.end(child, JobState.CANCELLED)
 
     def current(self, attempt: tuple[str, int, str]) -> bool:
         known = self.jobs[attempt[0]]
@@ -64,12 +66,21 @@ class JobLife(RuleBasedStateMachine):
 
     def claimable(self) -> list[str]:
         ready = [
-            (-known.priority, known.number, job_id)
+            (self.rank(job_id), known.number, job_id)
             for job_id, known in self.jobs.items()
             if known.state == JobState.QUEUED
             and all(self.jobs[parent].state == JobState.SUCCEEDED for parent in known.after)
         ]
         return [job_id for _, _, job_id in sorted(ready)]
+
+    def urgency(self, job_id: str) -> int:
+        """The highest priority of the job and of the queued ones that wait for it, or for one that waits for it."""
+        mine = self.jobs[job_id]
+        waiting = [j for j, known in self.jobs.items() if known.state == JobState.QUEUED and job_id in known.after]
+        return max([mine.priority, *map(self.urgency, waiting)])
+
+    def rank(self, job_id: str) -> float:
+        return self.jobs[job_id].queued_at - self.urgency(job_id) * AGING_S
 
     @rule(
         target=ids,
@@ -87,12 +98,17 @@ class JobLife(RuleBasedStateMachine):
             now=self.now,
         )
         known = Known(
-            after=tuple(after), priority=priority, max_attempts=max_attempts, number=len(self.jobs), state=job.state
+            after=tuple(after),
+            priority=priority,
+            max_attempts=max_attempts,
+            number=len(self.jobs),
+            state=job.state,
+            queued_at=self.now,
         )
         self.jobs[job.id] = known
         expected = JobState.QUEUED
         if any(self.jobs[parent].state in BAD for parent in after):
-            expected = JobState.FAILED
+            expected = JobState.CANCELLED
         assert job.state == expected
         return job.id
 
@@ -210,6 +226,12 @@ class JobLife(RuleBasedStateMachine):
                 known.ended = job
         assert sum(self.store.jobs.counts().values()) == len(self.jobs)
         assert self.store.jobs.sweep(self.now) == []
+
+    @invariant()
+    def priorities_are_inherited(self) -> None:
+        """A queued job has the highest priority of itself and of those that wait for it, however far away."""
+        for job in self.store.jobs.list(states=[JobState.QUEUED]):
+            assert job.urgency == self.urgency(job.id)
 
     @invariant()
     def attempts_add_up(self) -> None:

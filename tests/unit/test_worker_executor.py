@@ -236,7 +236,7 @@ def test_inline(store: Store, submit: Claim) -> None:
 
 
 def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> None:
-    """A job in run.after that has not ended: refused and cancelled, for nobody else would run it. A bad end: failed."""
+    """A job in run.after that has not ended: refused and cancelled, for nobody else would run it. A bad end, too."""
     parent = submit()
     child = submit(foreground=True, after=[parent.id])
     with pytest.raises(UsageError, match=rf"^run.after: n {parent.id} is queued; expected"):
@@ -244,7 +244,7 @@ def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> Non
     assert store.jobs.get(child.id).state is JobState.CANCELLED
     store.jobs.cancel(parent.id, time.time())
     ended = run_inline(store, submit(foreground=True, after=[parent.id]).id)
-    assert ended.state is JobState.FAILED
+    assert ended.state is JobState.CANCELLED
     assert parent.id in str(ended.error)
 
 

@@ -1,0 +1,23 @@
+"""How statements change rows, and how many ids go into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import CursorResult, Delete, Update
+from sqlalchemy.orm import Session
+
+AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
+
+
+def changed(session: Session, statement: Update | Delete) -> int:
+    """Execute, and say how many rows it touched."""
+    result = session.execute(statement, execution_options={"synchronize_session": False})
+    assert isinstance(result, CursorResult)
+    return result.rowcount
+
+
+def batched(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The ids, so many at once as a statement takes."""
+    for first in range(0, len(ids), AT_ONCE):
+        yield ids[first : first + AT_ONCE]

@@ -1,0 +1,72 @@
+"""Groups of jobs of which only so many run at once, counted from the rows of those that run.
+
+A group has one limit, that of the job that was queued last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from nimble_jobs.job import JobState
+from nimble_jobs.store.changes import batched, changed
+from nimble_jobs.store.tables import GroupRow, JobRow
+
+
+def group_of(spec: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Name and limit of a stored spec's `run.group`."""
+    group = (spec.get("run") or {}).get("group")
+    return (str(group["name"]), int(group["limit"])) if group else None
+
+
+def set_group(session: Session, name: str, limit: int) -> int | None:
+    """Let at most `limit` jobs of the group run from now on. Returns the limit before, None for a new group."""
+    row = session.get(GroupRow, name, with_for_update=True)
+    if row is None:
+        session.add(GroupRow(name=name, most=limit))
+        session.flush()
+        return None
+    before, row.most = row.most, limit
+    session.flush()
+    return before
+
+
+def lock_groups(session: Session) -> None:
+    """Let nobody else claim a job of a group until the transaction ends. On SQLite nobody else can."""
+    session.execute(select(GroupRow.name).order_by(GroupRow.name).with_for_update()).all()
+
+
+def running(name: ColumnElement[str] | InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> Any:
+    """A subquery: how many jobs of the group run."""
+    other = aliased(JobRow)
+    query = select(func.count()).where(other.group_name == name, other.state == JobState.RUNNING.value)
+    return query.scalar_subquery()
+
+
+def has_room() -> ColumnElement[bool]:
+    """A condition on a job: it is in no group, or fewer of its group run than may."""
+    limit = select(GroupRow.most).where(GroupRow.name == JobRow.group_name).scalar_subquery()
+    return or_(JobRow.group_name.is_(None), running(JobRow.group_name) < limit)
+
+
+def fullness(session: Session, names: list[str]) -> dict[str, tuple[int, int]]:
+    """For each of these groups how many of its jobs run, and how many may."""
+    query = select(GroupRow.name, running(GroupRow.name), GroupRow.most).where(GroupRow.name.in_(names))
+    return {name: (count, most) for name, count, most in session.execute(query)}
+
+
+def idle_groups(session: Session) -> list[str]:
+    """Groups without a job that is queued or running: claims would look at them for nothing."""
+    alive = select(JobRow.id).where(
+        JobRow.group_name == GroupRow.name, JobRow.state.in_([JobState.QUEUED.value, JobState.RUNNING.value])
+    )
+    return list(session.scalars(select(GroupRow.name).where(~alive.exists())))
+
+
+def forget_groups(session: Session) -> None:
+    """Drop the idle groups. A job that is queued again brings its group back."""
+    for some in batched(idle_groups(session)):
+        changed(session, delete(GroupRow).where(GroupRow.name.in_(some)))
