@@ -938,4 +938,52 @@ BAD_SPECS = [
             "name=a b",
         ),
     ),
+    BadSpec(
+        name="only new, with three mistakes",
+        text=edit(("  format: npz", "  format: npz\n  only_new: {settle: soon, changed: rescan, modelchange: all}")),
+        messages=(
+            "{file}:10: input.only_new.settle: found 'soon'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
+            "{file}:10: input.only_new.changed: found 'rescan'; expected rescore, ignore or fail",
+            "{file}:10: input.only_new.modelchange: unknown field, did you mean model_change?",
+        ),
+    ),
+    BadSpec(
+        name="only new is no mapping",
+        text=edit(("  format: npz", "  format: npz\n  only_new: 1m")),
+        messages=("{file}:10: input.only_new: found '1m'; expected a mapping",),
+    ),
+    BadSpec(
+        name="only new, of a training",
+        text=edit(("  format: npz", "  format: npz\n  only_new: true"), base=FINETUNE),
+        messages=(
+            "{file}:10: input.only_new: given, but a training reads all its records in every epoch; expected none",
+        ),
+    ),
+    BadSpec(
+        name="only new, in the place of what was published",
+        text=edit(
+            ("  format: npz", "  format: npz\n  only_new: true"),
+            ("  path: ../out/digits-score", "  path: ../out/digits-score\n  if_exists: replace"),
+        ),
+        messages=(
+            "{file}:15: output.if_exists: found replace, but with input.only_new it would remove what earlier runs published; expected fail, and an output.path of its own for each run",
+        ),
+    ),
+    BadSpec(
+        name="only new, resumed",
+        text=edit(
+            ("  format: npz", "  format: npz\n  only_new: {changed: fail}"),
+            ("  path: ../out/digits-score", "  path: ../out/digits-score\n  if_exists: resume"),
+        ),
+        messages=(
+            "{file}:15: output.if_exists: found resume, but with input.only_new no two runs score the same files; expected fail",
+        ),
+    ),
+    BadSpec(
+        name="only new, from a folder that is missing",
+        text=edit(("source: digits.npz", "source: inbox/*.npz"), ("  format: npz", "  format: npz\n  only_new: true")),
+        messages=(
+            "{file}:8: input.source: no file or folder {dir}/inbox; expected an existing one, or a job in run.after",
+        ),
+    ),
 ]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import bench, cache, config, doctor, job_list, jobs, prune, specs, streams, submit, worker
+from nimble_jobs.cli import bench, cache, config, doctor, job_list, jobs, prune, seen, specs, streams, submit, worker
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note, refusal
 from nimble_jobs.errors import NimbleError
@@ -31,6 +31,7 @@ prune.register(app)
 doctor.register(app)
 app.add_typer(worker.app)
 app.add_typer(cache.app)
+app.add_typer(seen.app)
 app.add_typer(config.app)
 app.add_typer(bench.app)
 

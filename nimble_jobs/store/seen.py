@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Row, Select, delete, func, insert, select
+from sqlalchemy import Executable, Table, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from nimble_jobs.seen import InputFile, Scored, Seen
@@ -20,7 +22,12 @@ from nimble_jobs.store.transitions import changed, record_event
 
 T = TypeVar("T")
 
-_AT_ONCE = 500  # files in one statement
+_Run = tuple[str, str, float]  # model, job, when
+
+_AT_ONCE = 500  # files in one lookup
+_INSERTED_AT_ONCE = 5000
+_FILES = cast(Table, SeenFileRow.__table__)
+_FILE = (_FILES.c.path, _FILES.c.size, _FILES.c.mtime_ns, _FILES.c.run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +50,19 @@ class SeenFiles:
     def compare(self, name: str, root: str, files: Iterable[InputFile]) -> Iterator[tuple[InputFile, Seen | None]]:
         """Each file with what is known of its path. Looked up in batches, so that neither side is held whole."""
         source = self._db.read(lambda session: _source(session, name, root))
-        for batch in _batches(files):
-            known = {} if source is None else self._known(root, source, [file.path for file in batch])
+        runs: dict[int, _Run] = {}
+        for batch in _batches(files, _AT_ONCE):
+            known = {} if source is None else self._known(root, source, [file.path for file in batch], runs)
             for file in batch:
                 yield file, known.get(file.path)
 
-    def _known(self, root: str, source: int, paths: list[str]) -> dict[str, Seen]:
-        query = _files(source).where(SeenFileRow.path.in_(paths))
-        return self._db.read(lambda session: {row.path: _record(root, row) for row in session.execute(query)})
+    def _known(self, root: str, source: int, paths: list[str], runs: dict[int, _Run]) -> dict[str, Seen]:
+        query = select(*_FILE).where(_FILES.c.source == source, _FILES.c.path.in_(paths))
+
+        def work(session: Session) -> list[Seen]:
+            return _records(session, root, session.execute(query).all(), runs)
+
+        return {seen.path: seen for seen in self._db.read(work)}
 
     def sources(self, name: str | None = None) -> list[SeenSource]:
         """The folders that are known, of one name or of all."""
@@ -72,16 +84,17 @@ class SeenFiles:
     def files(self, name: str) -> Iterator[Seen]:
         """The files seen under a name, folder by folder in the database's order of paths; read page by page."""
         for source, root in self._sources_of(name):
-            after = None
-            while page := self._page(root, source, after):
+            for page in self._pages(source, root):
                 yield from page
-                after = page[-1].path
 
-    def _page(self, root: str, source: int, after: str | None) -> list[Seen]:
-        query = _files(source).order_by(SeenFileRow.path).limit(_AT_ONCE)
-        if after is not None:
-            query = query.where(SeenFileRow.path > after)
-        return self._db.read(lambda session: [_record(root, row) for row in session.execute(query)])
+    def _pages(self, source: int, root: str) -> Iterator[list[Seen]]:
+        query = select(*_FILE).where(_FILES.c.source == source).order_by(_FILES.c.path).limit(_AT_ONCE)
+        runs: dict[int, _Run] = {}
+        page = self._db.read(lambda session: _records(session, root, session.execute(query).all(), runs))
+        while page:
+            yield page
+            following = query.where(_FILES.c.path > page[-1].path)
+            page = self._db.read(lambda session, q=following: _records(session, root, session.execute(q).all(), runs))  # type: ignore[misc]
 
     def _sources_of(self, name: str) -> list[tuple[int, str]]:
         query = select(SeenSourceRow.id, SeenSourceRow.root).where(SeenSourceRow.name == name)
@@ -95,13 +108,12 @@ class SeenFiles:
         """
         forgotten = 0
         for source, root in self._sources_of(name):
-            after = None
-            while page := self._page(root, source, after):
-                after = page[-1].path
-                chosen = [seen for seen in page if which is None or which(seen)]
-                if chosen:
-                    forgotten += self._db.write(lambda session, s=source, c=chosen: _forget(session, s, c))  # type: ignore[misc]
-            self._db.write(lambda session, s=source: _sweep(session, s))  # type: ignore[misc]
+            for page in self._pages(source, root):
+                paths = [seen.path for seen in page if which is None or which(seen)]
+                if paths:
+                    gone = delete(_FILES).where(_FILES.c.source == source, _FILES.c.path.in_(paths))
+                    forgotten += self._db.write(partial(changed, statement=gone))
+            self._db.write(partial(_sweep, source=source))
         if forgotten:
             text = f"{forgotten:,} seen files of {name} forgotten"
             self._db.write(lambda session: record_event(session, "forgotten", text, now=now))
@@ -122,59 +134,60 @@ def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> i
     run = SeenRunRow(source=source, job=job, model=scored.model, listed_at=scored.listed_at, at=now)
     session.add(run)
     session.flush()
+    later = select(SeenRunRow.id).where(SeenRunRow.source == source, SeenRunRow.listed_at > scored.listed_at)
+    newer = list(session.scalars(later))
     kept = 0
-    for batch in _batches(scored.files):
-        paths = [file.path for file in batch]
-        later = select(SeenFileRow.path).join(SeenRunRow, SeenRunRow.id == SeenFileRow.run)
-        later = later.where(
-            SeenFileRow.source == source, SeenFileRow.path.in_(paths), SeenRunRow.listed_at > scored.listed_at
-        )
-        newer = set(session.scalars(later))
-        kept += len(newer)
-        changed(session, delete(SeenFileRow).where(_among(source, [p for p in paths if p not in newer])))
+    for batch in _batches(scored.files, _AT_ONCE if newer else _INSERTED_AT_ONCE):
+        theirs: set[str] = set()
+        if newer:
+            query = select(_FILES.c.path).where(_FILES.c.source == source, _FILES.c.run.in_(newer))
+            theirs = set(session.scalars(query.where(_FILES.c.path.in_([file.path for file in batch]))))
+            kept += len(theirs)
         rows = [
             {"source": source, "path": f.path, "size": f.size, "mtime_ns": f.mtime_ns, "run": run.id}
             for f in batch
-            if f.path not in newer
+            if f.path not in theirs
         ]
         if rows:
-            session.execute(insert(SeenFileRow), rows)
+            session.execute(_upsert(session), rows)
     return kept
+
+
+def _upsert(session: Session) -> Executable:
+    """A row for each file, in the place of an older one. Both databases have it, under a name of each dialect."""
+    postgres = session.get_bind().dialect.name == "postgresql"
+    statement = postgresql.insert(_FILES) if postgres else sqlite.insert(_FILES)
+    new = {name: statement.excluded[name] for name in ("size", "mtime_ns", "run")}
+    return statement.on_conflict_do_update(index_elements=["source", "path"], set_=new)
 
 
 def _source(session: Session, name: str, root: str) -> int | None:
     return session.scalar(select(SeenSourceRow.id).where(SeenSourceRow.name == name, SeenSourceRow.root == root))
 
 
-def _among(source: int, paths: list[str]) -> Any:
-    return (SeenFileRow.source == source) & SeenFileRow.path.in_(paths)
+def _records(session: Session, root: str, rows: Sequence[Any], runs: dict[int, _Run]) -> list[Seen]:
+    """Rows as values. `runs` is what is known of runs so far: there are few, so they are not joined to each file."""
+    missing = {row[3] for row in rows} - runs.keys()
+    if missing:
+        query = select(SeenRunRow.id, SeenRunRow.model, SeenRunRow.job, SeenRunRow.at)
+        for run, model, job, at in session.execute(query.where(SeenRunRow.id.in_(missing))):
+            runs[run] = (model, job, at)
+    found = []
+    for path, size, mtime_ns, run in rows:
+        model, job, at = runs[run]
+        found.append(Seen(root=root, path=path, size=size, mtime_ns=mtime_ns, model=model, job=job, at=at))
+    return found
 
 
-def _files(source: int) -> Select[str, int, int, str, str, float]:
-    query = select(
-        SeenFileRow.path, SeenFileRow.size, SeenFileRow.mtime_ns, SeenRunRow.model, SeenRunRow.job, SeenRunRow.at
-    )
-    return query.join(SeenRunRow, SeenRunRow.id == SeenFileRow.run).where(SeenFileRow.source == source)
-
-
-def _record(root: str, row: Row[str, int, int, str, str, float]) -> Seen:
-    path, size, mtime_ns, model, job, at = row
-    return Seen(root=root, path=path, size=size, mtime_ns=mtime_ns, model=model, job=job, at=at)
-
-
-def _forget(session: Session, source: int, files: Sequence[Seen]) -> int:
-    return changed(session, delete(SeenFileRow).where(_among(source, [file.path for file in files])))
-
-
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     left = iter(items)
-    while batch := list(islice(left, _AT_ONCE)):
+    while batch := list(islice(left, size)):
         yield batch
 
 
-def _sweep(session: Session, source: int) -> None:
+def _sweep(session: Session, *, source: int) -> None:
     """Remove runs, and the folder, of which no file is left."""
-    used = select(SeenFileRow.run).where(SeenFileRow.source == source)
+    used = select(_FILES.c.run).where(_FILES.c.source == source)
     changed(session, delete(SeenRunRow).where(SeenRunRow.source == source, SeenRunRow.id.not_in(used)))
     left = select(SeenRunRow.id).where(SeenRunRow.source == SeenSourceRow.id).exists()
     changed(session, delete(SeenSourceRow).where(SeenSourceRow.id == source, ~left))

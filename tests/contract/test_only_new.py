@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from nimble_jobs.data import Staging
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import JobContext, Outcome
+from tests.cli import Cli
 from tests.inbox import Inbox, Killed, age, counts
 
 
@@ -273,3 +277,72 @@ def test_two_jobs_at_once(inbox: Inbox) -> None:
     inbox.store.jobs.cancel(first.id, time.time())
     assert list(inbox.seen()) == ["b.npy"]
     assert inbox.ids(inbox.job()) == ["a.npy:0", "a.npy:1"]
+
+
+def test_a_tick_without_new_files(inbox: Inbox) -> None:
+    """The tick of an empty run says so, from the moment on when the job has succeeded."""
+    tick = TickRow(timer="n", due=60, kind="scheduled", outcome="submitted", job=inbox.submit().id, at=60.0)
+
+    def add(session: Session) -> None:
+        timer = {"name": "n", "state": "active", "since": 0.0, "moved_at": 0.0, "created_at": 0.0, "edited_at": 0.0}
+        session.add(TimerRow(**timer, file="f", base="/", allow_python="[]", digest="", spec="{}"))
+        session.flush()
+        session.add(tick)
+
+    inbox.store.jobs._db.write(add)
+    inbox.put("a.npy", age_s=1.0)
+    inbox.work()
+    (found,) = inbox.store.jobs._db.read(lambda session: list(session.scalars(select(TickRow))))
+    assert (found.outcome, found.reason) == ("empty", "no new files")
+
+
+def test_show_and_ls(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """They say how many files were what, and which jobs were empty."""
+    cli = Cli(inbox.store.home, capsys)
+    inbox.put("a.npy")
+    inbox.put("b.npy", age_s=1.0)
+    full, empty = inbox.job(), inbox.job()
+    shown = cli("show", full.id)
+    assert [line for line in shown.out.splitlines() if line.startswith("files.")] == [
+        "files.listed: 2",
+        "files.new: 1",
+        "files.settling: 1 written too recently; the next run scores them",
+    ]
+    said = cli("show", empty.id, "--json").json
+    assert (said["only_new"]["new"], said["only_new"]["skipped"], said["only_new"]["settling"]) == (0, 1, 1)
+    assert said["outputs"]["empty"] is True
+    assert "empty" in next(line for line in cli("ls").out.splitlines() if empty.id in line)
+    assert cli("wait", empty.id).err.splitlines() == [f"n {empty.id} succeeded: empty, no new files"]
+
+
+def test_seen_commands(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is seen can be looked at and forgotten, as a whole or by path; then it is scored again."""
+    cli = Cli(inbox.store.home, capsys)
+    assert cli("seen", "ls").err == "no file is seen; jobs with input.only_new remember what they scored\n"
+    for name in ("a.npy", "b.npy", "c.npy"):
+        inbox.put(name)
+    job = inbox.job()
+    (source,) = cli("seen", "ls", "--json").json
+    assert (source["name"], source["root"], source["files"], source["runs"]) == ("n", str(inbox.folder), 3, 1)
+    assert cli("seen", "ls", "n", "-q").out.split() == ["a.npy", "b.npy", "c.npy"]
+    (row,) = cli("seen", "ls", "n", "--path", "b*", "--json").json
+    assert (row["path"], row["job"], row["bytes"]) == ("b.npy", job.id, (inbox.folder / "b.npy").stat().st_size)
+    assert cli("seen", "ls", "n", "-n", "1").err == ""
+    for words, code, line in (
+        (("ls", "m"), 102, "nimble-jobs: m: no file is seen under this name; see the names with: nimble-jobs seen ls"),
+        (
+            ("forget", "m"),
+            102,
+            "nimble-jobs: m: no file is seen under this name; see the names with: nimble-jobs seen ls",
+        ),
+        (("forget", "n", "--path", "z*"), 0, "no seen file of n matches z*"),
+        (("forget", "n", "--dry-run"), 0, "would forget 3 files of n (all)"),
+        (("forget", "n", "--path", "[ab]*", "--yes"), 0, "forgot 2 files of n (a.npy, b.npy)"),
+    ):
+        answer = cli("seen", *words)
+        assert (answer.code, answer.lines) == (code, [line])
+    assert cli("seen", "forget", "n").code == 2
+    assert list(inbox.seen()) == ["c.npy"]
+    assert inbox.ids(inbox.job()) == ["a.npy:0", "a.npy:1", "b.npy:0", "b.npy:1"]
+    assert cli("seen", "forget", "n", "--yes", "--json").json == {"name": "n", "files": 3, "forgotten": True}
+    assert cli("seen", "ls", "--json").json == []

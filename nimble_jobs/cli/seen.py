@@ -1,0 +1,154 @@
+"""Commands about the files that jobs with `input.only_new` have scored: seen ls, forget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.errors import NotFound
+
+if TYPE_CHECKING:
+    from nimble_jobs.seen import Seen
+    from nimble_jobs.store import Store
+    from nimble_jobs.store.seen import SeenSource
+
+_AT_MOST = 1000  # files listed, unless --limit says otherwise
+_NAMED = 3  # files that a question names
+
+app = typer.Typer(name="seen", help="The files that jobs with input.only_new have scored.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the jobs, or of their timer.", show_default=False)]
+MaybeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Name of the jobs, or of their timer; without it, all names.", show_default=False
+    ),
+]
+PathGlob = Annotated[
+    str | None,
+    typer.Option("--path", metavar="GLOB", help="Only files whose path below the folder matches; * takes / too."),
+]
+
+SOURCES = (
+    Column(header="NAME", cell=lambda row: row["name"], flexible=True),
+    Column(header="FILES", cell=lambda row: f"{row['files']:,}", justify="right"),
+    Column(header="RUNS", cell=lambda row: f"{row['runs']:,}", justify="right"),
+    Column(header="LAST", cell=lambda row: (row["last_at"] or "-")[:19].replace("T", " ")),
+    Column(header="FOLDER", cell=lambda row: render.short_path(row["root"]), flexible=True, gives_first=True),
+)
+FILES = (
+    Column(header="PATH", cell=lambda row: row["path"], flexible=True, gives_first=True),
+    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right"),
+    Column(header="WRITTEN", cell=lambda row: row["modified_at"][:19].replace("T", " ")),
+    Column(header="SCORED", cell=lambda row: row["at"][:19].replace("T", " ")),
+    Column(header="JOB", cell=lambda row: row["job"]),
+    Column(
+        header="FOLDER", cell=lambda row: render.short_path(row["root"]), flexible=True, telling=True, from_width=999
+    ),
+)
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    name: MaybeName = None,
+    path: PathGlob = None,
+    limit: options.Limit = None,
+    quiet: options.IdsOnly = False,
+    json: options.Json = False,
+) -> None:
+    """List the files of a name that are scored, folder by folder; without a name, the folders.
+
+    At most 1,000 files unless --limit says otherwise. Times are UTC.
+    """
+    with options.store(ctx) as store:
+        if name is None:
+            rows = [_source_row(source) for source in store.seen.sources()]
+            empty = "no file is seen; jobs with input.only_new remember what they scored"
+            print_rows(rows[:limit], SOURCES, id_key="name", json=json, quiet=quiet, empty=empty)
+            return
+        known = _known(store, name)
+        rows = [_file_row(seen) for seen in islice(_matching(store, name, path), limit or _AT_MOST)]
+    print_rows(rows, FILES, id_key="path", json=json, quiet=quiet, empty=f"no seen file of {name} matches {path}")
+    if limit is None and len(rows) == _AT_MOST:
+        output.note(f"{known:,} files of {name} are seen; --limit shows more than the first {_AT_MOST:,}")
+
+
+@app.command()
+def forget(
+    ctx: typer.Context,
+    name: Name,
+    path: PathGlob = None,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Forget that files were scored: the next run of this name scores those that are still there again.
+
+    Results that were published stay as they are.
+    """
+    with options.store(ctx) as store:
+        known = _known(store, name)
+        if path is None:
+            count, named = known, "all"
+        else:
+            count, few = 0, []
+            for seen in _matching(store, name, path):
+                count += 1
+                few += [seen.path] if count <= _NAMED else []
+            named = ", ".join(few) + (f" and {count - _NAMED:,} more" if count > _NAMED else "")
+        what = f"{count:,} {'file' if count == 1 else 'files'} of {name}"
+        done = not dry_run and count > 0 and options.confirmed(f"Forget {what} ({named})?", yes=yes)
+        if done:
+            which = None if path is None else lambda seen: fnmatchcase(seen.path, path)
+            count = store.seen.forget(name, now=time.time(), which=which)
+            what = f"{count:,} {'file' if count == 1 else 'files'} of {name}"
+    if json:
+        output.emit_json({"name": name, "files": count, "forgotten": done})
+    elif not count:
+        output.note(f"no seen file of {name} matches {path}")
+    else:
+        verb = "would forget" if dry_run else "forgot" if done else "nothing was forgotten of"
+        output.note(f"{verb} {what} ({named})")
+
+
+def _known(store: Store, name: str) -> int:
+    """How many files of a name are seen. Raises NotFound for none."""
+    known = sum(source.files for source in store.seen.sources(name))
+    if not known:
+        raise NotFound(f"{name}: no file is seen under this name; see the names with: nimble-jobs seen ls")
+    return known
+
+
+def _matching(store: Store, name: str, path: str | None) -> Iterator[Seen]:
+    return (seen for seen in store.seen.files(name) if path is None or fnmatchcase(seen.path, path))
+
+
+def _source_row(source: SeenSource) -> Row:
+    return {
+        "name": source.name,
+        "root": source.root,
+        "files": source.files,
+        "runs": source.runs,
+        "last_at": output.iso(source.last_at),
+    }
+
+
+def _file_row(seen: Seen) -> Row:
+    return {
+        "path": seen.path,
+        "root": seen.root,
+        "bytes": seen.size,
+        "modified_at": output.iso(seen.mtime_ns / 1e9),
+        "mtime_ns": seen.mtime_ns,
+        "at": output.iso(seen.at),
+        "job": seen.job,
+        "model": seen.model,
+    }
