@@ -12,6 +12,7 @@ from nimble_jobs.spec.model import (
     ScheduleSpec,
     TransformSpec,
 )
+from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.paths import Source, parse_source
 from nimble_jobs.spec.schema import json_schema
 from nimble_jobs.spec.training import (
@@ -33,6 +34,7 @@ __all__ = [
     "JobSpec",
     "LrScheduleSpec",
     "ModelSpec",
+    "NotifySpec",
     "OptimizerSpec",
     "OutputSpec",
     "RetrySpec",

@@ -27,6 +27,7 @@ from nimble_jobs.spec.fields import (
     Seconds,
     based,
 )
+from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, show
@@ -273,5 +274,6 @@ class JobSpec(Frozen):
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="How the model's schedule is found and built.")
     output: OutputSpec = Field(description="Where results go.")
     run: RunSpec = Field(default=RunSpec(), description="Where, when and how patiently the job runs.")
+    notify: NotifySpec | None = Field(default=None, description="Who is told when the job ends, and how.")
     cron: CronSpec | None = Field(default=None, description="A timer that submits the job.")
     train: TrainSpec | None = Field(default=None, description="The fine-tuning; for kind: finetune only.")

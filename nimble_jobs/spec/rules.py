@@ -188,6 +188,14 @@ def _after(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("run.after", f"{parent} is given twice", "each job once", index=index)
 
 
+@rule("notify.on")
+def _notify(spec: JobSpec) -> Iterator[Finding]:
+    if spec.notify is not None:
+        for index, event in enumerate(spec.notify.on):
+            if event in spec.notify.on[:index]:
+                yield Finding("notify.on", f"{event} is given twice", "each event once", index=index)
+
+
 @rule("schedule.budget")
 def _budget(spec: JobSpec) -> Iterator[Finding]:
     if spec.schedule.budget == 0:

@@ -53,6 +53,7 @@ class Database:
         patience: Lent | None = None,
         vouch: Callable[[], None] = lambda: None,
     ) -> None:
+        self.info: dict[Any, Any] = {}  # what each session can be asked for
         try:
             self.url = make_url(url)
             self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -175,7 +176,7 @@ class Database:
         with self._soon_lock:
             earlier, self._soon = self._soon, []
         try:
-            with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            with Session(self._writer, expire_on_commit=False, info=self.info) as session, session.begin():
                 for each in earlier:
                     each(session)
                 return work(session)

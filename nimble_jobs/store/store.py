@@ -21,6 +21,8 @@ from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
 from nimble_jobs.store.expiry import Expiry
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.notices import SETTINGS
+from nimble_jobs.store.outbox import Outbox
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
@@ -40,7 +42,9 @@ class Store:
         self._database = database
         self._patience = patience or Lent()
         self._settings: Watched | None = None
+        database.info[SETTINGS] = lambda: self.settings.now()
         self.jobs = Jobs(database)
+        self.outbox = Outbox(database)
         self.timers = Timers(database)
         self.expiry = Expiry(database)
         self.schedules = Schedules(database)

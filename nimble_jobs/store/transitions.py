@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState, When
 from nimble_jobs.store.changes import changed as changed
+from nimble_jobs.store.notices import queue_end, queue_start
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
@@ -37,6 +38,7 @@ def start_attempt(session: Session, row: JobRow, now: float) -> None:
     assert row.worker is not None
     session.add(AttemptRow(job=row.id, number=row.attempt, worker=row.worker, started_at=now))
     record_event(session, "claimed", f"attempt {row.attempt} on {row.worker}", now=now, job=row.id, attempt=row.attempt)
+    queue_start(session, row, now)
 
 
 def held(session: Session, job_id: str, attempt: int) -> JobRow | None:
@@ -71,6 +73,7 @@ def leave_running(
     ended = update(AttemptRow).where(AttemptRow.job == job_id, AttemptRow.number == attempt)
     changed(session, ended.values(finished_at=now, outcome=outcome, error=error))
     record_event(session, event, message, now=now, job=job_id, attempt=attempt)
+    queue_end(session, job_id, to, now)
     settle(session, job_id, to, now)
     return True
 
@@ -106,6 +109,7 @@ def _end_queued(
     if urgency is None:
         return False
     record_event(session, event, message, now=now, job=job_id)
+    queue_end(session, job_id, to, now)
     parents = list(session.scalars(select(WaitRow.parent).where(WaitRow.job == job_id)))
     if parents:
         changed(session, delete(WaitRow).where(WaitRow.job == job_id))

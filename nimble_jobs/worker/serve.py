@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
+from nimble_jobs.courier import Courier
 from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store
 from nimble_jobs.store.home import identity, vouch
@@ -18,12 +19,15 @@ from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.pruning import Prune
 from nimble_jobs.worker.ranking import Ranking
 from nimble_jobs.worker.reread import Reread
+from nimble_jobs.worker.sending import Send
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.supervisor import Supervisor
 from nimble_jobs.worker.upkeep import Recover, Sweep
 
 log = logging.getLogger(__name__)
+
+LAST_NOTICES_S = 5.0  # how long a worker that leaves tries to send what is due
 
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
@@ -67,18 +71,13 @@ def run(
                     return Child(target, home, lease.id, device, gpu_memory_bytes)
 
                 log.info("worker %s starts", lease.id)
+                courier = Courier(store, lease.id)
+                duties = (*duties_of(store), Send(courier))
                 with closing(
-                    Supervisor(
-                        store,
-                        lease,
-                        signals,
-                        spawn,
-                        duties=duties_of(store),
-                        max_idle_s=max_idle_s,
-                        grace_s=grace_s,
-                    )
+                    Supervisor(store, lease, signals, spawn, duties=duties, max_idle_s=max_idle_s, grace_s=grace_s)
                 ) as supervisor:
                     over = supervisor.loop()
+                courier.finish(LAST_NOTICES_S)
                 log.info("worker %s ends", lease.id)
                 return over
 

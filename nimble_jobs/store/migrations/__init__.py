@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-NEWEST = "0009"
+NEWEST = "0010"
 
 
 def upgrade(connection: Connection) -> None:

@@ -1,0 +1,75 @@
+"""One attempt to deliver one notification, whatever its channel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from nimble_jobs import __version__
+from nimble_jobs.courier import command, http
+from nimble_jobs.courier.http import NotTaken, Post
+from nimble_jobs.courier.secrets import Missing, filled, hidden
+from nimble_jobs.settings import NotifySettings
+from nimble_jobs.store.notices import Notice
+from nimble_jobs.store.routes import STARTED, Channel
+
+_PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail"}
+
+
+class Refused(Exception):
+    """The attempt failed. Its text holds no secret; `retry_after_s` is how long the receiver wants to be left alone."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def longest_s(settings: NotifySettings) -> float:
+    """How long an attempt may take, in seconds."""
+    return max(http.longest_s(settings.timeout), settings.command_timeout) + 5.0
+
+
+async def send(notice: Notice, settings: NotifySettings, environ: Mapping[str, str], now: float) -> None:
+    """Deliver it. Raises Refused."""
+    try:
+        await _send(notice, settings, environ, now)
+    except (NotTaken, Missing) as e:
+        raise Refused(hidden(str(e), environ), getattr(e, "retry_after_s", None)) from None
+
+
+async def _send(notice: Notice, settings: NotifySettings, environ: Mapping[str, str], now: float) -> None:
+    content = json.dumps({**notice.body, "delivery_attempt": notice.attempts}, ensure_ascii=False).encode()
+    if notice.channel == Channel.COMMAND:
+        await command.run(json.loads(notice.target), content, settings.commands, settings.command_timeout)
+        return
+    headers = {
+        "User-Agent": f"nimble-jobs/{__version__}",
+        "Nimble-Jobs-Event": notice.event,
+        "Nimble-Jobs-Delivery": notice.id,
+        "Nimble-Jobs-Attempt": str(notice.attempts),
+    }
+    address = notice.target
+    if notice.channel == Channel.PING:
+        address = _ping_address(address, notice)
+        content = str(notice.body.get("text", "")).encode()
+        headers["Content-Type"] = "text/plain; charset=utf-8"
+    else:
+        headers["Content-Type"] = "application/json"
+    await http.post(
+        Post(
+            address=filled(address, environ),
+            called=address,
+            headers=headers,
+            content=content,
+            hosts=settings.hosts,
+            timeout_s=settings.timeout,
+            now=now,
+        )
+    )
+
+
+def _ping_address(target: str, notice: Notice) -> str:
+    """As healthchecks.io wants it: the signal goes behind the path, before a query."""
+    path, mark, query = target.partition("?")
+    signal = _PING_PATHS.get(notice.event, "")
+    return f"{path.rstrip('/') if signal else path}{signal}{mark}{query}"

@@ -1,0 +1,85 @@
+"""One run of a command: without a shell, in a process group of its own, with the message on standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from nimble_jobs.courier.http import NotTaken
+
+_TAIL_BYTES = 2000
+
+
+async def run(words: Sequence[str], content: bytes, folders: Sequence[str], timeout_s: float) -> None:
+    """Raises NotTaken where the command may not run, takes longer than `timeout_s`, or does not exit with 0."""
+    program = allowed(words[0], folders)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
+        told.write(content)
+        told.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                str(program),
+                *words[1:],
+                stdin=told,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as e:
+            raise NotTaken(f"{words[0]}: cannot be run ({e.strerror})") from None
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await process.wait()
+        except TimeoutError:
+            raise NotTaken(f"{words[0]}: took longer than {timeout_s:g} s and was killed") from None
+        finally:
+            if process.returncode is None:  # whatever it started in its group goes with it
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if code != 0:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise NotTaken(": ".join(filter(None, (words[0], how, _last_line(said)))))
+
+
+def allowed(program: str, folders: Sequence[str]) -> Path:
+    """The program, links resolved. Raises NotTaken unless it lies in one of the folders, and only we can change it."""
+    if (problem := about_program(program, folders)) is not None:
+        raise NotTaken(problem)
+    return Path(program).resolve()
+
+
+def about_program(program: str, folders: Sequence[str]) -> str | None:
+    """Why a command may not run; None where it may."""
+    real = Path(program).resolve()
+    homes = [Path(folder).resolve() for folder in folders]
+    if not any(real.is_relative_to(home) for home in homes):
+        return f"{program}: may not be run; allow its folder under notify.commands in config.yaml"
+    try:
+        for place in (real, real.parent):
+            info = place.stat()
+            if info.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(info.st_mode) & 0o022 & ~_sticky(info):
+                return f"{program}: may not be run; others can write to {place}"
+    except OSError as e:
+        return f"{program}: cannot be run ({e.strerror})"
+    return None
+
+
+def _sticky(info: os.stat_result) -> int:
+    """In a folder such as /tmp nobody replaces the files of others."""
+    return 0o022 if stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX else 0
+
+
+def _last_line(said: IO[bytes]) -> str:
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - _TAIL_BYTES))
+    lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,34 @@
+"""Secrets stand in the environment only: they are put into addresses when these are used, and taken out of errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from nimble_jobs.spec.notify import VARIABLE
+
+_LONG_ENOUGH = 6  # shorter values are words, not secrets
+
+
+class Missing(ValueError):
+    """A variable that an address names is not set."""
+
+
+def filled(text: str, environ: Mapping[str, str]) -> str:
+    """`text` with the values of its variables. Raises Missing, which names the variable."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if not environ.get(name):
+            raise Missing(f"the variable {name} is not set in the environment of the process that sends")
+        return environ[name]
+
+    return VARIABLE.sub(value, text)
+
+
+def hidden(text: str, environ: Mapping[str, str]) -> str:
+    """`text` with every value of the environment that it holds replaced by the variable's name."""
+    for name, value in sorted(environ.items(), key=lambda item: -len(item[1])):
+        if len(value) >= _LONG_ENOUGH and value in text:
+            text = text.replace(value, f"${{{name}}}")
+    return text

@@ -1,0 +1,247 @@
+"""What is written to the outbox inside the transaction of a change, and the records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import SettingsError
+from nimble_jobs.job import JobState
+from nimble_jobs.store.ids import random_id
+from nimble_jobs.store.outbox_table import NoticeRow
+from nimble_jobs.store.records import dump, load_object
+from nimble_jobs.store.routes import STARTED, Channel, Route, routes
+from nimble_jobs.store.tables import EventRow, JobRow
+
+if TYPE_CHECKING:
+    from nimble_jobs.settings import Settings
+
+SETTINGS = "settings"  # where a session keeps the way to the configuration
+UNROUTED = "unrouted"  # the configuration could not be read: who is told is found out when it can
+_ID_LENGTH = 12
+_ERROR_CHARS = 2000
+_LINE_CHARS = 300
+_ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.QUARANTINED)
+_BAD = (JobState.FAILED.value, JobState.QUARANTINED.value)
+
+
+class NoticeState(StrEnum):
+    """Where a notification stands."""
+
+    PENDING = "pending"
+    SENT = "sent"
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """One message for one address. Times are Unix seconds."""
+
+    id: str
+    event: str
+    job_id: str | None
+    name: str  # of the job or the timer
+    channel: str  # webhook | command | ping | unrouted
+    target: str  # an address with its variables in place; of a command its words, as a JSON list
+    body: dict[str, Any]
+    state: NoticeState
+    attempts: int  # how often it was tried; while it is leased, the number of the attempt at hand
+    next_at: float  # when it is tried
+    since: float  # the attempts began
+    leased_until: float | None
+    created_at: float
+    sent_at: float | None
+    error: str | None
+
+
+def notice_record(row: NoticeRow) -> Notice:
+    """A row as a record."""
+    return Notice(
+        id=row.id,
+        event=row.event,
+        job_id=row.job,
+        name=row.name,
+        channel=row.channel,
+        target=row.target,
+        body=load_object(row.body),
+        state=NoticeState(row.state),
+        attempts=row.attempts,
+        next_at=row.next_at,
+        since=row.since,
+        leased_until=row.leased_until,
+        created_at=row.created_at,
+        sent_at=row.sent_at,
+        error=row.error,
+    )
+
+
+def queue(
+    session: Session,
+    event: str,
+    *,
+    name: str,
+    text: str,
+    facts: Mapping[str, Any],
+    now: float,
+    notify: Mapping[str, Any] | None,
+    job: str | None = None,
+    better: str | None = None,
+) -> int:
+    """Write what is to be told about `event` into the transaction; how many notifications that makes.
+
+    `notify`: that part of the spec. `text`: one line for people. `facts`: what the message holds besides. `better`:
+    an event that is told in its place to those who want to hear of it.
+    """
+    found = _routes(session, notify)
+    if found is None:
+        body = {"text": text, **facts, UNROUTED: {"event": event, "better": better, "notify": notify}}
+        _add(session, event, name=name, channel=UNROUTED, target="", body=body, now=now, job=job)
+        return 1
+    return _spread(session, found, event, better, name=name, body={"text": text, **facts}, now=now, job=job)
+
+
+def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> int:
+    """Put notifications for each address in the place of one that had none yet; how many."""
+    body = load_object(row.body)
+    held = body.pop(UNROUTED, {})
+    found = routes(settings.notify, held.get("notify"))
+    count = _spread(
+        session, found, held.get("event", row.event), held.get("better"), name=row.name, body=body, now=now, job=row.job
+    )
+    session.delete(row)
+    return count
+
+
+def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
+    """Write what is to be told about a job that was just moved to `to`. Nothing where that is no end."""
+    if to not in _ENDS:
+        return
+    row = session.execute(
+        select(JobRow.seq, JobRow.name, JobRow.kind, JobRow.attempt, JobRow.error, JobRow.spec, JobRow.outputs).where(
+            JobRow.id == job_id
+        )
+    ).one()
+    notify = load_object(row.spec).get("notify")
+    wanted = _routes(session, notify)
+    if wanted == ():
+        return
+    recovered = to is JobState.SUCCEEDED and (wanted is None or any("recovered" in route.on for route in wanted))
+    error = (row.error or "")[:_ERROR_CHARS] or None
+    facts = {
+        "job": job_id,
+        "name": row.name,
+        "kind": row.kind,
+        "state": to.value,
+        "attempt": row.attempt,
+        "error": error,
+        "output": load_object(row.outputs).get("path"),
+        "at": _iso(now),
+    }
+    line = " ".join((error or "").split())[:_LINE_CHARS]
+    better = "recovered" if recovered and _was_bad(session, job_id, row.seq, row.name) else None
+    queue(
+        session,
+        to.value,
+        name=row.name,
+        text=f"{row.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job_id})",
+        facts=facts,
+        now=now,
+        notify=notify,
+        job=job_id,
+        better=better,
+    )
+
+
+def queue_start(session: Session, job: JobRow, now: float) -> None:
+    """Write what is to be told about an attempt that begins: pings only."""
+    notify = load_object(job.spec).get("notify")
+    wanted = _routes(session, notify)
+    if wanted is not None and not any(STARTED in route.on for route in wanted):
+        return
+    facts = {"job": job.id, "name": job.name, "attempt": job.attempt, "at": _iso(now)}
+    text = f"{job.name}: attempt {job.attempt} starts (job {job.id})"
+    queue(session, STARTED, name=job.name, text=text, facts=facts, now=now, notify=notify, job=job.id)
+
+
+def _routes(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route, ...] | None:
+    """None where the configuration cannot be read."""
+    settings: Callable[[], Settings] = session.info[SETTINGS]
+    try:
+        return routes(settings().notify, notify)
+    except SettingsError:
+        return None
+
+
+def _spread(
+    session: Session,
+    found: tuple[Route, ...],
+    event: str,
+    better: str | None,
+    *,
+    name: str,
+    body: Mapping[str, Any],
+    now: float,
+    job: str | None,
+) -> int:
+    count = 0
+    for route in found:
+        told = better if better in route.on else event if event in route.on else None
+        if told is not None:
+            _add(session, told, name=name, channel=route.channel, target=route.target, body=body, now=now, job=job)
+            count += 1
+    return count
+
+
+def _add(
+    session: Session,
+    event: str,
+    *,
+    name: str,
+    channel: Channel | str,
+    target: str,
+    body: Mapping[str, Any],
+    now: float,
+    job: str | None,
+) -> None:
+    key = random_id(_ID_LENGTH)
+    session.add(
+        NoticeRow(
+            id=key,
+            event=event,
+            job=job,
+            name=name,
+            channel=str(channel),
+            target=target,
+            body=dump({"id": key, "event": event, **body}),
+            state=NoticeState.PENDING.value,
+            attempts=0,
+            next_at=now,
+            since=now,
+            created_at=now,
+        )
+    )
+    session.flush()
+
+
+def _was_bad(session: Session, job_id: str, seq: int, name: str) -> bool:
+    """Did this job end badly before, or the last one of its name before it?"""
+    own = select(EventRow.seq).where(EventRow.job == job_id, EventRow.kind.in_(_BAD)).limit(1)
+    if session.scalar(own) is not None:
+        return True
+    before = (
+        select(JobRow.state)
+        .where(JobRow.name == name, JobRow.seq < seq, JobRow.state.in_([state.value for state in _ENDS]))
+        .order_by(JobRow.seq.desc())
+        .limit(1)
+    )
+    return session.scalar(before) in _BAD
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

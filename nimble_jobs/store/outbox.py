@@ -1,0 +1,188 @@
+"""The outbox: notifications that are to be sent, leased to whoever sends them, until each is sent or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from nimble_jobs.errors import NotFound, UsageError
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.notices import UNROUTED, Notice, NoticeState, notice_record, queue, spread
+from nimble_jobs.store.outbox_table import NoticeRow
+from nimble_jobs.store.routes import Channel
+from nimble_jobs.store.transitions import changed, record_event
+
+if TYPE_CHECKING:
+    from nimble_jobs.settings import Settings
+
+__all__ = ["FURTHEST_S", "Outbox", "queue"]
+
+FURTHEST_S = 3600.0  # longest wait between two attempts
+LONGEST_LEASE_S = 2 * 3600.0
+_SLACK_S = 60.0  # a row that is due later than any wait allows was written before the clock was set back
+_PER_TARGET = 2  # sent to one address at once, so that one that hangs does not hold the others up
+_PRUNED_AT_ONCE = 500
+_PENDING = NoticeRow.state == NoticeState.PENDING.value
+
+
+class Outbox:
+    """The table of notifications. Time is always an argument: Unix seconds."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def waiting(self, now: float) -> bool:
+        """Is anything due? One cheap read."""
+        due = select(NoticeRow.seq).where(_PENDING, _due(now), _unleased(now, LONGEST_LEASE_S)).limit(1)
+        return self._db.read(lambda session: session.scalar(due)) is not None
+
+    def lease(self, sender: str, now: float, *, lease_s: float, limit: int = 8) -> list[Notice]:
+        """Take notifications that are due, two of an address at most, for `lease_s`. Each is counted as an attempt.
+
+        Nobody else gets them meanwhile. A sender that dies loses its lease after that time. Pings of a job go in their
+        order: one waits until the one before it is sent or given up.
+        """
+
+        def work(session: Session) -> list[Notice]:
+            chosen = list(session.scalars(_next(now, lease_s, limit)))
+            if not chosen:
+                return []
+            taken = (
+                update(NoticeRow)
+                .where(NoticeRow.seq.in_(chosen), _PENDING, _unleased(now, lease_s))
+                .values(attempts=NoticeRow.attempts + 1, leased_until=now + lease_s, sender=sender)
+                .returning(NoticeRow)
+            )
+            rows = session.scalars(taken, execution_options={"synchronize_session": False})
+            return sorted(map(notice_record, rows), key=lambda notice: (notice.created_at, notice.id))
+
+        return self._db.write(work)
+
+    def route(self, settings: Settings, now: float) -> int:
+        """Find out who is told what was written while the configuration could not be read. How many that makes."""
+        unrouted = select(NoticeRow).where(_PENDING, NoticeRow.channel == UNROUTED).order_by(NoticeRow.seq).limit(100)
+        if self._db.read(lambda session: session.scalar(select(unrouted.exists()))) is not True:
+            return 0
+        return self._db.write(lambda s: sum(spread(s, row, settings, now) for row in list(s.scalars(unrouted))))
+
+    def sent(self, notice_id: str, now: float) -> bool:
+        """It arrived, whoever has the lease by now. False where it was sent or given up before."""
+        done = update(NoticeRow).where(NoticeRow.id == notice_id, _PENDING)
+        values = {"state": NoticeState.SENT.value, "sent_at": now, "error": None, "leased_until": None}
+        return self._db.write(lambda session: changed(session, done.values(**values)) == 1)
+
+    def failed(self, notice: Notice, error: str, *, next_at: float | None, now: float) -> bool:
+        """The attempt failed: it is tried again at `next_at`, or given up where that is None, with an event.
+
+        False, and nothing is written, where another attempt has begun.
+        """
+
+        def work(session: Session) -> bool:
+            mine = update(NoticeRow).where(NoticeRow.id == notice.id, NoticeRow.attempts == notice.attempts, _PENDING)
+            values: dict[str, Any] = {"error": error, "leased_until": None}
+            if next_at is None:
+                values["state"] = NoticeState.GIVEN_UP.value
+            else:
+                values["next_at"] = next_at
+            if changed(session, mine.values(**values)) != 1:
+                return False
+            if next_at is None:
+                message = f"{notice.channel} of {notice.event} given up after {notice.attempts} attempts: {error}"
+                record_event(session, "notify", message, now=now, job=notice.job_id, data={"notification": notice.id})
+            return True
+
+        return self._db.write(work)
+
+    def retry(self, ids: Collection[str] | None, now: float) -> list[str]:
+        """Try notifications again now: those named, or (None) all that were given up. Returns their ids.
+
+        Raises NotFound for an unknown one, UsageError for one that was sent.
+        """
+
+        def work(session: Session) -> list[str]:
+            query = select(NoticeRow).order_by(NoticeRow.seq)
+            if ids is None:
+                rows = list(session.scalars(query.where(NoticeRow.state == NoticeState.GIVEN_UP.value)))
+            else:
+                rows = [_found(session, reference) for reference in ids]
+            for row in rows:
+                if row.state == NoticeState.SENT.value:
+                    raise UsageError(f"notification {row.id} was sent; a new one is made by: notifications test")
+                row.state, row.next_at, row.since = NoticeState.PENDING.value, now, now
+            session.flush()
+            return [row.id for row in rows]
+
+        return self._db.write(work)
+
+    def list(
+        self, *, states: Collection[NoticeState] | None = None, job: str | None = None, limit: int | None = None
+    ) -> Sequence[Notice]:
+        """Notifications, newest first."""
+        query = select(NoticeRow).order_by(NoticeRow.seq.desc()).limit(limit)
+        if states is not None:
+            query = query.where(NoticeRow.state.in_([state.value for state in states]))
+        if job is not None:
+            query = query.where(NoticeRow.job == job)
+        return self._db.read(lambda session: [notice_record(row) for row in session.scalars(query)])
+
+    def counts(self) -> dict[NoticeState, int]:
+        """How many stand where."""
+        query = select(NoticeRow.state, func.count()).group_by(NoticeRow.state)
+        return self._db.read(lambda session: {NoticeState(state): n for state, n in session.execute(query)})
+
+    def prune(self, before: float) -> int:
+        """Forget those sent or given up that were made before a time, in small transactions. Returns how many."""
+        some = select(NoticeRow.seq).where(~_PENDING, NoticeRow.created_at < before).limit(_PRUNED_AT_ONCE)
+        removed = 0
+        while seqs := self._db.read(lambda session: list(session.scalars(some))):
+            these = delete(NoticeRow).where(NoticeRow.seq.in_(seqs))
+            removed += self._db.write(lambda session, these=these: changed(session, these))  # type: ignore[misc]
+        return removed
+
+
+def _due(now: float) -> ColumnElement[bool]:
+    return or_(NoticeRow.next_at <= now, NoticeRow.next_at > now + FURTHEST_S + _SLACK_S)
+
+
+def _unleased(now: float, lease_s: float) -> ColumnElement[bool]:
+    until = NoticeRow.leased_until
+    return or_(until.is_(None), until <= now, until > now + lease_s + _SLACK_S)
+
+
+def _next(now: float, lease_s: float, limit: int) -> Any:
+    earlier = aliased(NoticeRow)
+    in_order = or_(
+        NoticeRow.channel != Channel.PING.value,
+        NoticeRow.job.is_(None),
+        ~exists().where(
+            and_(
+                earlier.job == NoticeRow.job,
+                earlier.target == NoticeRow.target,
+                earlier.channel == NoticeRow.channel,
+                earlier.seq < NoticeRow.seq,
+                earlier.state == NoticeState.PENDING.value,
+            )
+        ),
+    )
+    turn = func.row_number().over(
+        partition_by=(NoticeRow.channel, NoticeRow.target), order_by=(NoticeRow.next_at, NoticeRow.seq)
+    )
+    ready = (
+        select(NoticeRow.seq, NoticeRow.next_at, turn.label("turn"))
+        .where(_PENDING, NoticeRow.channel != UNROUTED, _due(now), _unleased(now, lease_s), in_order)
+        .subquery()
+    )
+    return select(ready.c.seq).where(ready.c.turn <= _PER_TARGET).order_by(ready.c.next_at, ready.c.seq).limit(limit)
+
+
+def _found(session: Session, reference: str) -> NoticeRow:
+    like = reference.replace("%", "").replace("_", "") + "%"
+    rows = list(session.scalars(select(NoticeRow).where(NoticeRow.id.like(like)).limit(2)))
+    if not rows or not reference:
+        raise NotFound(f"no notification {reference!r}; see them with: nimble-jobs notifications ls")
+    if len(rows) > 1:
+        raise UsageError(f"{reference!r} could be {rows[0].id} or {rows[1].id}; type more of it")
+    return rows[0]
