@@ -47,7 +47,14 @@ def many_jobs(store: Store, count: int, *, now: float) -> list[str]:
             "padding": "x" * 1200,  # a resolved spec has 1.5 kB
         }
     )
-    ended = {"timings": dump({"records_per_s": 720.0}), "schedule": dump({"hit": "stored", "runs": "schedule"})}
+    ended = {
+        "timings": dump({"records_per_s": 720.0}),
+        "rate": 720.0,
+        "schedule": dump({"hit": "stored", "runs": "schedule"}),
+        "hit": "stored",
+        "runs": "schedule",
+    }
+    others = {"timings": "{}", "schedule": "{}", "rate": None, "hit": None, "runs": None}
     jobs, events = [], []
     for n in range(count):
         state = ("failed", "queued", "queued", "queued", *["succeeded"] * 6)[n % 10]
@@ -80,7 +87,8 @@ def many_jobs(store: Store, count: int, *, now: float) -> list[str]:
                 "spec_digest": sha256(text),
                 "spec": text,
                 "outputs": "{}",
-                **(ended if state == "succeeded" else {"timings": "{}", "schedule": "{}"}),
+                "output": f"/data/{n % 50}/out-{n}",
+                **(ended if state == "succeeded" else others),
             }
         )
         said = {"job": jobs[-1]["id"], "attempt": None, "data": "{}"}

@@ -7,7 +7,7 @@ import fnmatch
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -54,15 +54,18 @@ class Condition:
     holds: Callable[[Any], bool]
 
 
-def parse(text: str, keys: Keys, now: float) -> Condition:
-    """Read `KEY=VALUE` or another comparison; ages are counted from `now`, Unix seconds.
+def parse(text: str, keys: Keys, now: float, *, more: Sequence[str] = ()) -> Condition:
+    """Read `KEY=VALUE` or another comparison; ages are counted from `now`, Unix seconds. Errors name `more` keys, too.
 
     Raises UsageError for a key that rows do not have, a value that it cannot hold, and an order of what has none.
     """
     found = _CONDITION.fullmatch(text.strip())
     if not found:
-        raise UsageError(f"--filter: {text!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=")
-    key, compare, operand = known(found[1], keys, "--filter"), found[2], found[3].strip()
+        raise UsageError(
+            f"--filter: {text!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=; "
+            f"KEY is one of {', '.join((*keys, *more))}"
+        )
+    key, compare, operand = known(found[1], keys, "--filter", more=more), found[2], found[3].strip()
 
     def condition(holds: Callable[[Any], bool]) -> Condition:
         return Condition(key=key, compare=compare, operand=operand, holds=holds)
@@ -81,7 +84,7 @@ def parse(text: str, keys: Keys, now: float) -> Condition:
     )
 
 
-def known(key: str, keys: Keys, where: str) -> str:
+def known(key: str, keys: Keys, where: str, *, more: Sequence[str] = ()) -> str:
     """The key itself, or the one that it is short for: `used` for last_used_at, `size` for bytes. Raises UsageError."""
     if key in keys:
         return key
@@ -89,9 +92,12 @@ def known(key: str, keys: Keys, where: str) -> str:
     for full in (word, *(word + suffix for suffix in _UNIT_SUFFIXES)):
         if full in keys:
             return full
-    near = difflib.get_close_matches(key, keys, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(keys)}"
-    raise UsageError(f"{where}: unknown key {key!r}{hint}")
+    allowed = (*keys, *more)
+    if key in more:
+        raise UsageError(f"{where}: {key} takes no order and no !=; expected {key}=VALUE")
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"{where}: unknown key {key!r}; {hint}expected one of {', '.join(allowed)}")
 
 
 def _ordered(

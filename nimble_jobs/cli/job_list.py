@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from nimble_jobs.cli import options, output, render, waits
-from nimble_jobs.cli.filters import Keys, Kind
+from nimble_jobs.cli.filters import Condition, Keys, Kind, parse, span_of
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
-from nimble_jobs.cli.matches import match_of
+from nimble_jobs.cli.matches import matches_of
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
+    from nimble_jobs.store.listed import Match
+
+TABLE_ROWS = 100  # on a terminal, unless --limit says otherwise
+SHORTHANDS = ("since", "until", "text")  # what a filter may name beside the keys
+_SPAN = re.compile(r"\s*(since|until)\s*=(.*)", re.DOTALL)
+_SEARCH = re.compile(r"\s*text\s*=(.*)", re.DOTALL)
 
 KEYS: Keys = {
     "id": Kind.TEXT,
@@ -80,53 +88,94 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List jobs, the newest first."""
-    selection = Selection(filters=filters or (), sort=sort, limit=limit)
+    """List jobs, the newest first.
+
+    A terminal shows a hundred unless --limit says otherwise. Beside the keys of the JSON rows a filter can be
+    since=7d or since=2026-01-31, until=…, and text=WORDS, which looks into names and errors.
+    """
+    table = output.on_terminal() and not (json or quiet)
+    shown = TABLE_ROWS if table and limit is None else limit
+    selection = Selection(filters=filters or (), sort=sort, limit=shown)
     from nimble_jobs import client
 
     with options.store(ctx) as store:
         client.recover(store)  # a process that died says nothing; without a worker nobody else would
-        rows = job_rows(store, selection)
+        rows = job_rows(store, selection, ids_only=quiet and not json)
+        total = _total(store, selection) if shown is not None and len(rows) == shown else None
         empty = "no job matches" if rows or any(store.jobs.counts().values()) else "no jobs"
     print_rows(
         rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=f"{empty}; submit one with: nimble-jobs submit SPEC"
     )
-    if output.on_terminal() and not (json or quiet):
-        waits.note(rows)
-        if wrong := [row["id"] for row in rows if row["error"] or row["records_bad"]]:
-            output.note(f"errors ({render.few(wrong)}): nimble-jobs show ID")
+    if not table:
+        return
+    waits.note(rows)
+    if wrong := [row["id"] for row in rows if row["error"] or row["records_bad"]]:
+        output.note(f"errors ({render.few(wrong)}): nimble-jobs show ID")
+    if total is not None and total > len(rows):
+        output.note(f"{len(rows):,} of {count(total, 'job')}; more with: --limit {total}")
 
 
-def job_rows(store: Store, selection: Selection) -> list[Row]:
-    """The rows that `ls` shows. The database filters, sorts and cuts as far as it can. Raises UsageError."""
+def job_rows(store: Store, selection: Selection, *, ids_only: bool = False) -> list[Row]:
+    """The rows that `ls` shows. The database filters, sorts and cuts as far as it can. Raises UsageError.
+
+    With `ids_only` rows may hold nothing but their `id`.
+    """
     from nimble_jobs.store.listed import COLUMNS as STORED
+    from nimble_jobs.store.listed import Match, Wanted
 
     now = selection.now
-    conditions, sort = selection.conditions(KEYS), selection.sort_key(KEYS)
-    found = [match_of(condition, KEYS, now) for condition in conditions]
-    matches = [match for match in found if match is not None]
-    if "waits" in (sort, *(condition.key for condition in conditions)):  # known only once the jobs are
-        jobs = store.jobs.listed(matches=matches)
-        return selection.apply(_rows(store, jobs, now), KEYS)
-    if sort is not None and sort not in STORED:
-        jobs = store.jobs.listed(matches=matches)
-        by_id = {job.id: job for job in jobs}
-        rows = selection.apply([render.job_row(job, now) for job in jobs], KEYS)
-        return _rows(store, [by_id[row["id"]] for row in rows], now)
+    matches, conditions = _conditions(selection)
+    sort = selection.sort_key(KEYS)
+    asks_why = [condition for condition in conditions if condition.key == "waits"]
+    if any(condition.compare == "=" and condition.operand.lower() != "null" for condition in asks_why):
+        matches.append(Match(column="state", compare="=", value=JobState.QUEUED.value))
+    if asks_why or (sort is not None and sort not in STORED):  # known only once the jobs are
+        jobs = store.jobs.listed(Wanted(matches=matches, now=now))
+        rest = Selection(filters=selection.filters, sort=selection.sort, limit=selection.limit, now=now)
+        return rest.chosen(_rows(store, jobs, now), conditions, sort)
 
     def keep(job: Job) -> bool:
         row = render.job_row(job, now)
         return all(condition.holds(row[condition.key]) for condition in conditions)
 
-    exact = all(match is not None and match.exact for match in found)
-    jobs = store.jobs.listed(
-        matches=matches,
-        keep=None if exact else keep,
-        sort=sort,
-        descending=selection.descending,
-        limit=selection.limit,
-    )
-    return _rows(store, jobs, now)
+    wanted = Wanted(matches=matches, sort=sort, descending=selection.descending, limit=selection.limit, now=now)
+    if ids_only and not conditions:
+        return [{"id": job_id} for job_id in store.jobs.ids(wanted)]
+    return _rows(store, store.jobs.listed(wanted, keep=keep if conditions else None), now)
+
+
+def _conditions(selection: Selection) -> tuple[list[Match], list[Condition]]:
+    """What the database checks, and what is left to be checked in the rows. Raises UsageError."""
+    from nimble_jobs.store.listed import TEXT, Match
+
+    matches: list[Match] = []
+    left: list[Condition] = []
+    for text in selection.filters:
+        if words := _SEARCH.fullmatch(text):
+            matches.append(Match(column=TEXT, compare="contains", value=words[1].strip()))
+            continue
+        condition = parse(_span(text, selection.now), KEYS, selection.now, more=SHORTHANDS)
+        found = matches_of(condition, KEYS, selection.now)
+        matches += found
+        if not found or not all(match.exact for match in found):
+            left.append(condition)
+    return matches, left
+
+
+def _span(text: str, now: float) -> str:
+    """`since=7d` as the condition on created_at that it is short for; any other text as it is. Raises UsageError."""
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        return text
+    _, age = span_of(found[1], found[2].strip(), now)
+    later = (found[1] == "since") != age  # a lower age is a later time
+    return f"created_at{'>=' if later else '<='}{found[2]}"
+
+
+def _total(store: Store, selection: Selection) -> int | None:
+    """How many jobs the filters let through; None where only the rows can tell."""
+    matches, left = _conditions(selection)
+    return None if left else store.jobs.count(matches, selection.now)
 
 
 def _rows(store: Store, jobs: Sequence[Job], now: float) -> list[Row]:

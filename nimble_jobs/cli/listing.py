@@ -29,7 +29,10 @@ class Selection:
         """The rows that pass every filter. Raises UsageError for a key that rows do not have, and for a condition that
         makes no sense, whether there are rows or not.
         """
-        conditions, sort = self.conditions(keys), self.sort_key(keys)
+        return self.chosen(rows, self.conditions(keys), self.sort_key(keys))
+
+    def chosen(self, rows: list[Row], conditions: Sequence[Condition], sort: str | None) -> list[Row]:
+        """The rows that pass these conditions, sorted by a key and cut."""
         rows = [row for row in rows if all(condition.holds(row.get(condition.key)) for condition in conditions)]
         if sort is not None:
             present = [row for row in rows if row.get(sort) is not None]

@@ -10,21 +10,26 @@ from nimble_jobs.cli.filters import Condition, Keys, Kind, number_of, span_of
 if TYPE_CHECKING:
     from nimble_jobs.store.listed import Match
 
-_MARGIN_S = 0.002  # rows show times to the millisecond, the database has them whole
-_PATTERN = frozenset("*?[")
+_SHOWN = 0.001  # rows show times and rates to the third digit, the database has them whole
+_DAY_S = 86400.0
 _TURNED: dict[str, str] = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
+_NUMBERS = (Kind.NUMBER, Kind.SECONDS)
+_ROUNDED = ("elapsed_s", "records_per_s")
 
 
-def match_of(condition: Condition, keys: Keys, now: float) -> Match | None:
-    """The condition for the database; None where it cannot check it."""
+def matches_of(condition: Condition, keys: Keys, now: float) -> list[Match]:
+    """The condition for the database, of which every part must hold; empty where it cannot check it."""
     from nimble_jobs.store.listed import COLUMNS, Match
 
     key, compare, operand = condition.key, condition.compare, condition.operand
     if key not in COLUMNS:
-        return None
+        return []
 
-    def made(compare: str, value: Any, *, exact: bool = True) -> Match:
-        return Match(column=key, compare=cast(Literal["="], compare), value=value, exact=exact)
+    def made(compare: str, value: Any, *, exact: bool = True) -> list[Match]:
+        return [Match(column=key, compare=cast(Literal["="], compare), value=value, exact=exact)]
+
+    def within(low: float, width: float) -> list[Match]:
+        return made(">=", low) + made("<", low + width)
 
     if operand.lower() == "null" and compare in ("=", "!="):
         return made(compare, None)
@@ -32,12 +37,28 @@ def match_of(condition: Condition, keys: Keys, now: float) -> Match | None:
     if isinstance(kind, tuple):
         return made("in" if compare == "=" else "not in", tuple(fnmatch.filter(kind, operand)))
     if kind is Kind.TEXT:
-        return None if _PATTERN & set(operand) else made(compare, operand)
-    if kind is Kind.NUMBER:
-        return made(compare, number_of(key, kind, operand))
+        return made(*_text(compare, operand)) if "[" not in operand else _class(compare, operand, made)
+    if kind in _NUMBERS:
+        number = number_of(key, cast(Kind, kind), operand)
+        if key not in _ROUNDED or compare in _TURNED:
+            return made(compare, number)
+        return within(number - _SHOWN / 2, _SHOWN) if compare == "=" else []
     if kind is Kind.TIME and compare in _TURNED:
         at, age = span_of(key, operand, now)
-        compare = _TURNED[compare] if age else compare  # longer ago is earlier
-        low = compare in (">", ">=")
-        return made(">=" if low else "<=", at - _MARGIN_S if low else at + _MARGIN_S, exact=False)
-    return None
+        return made(_TURNED[compare] if age else compare, at)  # longer ago is earlier
+    if kind is Kind.TIME and compare == "=" and "*" not in operand:
+        at, age = span_of(key, operand, now)
+        return [] if age else within(at, _SHOWN if ":" in operand else _DAY_S)
+    return []
+
+
+def _text(compare: str, operand: str) -> tuple[str, str]:
+    if "*" not in operand and "?" not in operand:
+        return compare, operand
+    return "like" if compare == "=" else "not like", operand
+
+
+def _class(compare: str, operand: str, made: Any) -> list[Match]:
+    """Of a pattern such as job-[23] the part before the bracket; the rest is checked in the rows."""
+    found: list[Match] = made("like", operand.partition("[")[0] + "*", exact=False) if compare == "=" else []
+    return found

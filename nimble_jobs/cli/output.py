@@ -35,7 +35,21 @@ def emit(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
-    emit(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    emit(_rows(value) or json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def _rows(value: Any) -> str | None:
+    """The same text for a list of flat objects, several times faster: Python's C encoder knows no indentation.
+
+    None for any other value.
+    """
+    flat = (str, int, float, bool, type(None))
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(row, dict) and row and all(isinstance(v, flat) for v in row.values()) for row in value):
+        return None
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",\n    ", ": ")).encode
+    return "[\n  " + ",\n  ".join("{\n    " + encode(row)[1:-1] + "\n  }" for row in value) + "\n]"
 
 
 def note(text: str) -> None:

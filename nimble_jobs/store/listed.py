@@ -5,88 +5,132 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Select, or_, select
-from sqlalchemy.orm import InstrumentedAttribute, Session, defer
+from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.store.records import job_record
 from nimble_jobs.store.tables import JobRow
 
+T = TypeVar("T")
 _ORDERS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }
-_AT_ONCE = 200  # rows fetched together
-COLUMNS: dict[str, InstrumentedAttribute[Any]] = {
+AT_ONCE = 500  # rows that one transaction reads
+TEXT = "text"  # of Match.column: the name or the error
+_JSON = ("spec", "schedule", "timings", "outputs")  # long, and not shown
+_BRIEF = tuple(column for column in JobRow.__table__.columns if column.key not in _JSON)
+_STORED = {
     name: getattr(JobRow, name)
     for name in (
         *("id", "name", "kind", "state", "attempt", "created_at", "started_at", "finished_at"),
         *("records_done", "records_total", "records_bad", "phase", "device", "priority", "worker", "error"),
         *("held", "array", "array_index", "urgency", "skipped_by"),
+        *("hit", "runs"),
     )
 }
+COLUMNS = (*_STORED, "elapsed_s", "records_per_s")  # what a listing can be filtered and sorted by
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
     """A condition on a column that the database checks. Rows that it lets through are checked again unless `exact`."""
 
-    column: str  # of COLUMNS
-    compare: Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in"]
-    value: Any  # a number, a text, a sequence for the last two; None for null, with = and !=
+    column: str  # of COLUMNS, or TEXT
+    # `like`: a pattern with * and ?; `contains`: a text, whatever its case
+    compare: Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in", "like", "not like", "contains"]
+    value: Any  # a number, a text, a sequence for `in` and `not in`; None for null, with = and !=
     exact: bool = True
 
 
-def jobs_listed(
-    session: Session,
-    *,
-    matches: Sequence[Match] = (),
-    keep: Callable[[Job], bool] | None = None,
-    sort: str | None = None,
-    descending: bool = False,
-    limit: int | None = None,
-) -> list[Job]:
-    """The jobs that pass every match and `keep`; `limit` of them at most. Their `spec` is empty.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which jobs, in which order. `now`, in Unix seconds, is when those that run have run up to."""
 
-    `sort` is a name of COLUMNS: equal ones the newest first, nulls last. None: the newest first.
-    """
-    query = _ordered(select(JobRow).options(defer(JobRow.spec, raiseload=True)), sort, descending=descending)
-    query = query.where(*(_clause(match) for match in matches))
-    if keep is None:
-        return [job_record(row, spec=False) for row in session.scalars(query.limit(limit))]
-    found: list[Job] = []
-    for row in session.scalars(query, execution_options={"yield_per": _AT_ONCE}):
-        job = job_record(row, spec=False)
-        if keep(job):
-            found.append(job)
-            if len(found) == limit:
-                break
-    return found
+    matches: Sequence[Match] = ()
+    sort: str | None = None  # of COLUMNS: equal ones the newest first, nulls last. None: the newest first
+    descending: bool = False
+    limit: int | None = None
+    now: float
 
 
-def _ordered(query: Select[Any], sort: str | None, *, descending: bool) -> Select[Any]:
-    if sort is None:
-        return query.order_by(JobRow.seq.desc())
-    column = COLUMNS[sort]
-    return query.order_by(column.desc().nulls_last() if descending else column.asc().nulls_last(), JobRow.seq.desc())
+def numbers_of(session: Session, wanted: Wanted) -> list[int]:
+    """The `seq` of each job that passes every match, in order; `limit` of them at most."""
+    return list(session.scalars(_query(session, JobRow.seq, wanted)))
 
 
-def _clause(match: Match) -> ColumnElement[bool]:
-    column, value = COLUMNS[match.column], match.value
-    clause: ColumnElement[bool]
+def ids_of(session: Session, wanted: Wanted) -> list[str]:
+    """The id of each job that passes every match, in order; `limit` of them at most."""
+    return list(session.scalars(_query(session, JobRow.id, wanted)))
+
+
+def _query(session: Session, what: InstrumentedAttribute[T], wanted: Wanted) -> Select[T]:
+    sqlite = session.get_bind().dialect.name == "sqlite"
+    query = select(what).where(*(_clause(match, wanted.now, sqlite=sqlite) for match in wanted.matches))
+    if wanted.sort is not None:
+        column = _column(wanted.sort, wanted.now)
+        query = query.order_by(column.desc().nulls_last() if wanted.descending else column.asc().nulls_last())
+    return query.order_by(JobRow.seq.desc()).limit(wanted.limit)
+
+
+def count_of(session: Session, matches: Sequence[Match], now: float) -> int:
+    """How many jobs pass every match."""
+    sqlite = session.get_bind().dialect.name == "sqlite"
+    query = select(func.count()).select_from(JobRow).where(*(_clause(match, now, sqlite=sqlite) for match in matches))
+    return int(session.scalar(query) or 0)
+
+
+def jobs_of(session: Session, numbers: Sequence[int]) -> list[Job]:
+    """The jobs with these `seq`, in this order, without their specs. One that was removed meanwhile is left out."""
+    rows = {row.seq: row for row in session.execute(select(*_BRIEF).where(JobRow.seq.in_(numbers)))}
+    return [job_record(rows[number], spec=False) for number in numbers if number in rows]  # type: ignore[arg-type]  # a row with the same names
+
+
+def _column(name: str, now: float) -> ColumnElement[Any]:
+    until = func.coalesce(JobRow.finished_at, now)
+    if name == "elapsed_s":
+        return case((until < JobRow.started_at, 0.0), else_=until - JobRow.started_at)
+    if name == "records_per_s":
+        runs = (JobRow.state == JobState.RUNNING.value) & (JobRow.records_done > 0) & (JobRow.started_at < now)
+        return func.coalesce(JobRow.rate, case((runs, JobRow.records_done / (now - JobRow.started_at))))
+    column: ColumnElement[Any] = _STORED[name].expression
+    return column
+
+
+def _clause(match: Match, now: float, *, sqlite: bool) -> ColumnElement[bool]:
+    value = match.value
+    if match.column == TEXT:
+        where = [func.lower(column).contains(value.lower(), autoescape=True) for column in (JobRow.name, JobRow.error)]
+        return or_(*where)
+    column = _column(match.column, now)
     match match.compare:
         case "=":
-            clause = column.is_(None) if value is None else column == value
+            return column.is_(None) if value is None else column == value
         case "!=":
-            clause = column.is_not(None) if value is None else or_(column.is_(None), column != value)
+            return column.is_not(None) if value is None else or_(column.is_(None), column != value)
         case "in":
-            clause = column.in_(value)
+            return column.in_(value)
         case "not in":
-            clause = or_(column.is_(None), column.not_in(value))
+            return or_(column.is_(None), column.not_in(value))
+        case "like":
+            return _like(column, value, sqlite=sqlite)
+        case "not like":
+            return or_(column.is_(None), ~_like(column, value, sqlite=sqlite))
+        case "contains":
+            raise AssertionError(match.column)
         case order:
-            clause = _ORDERS[order](column, value)
-    return clause
+            return _ORDERS[order](column, value)
+
+
+def _like(column: ColumnElement[Any], pattern: str, *, sqlite: bool) -> ColumnElement[bool]:
+    """SQLite's LIKE ignores case, and its GLOB does not."""
+    if sqlite:
+        return column.op("GLOB", is_comparison=True)(pattern)
+    for plain in "/%_":
+        pattern = pattern.replace(plain, f"/{plain}")
+    return column.like(pattern.replace("*", "%").replace("?", "_"), escape="/")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from sqlalchemy import and_, false, func, or_, select
@@ -13,7 +15,7 @@ from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import fullness
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
-from nimble_jobs.store.listed import Match, jobs_listed
+from nimble_jobs.store.listed import AT_ONCE, Match, Wanted, count_of, ids_of, jobs_of, numbers_of
 from nimble_jobs.store.ranks import aging_s
 from nimble_jobs.store.records import attempt_record, event_record, job_record
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
@@ -128,25 +130,39 @@ class JobQueries:
         query = select(func.coalesce(func.sum(JobRow.records_done), 0))
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 
-    def listed(
-        self,
-        *,
-        matches: Sequence[Match] = (),
-        keep: Callable[[Job], bool] | None = None,
-        sort: str | None = None,
-        descending: bool = False,
-        limit: int | None = None,
-    ) -> list[Job]:
-        """Jobs without their specs, as `jobs_listed` picks them: only those rows are read that it needs."""
-        return self._db.read(
-            lambda session: jobs_listed(
-                session, matches=matches, keep=keep, sort=sort, descending=descending, limit=limit
-            )
-        )
+    def listed(self, wanted: Wanted, *, keep: Callable[[Job], bool] | None = None) -> list[Job]:
+        """The jobs, without their specs, that are wanted and pass `keep`.
+
+        Up to 500 are read in one transaction. More are read in several: a long one would keep others from writing.
+        """
+        asked = wanted if keep is None else replace(wanted, limit=None)
+
+        def first(session: Session) -> tuple[list[int], list[Job]]:
+            numbers = numbers_of(session, asked)
+            return numbers, jobs_of(session, numbers[:AT_ONCE])
+
+        numbers, page = self._db.read(first)
+        found: list[Job] = []
+        for end in range(AT_ONCE, len(numbers) + AT_ONCE, AT_ONCE):
+            found += page if keep is None else filter(keep, page)
+            if wanted.limit is not None and len(found) >= wanted.limit:
+                break
+            if some := numbers[end : end + AT_ONCE]:
+                page = self._db.read(partial(jobs_of, numbers=some))
+        return found[: wanted.limit]
+
+    def ids(self, wanted: Wanted) -> list[str]:
+        """The ids of the jobs that are wanted."""
+        return self._db.read(partial(ids_of, wanted=wanted))
+
+    def count(self, matches: Sequence[Match], now: float) -> int:
+        """How many jobs pass every match."""
+        return self._db.read(lambda session: count_of(session, matches, now))
 
     def running(self) -> list[Job]:
         """The jobs that run now, without their specs, the newest first."""
-        return self.listed(matches=[Match(column="state", compare="=", value=JobState.RUNNING.value)])
+        match = Match(column="state", compare="=", value=JobState.RUNNING.value)
+        return self.listed(Wanted(matches=[match], now=0.0))
 
     def awaited(self, job_ids: Sequence[str]) -> dict[str, list[Job]]:
         """The jobs, without their specs, whose end each of these waits for."""

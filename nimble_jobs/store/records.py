@@ -136,6 +136,8 @@ def load_object(text: str) -> dict[str, Any]:
 
 def load_list(text: str) -> tuple[str, ...]:
     """A stored JSON list of texts; empty where it is damaged."""
+    if text == "[]":  # most are
+        return ()
     try:
         value = json.loads(text)
     except (ValueError, TypeError):
@@ -183,7 +185,11 @@ def dump_after(after: Mapping[str, When]) -> str:
 
 
 def job_record(row: JobRow, *, spec: bool = True) -> Job:
-    """A row as a record, whose spec is empty without `spec`. Raises Damaged when its state is none of ours."""
+    """A row as a record. Raises Damaged when its state is none of ours.
+
+    Without `spec` its JSON is not read: the record has no spec, no outputs, and of schedule and timings what listings
+    show.
+    """
     try:
         state = JobState(row.state)
     except ValueError as e:
@@ -224,10 +230,14 @@ def job_record(row: JobRow, *, spec: bool = True) -> Job:
         error=row.error,
         allow_python=load_list(row.allow_python),
         spec=load_object(row.spec) if spec else {},
-        schedule=load_object(row.schedule),
-        timings=load_object(row.timings),
-        outputs=load_object(row.outputs),
+        schedule=load_object(row.schedule) if spec else _given(hit=row.hit, runs=row.runs),
+        timings=load_object(row.timings) if spec else _given(records_per_s=row.rate),
+        outputs=load_object(row.outputs) if spec else {},
     )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def attempt_record(row: AttemptRow) -> Attempt:

@@ -249,3 +249,20 @@ def test_cache_ls_fits_eighty_columns(runs: str) -> None:
     assert widths["MODEL"] == len(row["model"])
     assert 8 <= widths["INPUT"] < len(row["input"])
     assert sum(widths.values()) + 2 * (len(widths) - 1) <= 80
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.text(min_size=1, max_size=3),
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            max_size=4,
+        )
+        | st.just({"deep": [1]}),
+        max_size=4,
+    )
+)
+def test_rows_as_json_are_indented_as_any(rows: list[dict[str, object]]) -> None:
+    """The quick way to write rows gives the same text, or leaves it to the slow one."""
+    assert output._rows(rows) in (None, json.dumps(rows, indent=2, ensure_ascii=False))
+    assert output._rows([{"a": 1, "b": None}, {"a": "x\ny"}]) is not None
