@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     *("jobs", "attempts", "events", "waits", "logs", "worker logs"),
-    *("left-over folders", "checkpoints", "publications", "ticks"),
+    *("left-over folders", "checkpoints", "publications", "ticks", "notifications"),
 )
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 WORTH_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _READ = 2000  # rows in one look
 _SOME = 500  # rows in one transaction that removes them, where each is small
 _EVENTS = 200
 _KEEP = 30  # the default of `cron.keep`
-_TICK_BYTES = 150  # of a row, about
+_TICK_BYTES, _NOTICE_BYTES = 150, 1000  # of a row, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,7 @@ class Sweep:
         yield from self._events()
         yield from self._publications()
         yield from self._ticks()
+        yield from self._notices()
         yield from self._give_back()
 
     def _give_back(self) -> Iterator[Step]:
@@ -274,10 +275,21 @@ class Sweep:
         timers, before = self._store.timers, self._now - self._rules.keep_s
         for timer in timers.list():
             if not self._remove:
-                yield _ticks(timers.count_old_ticks(timer.name, before, _kept(timer)))
+                yield _estimated("ticks", timers.count_old_ticks(timer.name, before, _kept(timer)), _TICK_BYTES)
                 continue
             while count := timers.prune_some_ticks(timer.name, before, _kept(timer)):
-                yield _ticks(count)
+                yield _estimated("ticks", count, _TICK_BYTES)
+
+    def _notices(self) -> Iterator[Step]:
+        """Notifications that were sent or given up."""
+        if self._rules.keep_s is None:
+            return
+        outbox, before = self._store.outbox, self._now - self._rules.keep_s
+        if not self._remove:
+            yield _estimated("notifications", outbox.count_old(before), _NOTICE_BYTES)
+            return
+        while count := outbox.prune_some(before):
+            yield _estimated("notifications", count, _NOTICE_BYTES)
 
 
 def _kept(timer: Timer) -> int:
@@ -287,8 +299,8 @@ def _kept(timer: Timer) -> int:
     return keep if isinstance(keep, int) else _KEEP
 
 
-def _ticks(count: int) -> Step:
-    return Step(tally=Tally(counts={"ticks": count}, bytes={"ticks": count * _TICK_BYTES}))
+def _estimated(kind: str, count: int, row_bytes: int) -> Step:
+    return Step(tally=Tally(counts={kind: count}, bytes={kind: count * row_bytes}))
 
 
 def _one(kind: str, nbytes: int) -> Step:

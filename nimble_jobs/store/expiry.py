@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store.database import Database
-from nimble_jobs.store.records import load_list
+from nimble_jobs.store.records import load_after
 from nimble_jobs.store.tables import AttemptRow, DailyRow, EventRow, JobRow, PublicationRow, WaitRow
 from nimble_jobs.store.timer_tables import TickRow
 from nimble_jobs.store.transitions import changed
@@ -119,13 +119,15 @@ class Expiry:
         return {str(job): rank < count for rank, job in enumerate(jobs)}
 
     def needed(self) -> set[str]:
-        """The jobs that unfinished ones wait for or name in `run.after`."""
+        """The jobs that unfinished ones wait for or name in `run.after`, and those of arrays that are not done."""
         after = select(JobRow.after).where(JobRow.state.not_in(FINAL), JobRow.after != "[]")
+        arrays = select(JobRow.array).where(JobRow.state.not_in(FINAL), JobRow.array.is_not(None)).distinct()
 
         def work(session: Session) -> set[str]:
             found = set(session.scalars(select(WaitRow.parent)))
             for text in session.scalars(after):
-                found.update(load_list(text))
+                found.update(load_after(text))
+            found.update(session.scalars(select(JobRow.id).where(JobRow.array.in_(arrays))))
             return found
 
         return self._db.read(work)

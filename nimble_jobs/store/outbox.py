@@ -135,12 +135,26 @@ class Outbox:
 
     def prune(self, before: float) -> int:
         """Forget those sent or given up that were made before a time, in small transactions. Returns how many."""
-        some = select(NoticeRow.seq).where(~_PENDING, NoticeRow.created_at < before).limit(_PRUNED_AT_ONCE)
         removed = 0
-        while seqs := self._db.read(lambda session: list(session.scalars(some))):
-            these = delete(NoticeRow).where(NoticeRow.seq.in_(seqs))
-            removed += self._db.write(lambda session, these=these: changed(session, these))  # type: ignore[misc]
+        while some := self.prune_some(before):
+            removed += some
         return removed
+
+    def prune_some(self, before: float) -> int:
+        """As `prune`, in one transaction; 0 when there are no more."""
+        some = select(NoticeRow.seq).where(*_old(before)).limit(_PRUNED_AT_ONCE)
+        seqs = self._db.read(lambda session: list(session.scalars(some)))
+        these = delete(NoticeRow).where(NoticeRow.seq.in_(seqs))
+        return self._db.write(lambda session: changed(session, these)) if seqs else 0
+
+    def count_old(self, before: float) -> int:
+        """How many `prune` would forget."""
+        query = select(func.count()).select_from(NoticeRow).where(*_old(before))
+        return self._db.read(lambda session: int(session.scalar(query) or 0))
+
+
+def _old(before: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return ~_PENDING, NoticeRow.created_at < before
 
 
 def _due(now: float) -> ColumnElement[bool]:

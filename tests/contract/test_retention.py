@@ -93,6 +93,36 @@ def test_what_others_need_stays(store: Store) -> None:
     assert ids(store) == []
 
 
+def test_an_array_goes_when_it_is_done(store: Store) -> None:
+    """As long as one of its jobs has not ended, all stay."""
+    first, second = job(store), job(store, end=None)
+    with store.jobs._db._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET array = '0123456789ab'")
+    assert prune(store) == {}
+    store.jobs.cancel(second, NOW)
+    prune(store)
+    assert ids(store) == []
+    assert first != second
+
+
+def test_the_jobs_and_ticks_of_a_timer(store: Store) -> None:
+    """As many of the newest stay as `cron.keep` says, whatever their age."""
+    made = [job(store, at=NOW + n) for n in range(5)]
+    with store.jobs._db._engine.begin() as connection:
+        names = "name, state, since, moved_at, created_at, edited_at, file, base, allow_python, digest, spec"
+        values = "'t', 'active', 0, 0, 0, 0, 'f', '/', '[]', '', '{\"cron\":{\"keep\":2}}'"
+        connection.exec_driver_sql(f"INSERT INTO timers ({names}) VALUES ({values})")
+        for n, job_id in enumerate(made):
+            row = f"'t', {int(NOW) + n}, 'scheduled', 'submitted', '{job_id}', 0"
+            connection.exec_driver_sql(f"INSERT INTO ticks (timer, due, kind, outcome, job, at) VALUES ({row})")
+    told = prune(store, now=NOW + 999, remove=False)
+    assert (told["jobs"], told["ticks"]) == (3, 3)
+    told = prune(store, Rules(), NOW + 999)
+    assert (told["jobs"], ids(store)) == (3, made[3:])
+    assert prune(store, now=NOW + 999)["ticks"] == 3
+    assert [tick.job for tick in store.timers.ticks("t")] == made[:2:-1]
+
+
 def test_a_job_that_is_tried_again_meanwhile_stays(store: Store) -> None:
     """What was read before counts for nothing in the transaction that removes."""
     first, second = job(store), job(store)
@@ -106,9 +136,9 @@ def test_a_job_that_is_waited_for_meanwhile_stays(store: Store) -> None:
     """Nor is one removed that somebody began to wait for."""
     failed = job(store, end="failed")
     page = store.expiry.ended(above=0, limit=10)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nimble_jobs.store.new_job.fail_dependents", lambda *_: [])
-        job(store, "child", None, after=[failed])
+    child = job(store, "child", None)
+    with store.jobs._db._engine.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO waits (job, parent) VALUES ('{child}', '{failed}')")
     assert store.expiry.remove(page)[0] == []
 
 
