@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -51,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD):
         config.stash[_SERVER] = prefork.Server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """After each phase of each test."""
+    report = yield
+    if report.failed:
+        prefork.expect_leftovers()
+    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -17,14 +17,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 COLD = "NIMBLE_JOBS_TESTS_COLD"
 _SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
+_leftovers_expected = False
 
 
 class Server:
@@ -106,6 +109,8 @@ class Process:
             self._link = _connected()
             socket.send_fds(self._link, [json.dumps(request).encode()], files)
         self.pid = self._number()
+        mine_open = [self._link, *(f for f in (self.stdin, self.stdout, self.stderr) if f is not None)]
+        weakref.finalize(self, _let_go, self.pid, mine_open)
 
     def poll(self) -> int | None:
         """Its exit code, the negative number of the signal that killed it, or None while it runs."""
@@ -205,6 +210,22 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def expect_leftovers() -> None:
+    """From now on, close without a word what is left of processes: a test that fails need not have ended its own."""
+    global _leftovers_expected
+    _leftovers_expected = True
+
+
+def _let_go(pid: int, files: list[Any]) -> None:
+    """Close what a process that is forgotten had open; a test that passes must not leave one."""
+    left = [file for file in files if (file.fileno() >= 0 if isinstance(file, socket.socket) else not file.closed)]
+    for file in left:
+        with suppress(OSError):  # a pipe whose other end is gone
+            file.close()
+    if left and not _leftovers_expected:
+        warnings.warn(f"nobody waited for the forked process {pid}, or closed its pipes", ResourceWarning, stacklevel=1)
 
 
 def _connected() -> socket.socket:

@@ -48,7 +48,7 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def facts(device: torch.device) -> dict[str, str]:
     """The parts of a schedule's key that name the device and the software under it. Equal devices give equal parts."""
-    parts = {"torch": torch.__version__, **_precision(device)}
+    parts = {"torch": torch.__version__, **precision(device)}
     if device.type == "cpu":
         return parts | {
             "device": "cpu",
@@ -70,7 +70,7 @@ def facts(device: torch.device) -> dict[str, str]:
     }
 
 
-def _precision(device: torch.device) -> dict[str, str]:
+def precision(device: torch.device) -> dict[str, str]:
     """The process's switches that decide which algorithms may run, and how exactly they compute.
 
     Read one by one: the older names for several at once raise where a program has set them apart.

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.device import precision
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.engine.private import modes_off
 
@@ -88,9 +89,13 @@ def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way
     graph.lint()
 
 
-@functools.lru_cache(maxsize=4096)
 def fastest(group: Group, device: torch.device) -> Way:
-    """The way that takes the least time, by measurement on `device`."""
+    """The way that takes the least time, by measurement on `device`, with the process's switches as they are."""
+    return _measured(group, device, tuple(precision(device).items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(group: Group, device: torch.device, _switches: tuple[tuple[str, str], ...]) -> Way:
     times = times_us(group, device)
     best = min(times, key=lambda way: times[way])
     return best if times[best] <= _GAIN * times["library"] else "library"

@@ -119,23 +119,43 @@ def test_schedules_name_the_operators() -> None:
     assert operator("nimble_jobs.convolution_add_relu.default")._schema.name == "nimble_jobs::convolution_add_relu"
 
 
+GROUP = Group(
+    dtype=torch.float16,
+    x=(1, 8, 6, 6),
+    weight=(4, 8, 1, 1),
+    out=(1, 4, 6, 6),
+    bias=True,
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+    groups=1,
+    follows="relu",
+)
+
+
+@pytest.fixture
+def _measured_anew() -> Iterator[None]:
+    epilogues._measured.cache_clear()
+    yield
+    epilogues._measured.cache_clear()
+
+
+@pytest.mark.usefixtures("_measured_anew")
 @pytest.mark.parametrize(("product", "way"), [(9.8, "library"), (9.6, "product")])
 def test_another_way_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, product: float, way: Way) -> None:
     """Within three percent the library's stays."""
     monkeypatch.setattr(epilogues, "times_us", lambda *_: {"library": 10.0, "product": product})
-    one = (1, 1)
-    group = Group(
-        dtype=torch.float16,
-        x=(1, 8, 6, 6),
-        weight=(4, 8, 1, 1),
-        out=(1, 4, 6, 6),
-        bias=True,
-        stride=one,
-        padding=(0, 0),
-        dilation=one,
-        groups=1,
-        follows="relu",
-    )
-    epilogues.fastest.cache_clear()
-    assert epilogues.fastest(group, CPU) == way
-    epilogues.fastest.cache_clear()
+    assert epilogues.fastest(GROUP, CPU) == way
+
+
+@pytest.mark.usefixtures("_measured_anew")
+def test_a_group_is_measured_once_for_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fastest in TF32 need not be so without it."""
+    measured = []
+    monkeypatch.setattr(epilogues, "times_us", lambda *_: measured.append(1) or {"library": 10.0, "product": 5.0})
+    for _ in range(2):
+        epilogues.fastest(GROUP, CPU)
+    assert len(measured) == 1
+    monkeypatch.setattr(epilogues, "precision", lambda _: {"precision.conv": "tf32"})
+    epilogues.fastest(GROUP, CPU)
+    assert len(measured) == 2
