@@ -10,7 +10,9 @@ wait status when the process has ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -32,10 +34,45 @@ _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env")  # they run, or n
 
 def main() -> None:
     """Serve; and in a process that was forked, become what was asked for."""
+    ending = _Ending()
+    atexit.register(ending.leave)  # the first that is registered is the last that is called
     listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
     if request := _serve(listener, int(sys.argv[2])):
-        _become(*request)
+        with ending:
+            _become(*request)
+
+
+class _Ending:
+    """How a forked process ends: as any other, but without a cleanup of what it shares with its server."""
+
+    def __init__(self) -> None:
+        self._code: int | None = None  # None: in Python's own way
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: Any, error: BaseException | None, _at: Any) -> None:
+        """What was raised goes on, and is printed by Python."""
+        if error is None:
+            self._code = 0
+        elif isinstance(error, SystemExit):
+            if error.code is None or isinstance(error.code, int):
+                self._code = (error.code or 0) & 0xFF
+            else:
+                self._code = 1
+        elif isinstance(error, Exception):
+            self._code = 1
+
+    def leave(self) -> None:
+        """The last of all functions that were to be called at the exit."""
+        if self._code is None:
+            return
+        with contextlib.suppress(Exception):  # Python then says so, and ends with a code of its own
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None and not stream.closed:
+                    stream.flush()
+            os._exit(self._code)
 
 
 def _serve(listener: socket.socket, life: int) -> tuple[dict[str, Any], list[int]] | None:
@@ -90,6 +127,8 @@ def _preload() -> None:
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # names, no paths
     if threads != 1:
         raise RuntimeError(f"the imports started {threads - 1} threads; a process forked now could hang")
+    gc.collect()
+    gc.freeze()  # no collection of a forked process looks at, and so copies, what was imported here
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
