@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -13,15 +15,22 @@ from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 class Carried:
     """A module as it was before a job's first batch.
 
-    Holds copies of tensors that are no parameters; parameters are told by their version and the sum of their bits.
+    Holds copies of tensors that are no parameters; parameters are told by their version and the sum of their bits,
+    which takes a read of all weights: see `weigh`.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._snapshot = Snapshot(module)
         self._tensors = {n: id(t) for n, t in tensors_in(module).items()}
-        self._parameters = {n: _mark(p) for n, p in module.named_parameters()}
+        self._versions = _versions(module)
+        self._sums: dict[str, int | None] | None = None
         self._attributes = attributes(module)
+
+    def weigh(self) -> None:
+        """Sum the bits of parameters, once: to be called before the module is, in eager."""
+        if self._sums is None:
+            self._sums = _sums(self._module)
 
     def put_back(self) -> bool:
         """Make the module what it was, if that can be done; whether it is."""
@@ -39,19 +48,33 @@ class Carried:
         changing = self._snapshot.resized() or next(iter(self._snapshot.changing(containers=True)), None)
         if changing is not None:
             return changing
-        for name, parameter in self._module.named_parameters():
-            if self._parameters.get(name) != _mark(parameter):
-                return name
-        now = attributes(self._module)
-        return next((n for n in (*self._attributes, *now) if self._attributes.get(n) != now.get(n)), None)
+        self.weigh()
+        assert self._sums is not None
+        return (
+            _differing(self._versions, _versions(self._module))
+            or _differing(self._sums, _sums(self._module))
+            or _differing(self._attributes, attributes(self._module))
+        )
 
 
-def _mark(parameter: torch.Tensor) -> object:
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    return next((name for name in (*before, *now) if before.get(name) != now.get(name)), None)
+
+
+def _versions(module: nn.Module) -> dict[str, int | None]:
+    """How often each parameter was written; None in inference mode, which does not count."""
+    return {n: None if p.is_inference() else p._version for n, p in module.named_parameters()}
+
+
+def _sums(module: nn.Module) -> dict[str, int | None]:
     """What another value of a parameter does not have: it may be written through `.data`, which counts no version."""
     with torch.no_grad(), functions_off():
-        version = None if parameter.is_inference() else parameter._version
-        plain = type(parameter) is nn.Parameter and is_dense(parameter) and parameter.device.type != "meta"
-        if not plain or parameter.is_complex() or parameter.dtype is torch.bool:
-            return version
-        whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
-        return version, int(parameter.detach().view(whole).sum())
+        return {n: _sum(p) for n, p in module.named_parameters()}
+
+
+def _sum(parameter: torch.Tensor) -> int | None:
+    plain = type(parameter) is nn.Parameter and is_dense(parameter) and parameter.device.type != "meta"
+    if not plain or parameter.is_complex() or parameter.dtype is torch.bool:
+        return None
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
+    return int(parameter.detach().view(whole).sum())

@@ -227,6 +227,8 @@ def _give_schedule(
     loaded.fallback = eager_instead(loaded.request.schedule.on_miss, reason)
     if loaded.fallback is not None:
         return Hit.MISS, reason
+    if loaded.carried is not None:
+        loaded.carried.weigh()  # a build calls the module
     if builders is not None:
         report(phase="build")
         _build_quickly(loaded)
