@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -28,6 +30,7 @@ ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
 FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
 TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
 _SERVER = pytest.StashKey[prefork.Server]()
+_RESTING = pytest.StashKey[int]()
 
 settings.register_profile("quick", max_examples=50)
 settings.register_profile("all", max_examples=100)
@@ -52,6 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD):
         config.stash[_SERVER] = prefork.Server()
+
+
+def _leave_to_rest(config: pytest.Config) -> None:
+    """Keep the garbage collector from looking at what was imported so far: that is most of what a test process holds,
+    and each look takes half a second.
+    """
+    gc.collect()
+    gc.freeze()
+    config.stash[_RESTING] = len(sys.modules)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first test."""
+    _leave_to_rest(session.config)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before each test; the one before may have imported a compiler."""
+    if len(sys.modules) > item.config.stash[_RESTING] + 100:
+        _leave_to_rest(item.config)
 
 
 @pytest.hookimpl(wrapper=True)

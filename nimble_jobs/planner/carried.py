@@ -63,7 +63,8 @@ def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> str |
 
 def _versions(module: nn.Module) -> dict[str, int | None]:
     """How often each parameter was written; None in inference mode, which does not count."""
-    return {n: None if p.is_inference() else p._version for n, p in module.named_parameters()}
+    with functions_off():
+        return {n: None if p.is_inference() else p._version for n, p in module.named_parameters()}
 
 
 def _sums(module: nn.Module) -> dict[str, int | None]:

@@ -17,7 +17,7 @@ from nimble_jobs import planner
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CheckFailed, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner import Builders, Prepared, Request, key_parts, schedule_key
+from nimble_jobs.planner import Builders, Prepared, Request, carried, key_parts, schedule_key
 from nimble_jobs.planner.ahead import build_ahead, look_up
 from nimble_jobs.planner.why import why
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -98,6 +98,21 @@ def test_miss_then_resident_then_stored(store: Store, code: Path) -> None:
     uses = store.schedules.uses()
     assert (uses.resident, uses.stored, sum(uses.misses.values())) == (1, 1, 1)
     assert first.summary()["runs"] == elsewhere.summary()["runs"] == "schedule"
+
+
+def test_weights_are_read_whole_only_before_the_model_is_called_in_eager(
+    store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stored hit does not pay for it; a build does, and so does a job in eager."""
+    read = []
+    sums = carried._sums
+    monkeypatch.setattr(carried, "_sums", lambda module: read.append(1) or sums(module))
+    for hit, times in ((Hit.MISS, 1), (Hit.STORED, 0)):
+        assert prepared(request(code), store).hit is hit
+        assert len(read) == times
+        read.clear()
+    prepared(request(code, "reads"), store)
+    assert len(read) > 1  # before the build that refused it, and after
 
 
 def test_the_key_is_equal_for_equal_requests_and_differs_with_what_matters(code: Path) -> None:
