@@ -53,7 +53,7 @@ def submit(
     if spec.cron is not None:
         raise UsageError(f"{spec.name} has a cron part; add it as a timer with nimble_jobs.cron.add, or take it out")
     now = time.time() if now is None else now
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         folders = permitted(spec, allow_python, settings=store.settings.now())
         specs.check_home(spec, store.home)
         new = NewJob.of(spec, allow_python=tuple(map(str, folders)))
@@ -104,7 +104,7 @@ def wait(
     Raises NotFound, and NotFinishedInTime naming those that still run.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         jobs = {name: store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)}
         while open_jobs := {name: job for name, job in jobs.items() if not job.state.final}:
             if deadline is not None and time.monotonic() >= deadline:
@@ -123,7 +123,7 @@ def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home =
     `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
     Raises NotFound. A job that is final already stays as it is.
     """
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         at = time.time()
         found = [store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)]
         for job in found:
@@ -159,13 +159,13 @@ def list_jobs(
     limit: int | None = None,
 ) -> list[Job]:
     """The jobs that there are, newest first."""
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         return store.jobs.list(states=states, name=name, limit=limit)
 
 
 def live_workers(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
     """The workers that run now: those that hold their lock. A `run` command is none."""
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         return _workers(store)
 
 
@@ -184,7 +184,7 @@ def start_worker(
     folder. Raises SettingsError, UsageError where there is no such device, NimbleError with the end of the log when it
     does not come up within `timeout_s`.
     """
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         settings = store.settings.now()
         device = device or settings.device
         gpu_memory_bytes = settings.gpu_memory if gpu_memory_bytes is None else gpu_memory_bytes
@@ -222,7 +222,7 @@ def stop_workers(
 
     Raises NotFound for one that does not run, NotFinishedInTime naming those that are still there after `timeout_s`.
     """
-    with _opened(store, home) as store:
+    with opened(store, home) as store:
         found = {info.id: info for info in _workers(store)}
         for name in ids or ():
             if name not in found:
@@ -239,7 +239,7 @@ def stop_workers(
 
 
 @contextmanager
-def _opened(store: Store | None, home: Home) -> Iterator[Store]:
+def opened(store: Store | None, home: Home) -> Iterator[Store]:
     if store is not None:  # whoever opened it closes it
         yield store
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,14 +13,29 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import bench, cache, config, doctor, job_list, jobs, prune, seen, specs, streams, submit, worker
+from nimble_jobs.cli import (
+    bench,
+    cache,
+    config,
+    cron,
+    doctor,
+    job_list,
+    jobs,
+    prune,
+    seen,
+    specs,
+    streams,
+    submit,
+    worker,
+)
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note, refusal
 from nimble_jobs.errors import NimbleError
 
+_COMPLETE = "_NIMBLE_JOBS_COMPLETE"  # set by a shell that completes a line
+
 app = typer.Typer(
     name="nimble-jobs",
-    add_completion=False,
     rich_markup_mode=None,  # plain help: Rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -30,6 +46,7 @@ jobs.register(app)
 prune.register(app)
 doctor.register(app)
 app.add_typer(worker.app)
+app.add_typer(cron.app)
 app.add_typer(cache.app)
 app.add_typer(seen.app)
 app.add_typer(config.app)
@@ -96,7 +113,7 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
     debug = args[:1] == ["--debug"]
     command = typer.main.get_command(app)
     try:
-        if not args or _wants_help(args):
+        if _COMPLETE not in os.environ and (not args or _wants_help(args)):
             emit(_help(command, args))
             return 0
         code = command(args=args, prog_name="nimble-jobs", standalone_mode=False)
@@ -119,6 +136,8 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
             return 1
         cause = e.__context__ if isinstance(e, SystemExit) else e  # Typer makes an exit of any broken pipe
         if cause is None:
+            if isinstance(e, SystemExit) and isinstance(e.code, int | None):  # a shell was given its completions
+                return e.code or 0
             raise
         if debug:
             traceback.print_exc()

@@ -63,6 +63,17 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def warn(text: str) -> None:
+    """As `note`, and hard to overlook on a terminal."""
+    if not sys.stderr.isatty():
+        note(text)
+        return
+    from rich.text import Text
+
+    sys.stdout.flush()
+    error_console().print(Text(visible(text), style="bold red"))
+
+
 def refusal(error: NimbleError) -> None:
     """The lines of an error on stderr; those about a spec begin with its file."""
     prefix = "" if isinstance(error, SpecError) else "nimble-jobs: "

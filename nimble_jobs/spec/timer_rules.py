@@ -81,7 +81,7 @@ def _elsewhere(value: object, where: Where = ()) -> Iterator[Where]:
 def _bounds(cron: CronSpec, now: float) -> tuple[float, float]:
     """The year to look at: no tick is due at or before the first, and none after the second."""
     start = parse_moment(cron.start, cron.timezone) if cron.start is not None else -math.inf
-    end = parse_moment(cron.end, cron.timezone) if cron.end is not None else math.inf
+    end = parse_moment(cron.end, cron.timezone, last=True) if cron.end is not None else math.inf
     since = max(now, start - 1)
     return since, min(since + YEAR_S, end)
 
@@ -89,7 +89,7 @@ def _bounds(cron: CronSpec, now: float) -> tuple[float, float]:
 def _wrong_bounds(cron: CronSpec, expression: Expression, bounds: tuple[float, float], now: float) -> Iterator[Finding]:
     if cron.end is None:
         return
-    end = parse_moment(cron.end, cron.timezone)
+    end = parse_moment(cron.end, cron.timezone, last=True)
     if cron.start is not None and end <= parse_moment(cron.start, cron.timezone):
         yield Finding("cron.end", f"found {show(cron.end)}, which is not after cron.start", "a later time")
     elif end <= now:

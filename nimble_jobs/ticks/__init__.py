@@ -6,6 +6,7 @@ from nimble_jobs.ticks.jitter import jitter_s
 from nimble_jobs.ticks.moments import parse_moment
 from nimble_jobs.ticks.simulate import YEAR_S, Clash, clash, closest_s
 from nimble_jobs.ticks.templates import Placeholder, placeholders, render
+from nimble_jobs.ticks.zones import local_text
 
 __all__ = [
     "YEAR_S",
@@ -20,6 +21,7 @@ __all__ = [
     "clash",
     "closest_s",
     "jitter_s",
+    "local_text",
     "parse_moment",
     "placeholders",
     "render",

@@ -38,6 +38,14 @@ def local(at: float, zone: ZoneInfo) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
+def local_text(at: float, zone: str) -> str:
+    """A moment by the clocks of a zone, with their distance from UTC: `2026-11-23 02:15 +01:00`. Raises BadZone."""
+    moment = local(at, load(zone))
+    time = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="minutes" if at % 60 == 0 else "seconds")
+    offset = moment.strftime("%z")
+    return f"{time} {offset[:3]}:{offset[3:]}"
+
+
 def offset_s(at: float, zone: ZoneInfo) -> int:
     """How far the zone's clocks are ahead of UTC at a moment, in seconds."""
     offset = local(at, zone).utcoffset()

@@ -31,7 +31,7 @@ class Rhythm:
             expression=Expression.parse(cron.expression, zone),
             jitter=cron.jitter,
             start=-math.inf if cron.start is None else parse_moment(cron.start, zone),
-            end=math.inf if cron.end is None else parse_moment(cron.end, zone),
+            end=math.inf if cron.end is None else parse_moment(cron.end, zone, last=True),
         )
 
     def after(self, at: float) -> Iterator[int]:

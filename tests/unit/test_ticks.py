@@ -215,6 +215,8 @@ def test_moments() -> None:
     assert parse_moment("2027-01-31T18:00", "Europe/Berlin") == at("2027-01-31T17:00")
     assert parse_moment("2027-01-31 18:00:30-05:00", "Europe/Berlin") == at("2027-01-31T23:00:30")
     assert parse_moment("2026-03-29T02:30", "Europe/Berlin") == at("2026-03-29T01:00")  # skipped
+    assert parse_moment("2026-10-25", "Europe/Berlin", last=True) == at("2026-10-25T22:59:59")
+    assert parse_moment("2026-10-25T02:00", "Europe/Berlin", last=True) == at("2026-10-25T00:00")
 
 
 @pytest.mark.parametrize(

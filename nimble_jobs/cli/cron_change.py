@@ -1,0 +1,152 @@
+"""Commands that change timers or fire them: cron pause, resume, trigger, rm, backfill, serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import cron_rows, options, output
+from nimble_jobs.ticks import local_text
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store, Timer
+    from nimble_jobs.timers import Backfill
+
+
+def register(app: typer.Typer) -> None:
+    for command in (pause, resume, trigger, rm, backfill, serve):
+        app.command()(command)
+
+
+def pause(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False) -> None:
+    """Let timers fire no more until they are resumed. Jobs that are there go on."""
+    from nimble_jobs import cron
+
+    with options.store(ctx) as store:
+        _change(store, names, cron.pause, "paused", json=json)
+
+
+def resume(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False) -> None:
+    """Let paused timers fire again. What was due while they were paused is not fired: see cron backfill."""
+    from nimble_jobs import cron
+
+    with options.store(ctx) as store:
+        now = time.time()
+        for timer in _change(store, names, cron.resume, "resumed", json=json):
+            rows = cron_rows.upcoming_rows(timer, 1, now)
+            if rows and not json:
+                output.note(f"  next: {cron_rows.line(rows[0])}")
+        cron_rows.warn(store)
+
+
+def trigger(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -> None:
+    """Submit a timer's job now and print the job's id. Templates see this moment as the tick."""
+    from nimble_jobs import cron
+
+    with options.store(ctx) as store:
+        tick = cron.trigger(name, store=store)
+        if json:
+            output.emit_json({"name": name} | cron_rows.tick_row(tick, cron_rows.zone_of(store.timers.get(name))))
+        else:
+            output.emit(str(tick.job))
+        cron_rows.warn_idle(store)
+
+
+def rm(
+    ctx: typer.Context,
+    names: cron_rows.Names,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Remove timers, and what is known of their ticks. Their jobs and outputs stay."""
+    from nimble_jobs import cron
+
+    with options.store(ctx) as store:
+        found = [cron.show(name, store=store).timer for name in dict.fromkeys(names)]
+        what = ", ".join(timer.name for timer in found)
+        done = not dry_run and options.confirmed(f"Remove {what}?", yes=yes)
+        if done:
+            for timer in found:
+                cron.remove(timer.name, store=store)
+        if json:
+            output.emit_json({"removed": done, "timers": [timer.name for timer in found]})
+        else:
+            output.note(f"would remove {what}" if dry_run else f"removed {what}" if done else "nothing was removed")
+
+
+def backfill(
+    ctx: typer.Context,
+    name: cron_rows.Name,
+    since: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="2026-11-01 or 2026-11-01T18:00, in the timer's zone.")
+    ],
+    until: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="As --from; a date alone means the end of that day.")
+    ],
+    max_running: Annotated[int, typer.Option("--max-running", min=1, help="So many of its jobs at once.")] = 1,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Run the past ticks of a timer that no job ran for, the oldest first.
+
+    These are ticks that were skipped, missed, empty or in error, and those from before the timer was added. The jobs
+    are submitted by whoever fires timers.
+    """
+    from nimble_jobs import cron
+
+    with options.store(ctx) as store:
+        found = cron.backfill(name, since, until, max_running=max_running, dry_run=dry_run, store=store)
+        zone = cron_rows.zone_of(found.timer)
+        if json:
+            output.emit_json(_backfill_json(found, zone, kept=not dry_run))
+        else:
+            for tick in found.ticks:
+                there = "" if tick.before is None else f"; was {tick.before.outcome}"
+                output.emit(f"{local_text(tick.due, zone)}: {'runs' if tick.runs else 'has a job'}{there}")
+            verb = "would run" if dry_run else "to run"
+            output.note(f"{name}: {len(found.runs):,} of {len(found.ticks):,} ticks {verb}, {max_running:,} at once")
+        if not dry_run and found.runs:
+            cron_rows.warn(store)
+
+
+def serve(ctx: typer.Context) -> None:
+    """Fire timers until Ctrl-C or SIGTERM. It runs no job.
+
+    Workers fire timers, too: this is for places where none is up all the time.
+    """
+    from nimble_jobs.worker.cron import serve as fire
+
+    raise typer.Exit(fire(options.home(ctx)))
+
+
+def _change(store: Store, names: Sequence[str], change: Callable[..., Timer], done: str, *, json: bool) -> list[Timer]:
+    """Change each timer; all names are looked up first. Raises NotFound."""
+    wanted = [store.timers.get(name).name for name in dict.fromkeys(names)]
+    timers = [change(name, store=store) for name in wanted]
+    if json:
+        output.emit_json([{"name": timer.name, "state": timer.state.value} for timer in timers])
+    else:
+        for timer in timers:
+            output.note(f"{timer.name}: {done}")
+    return timers
+
+
+def _backfill_json(found: Backfill, zone: str, *, kept: bool) -> dict[str, Any]:
+    return {
+        "name": found.timer.name,
+        "kept": kept,
+        "runs": len(found.runs),
+        "ticks": [
+            {
+                "tick": output.iso(tick.due),
+                "local": local_text(tick.due, zone),
+                "runs": tick.runs,
+                "before": tick.before.outcome.value if tick.before else None,
+            }
+            for tick in found.ticks
+        ],
+    }

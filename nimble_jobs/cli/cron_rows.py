@@ -1,0 +1,252 @@
+"""How timers and their ticks look to people and in JSON, and what they are completed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import output, render
+from nimble_jobs.cli.filters import Keys, Kind
+from nimble_jobs.cli.listing import Column, Row
+from nimble_jobs.job import JobState
+from nimble_jobs.ticks import local_text
+
+if TYPE_CHECKING:
+    from nimble_jobs.cron import Watched
+    from nimble_jobs.store import Due, Store, Tick, Timer
+
+NOBODY = (
+    "WARNING: nobody fires timers: no worker runs, and no `nimble-jobs cron serve`. Ticks are missed until you start a "
+    "worker with: nimble-jobs worker start --detach"
+)
+NOBODY_RUNS = "no worker is running, so jobs of timers wait; start one with: nimble-jobs worker start --detach"
+
+OUTCOME_STYLE = {
+    "submitted": "green",
+    "waiting": "cyan",
+    "skipped": "yellow",
+    "missed": "bold red",
+    "empty": "dim",
+    "error": "bold red",
+}
+
+KEYS: Keys = {
+    "name": Kind.TEXT,
+    "state": ("active", "paused"),
+    "expression": Kind.TEXT,
+    "timezone": Kind.TEXT,
+    "words": Kind.TEXT,
+    "last_tick": Kind.TIME,
+    "last_kind": ("scheduled", "catch-up", "backfill", "manual"),
+    "last_outcome": tuple(OUTCOME_STYLE),
+    "last_job": Kind.TEXT,
+    "last_state": tuple(JobState),
+    "last_reason": Kind.TEXT,
+    "next_tick": Kind.TIME,
+    "next_at": Kind.TIME,
+    "in_s": Kind.SECONDS,
+    "late_s": Kind.SECONDS,
+    "overlap": Kind.TEXT,
+    "catch_up": Kind.TEXT,
+    "since": Kind.TIME,
+    "file": Kind.TEXT,
+}
+
+
+def _last(row: Row) -> str:
+    """How the last tick's job is doing; where it has none, what became of the tick."""
+    return str(row["last_state"] or row["last_outcome"] or "-")
+
+
+def _in(row: Row) -> str:
+    """How long it is until a tick may fire."""
+    seconds = row["in_s"]
+    if seconds is None:
+        return "-"
+    return render.duration(seconds) if seconds >= 0 else f"late {render.duration(-seconds)}"
+
+
+COLUMNS = (
+    Column(header="NAME", cell=lambda row: row["name"], flexible=True),
+    Column(header="STATE", cell=lambda row: row["state"], style=lambda row: "dim" if row["state"] == "paused" else ""),
+    Column(header="WHEN", cell=lambda row: row["words"], flexible=True, gives_first=True, from_width=100),
+    Column(
+        header="LAST",
+        cell=_last,
+        style=lambda row: (OUTCOME_STYLE | render.STATE_STYLE).get(_last(row), ""),
+    ),
+    Column(header="NEXT", cell=lambda row: row["next_local"] or "-"),
+    Column(
+        header="IN",
+        cell=_in,
+        style=lambda row: "bold red" if row["late_s"] else "",
+        justify="right",
+    ),
+    Column(header="NOTE", cell=lambda row: row["last_reason"] or "", flexible=True, from_width=130),
+)
+
+DUE_COLUMNS = (
+    Column(header="TIMER", cell=lambda row: row["name"], flexible=True),
+    Column(header="TICK", cell=lambda row: row["local"]),
+    Column(header="IN", cell=_in, justify="right"),
+)
+
+
+def timer_row(watched: Watched, now: float) -> Row:
+    """A timer's row in `cron ls`."""
+    timer, last, due, cron = watched.timer, watched.last, watched.next, watched.cron
+    return {
+        "name": timer.name,
+        "state": timer.state.value,
+        "expression": cron.expression if cron else None,
+        "timezone": cron.timezone if cron else None,
+        "words": watched.words,
+        "last_tick": output.iso(last.due) if last else None,
+        "last_kind": last.kind.value if last else None,
+        "last_outcome": last.outcome.value if last else None,
+        "last_job": last.job if last else None,
+        "last_state": watched.last_state.value if watched.last_state else None,
+        "last_reason": last.reason if last else None,
+        "next_tick": output.iso(due.tick) if due else None,
+        "next_local": local_text(due.tick, cron.timezone) if due and cron else None,
+        "next_at": output.iso(due.at) if due else None,
+        "late_s": round(watched.late_s, 3),
+        "in_s": round(due.at - now, 3) if due else None,
+        "overlap": cron.overlap if cron else None,
+        "catch_up": cron.catch_up if cron else None,
+        "since": output.iso(timer.since),
+        "file": timer.file,
+    }
+
+
+def tick_row(tick: Tick, zone: str) -> Row:
+    """A tick that was."""
+    return {
+        "tick": output.iso(tick.due),
+        "local": local_text(tick.due, zone),
+        "until": output.iso(tick.until),
+        "count": tick.count,
+        "kind": tick.kind.value,
+        "outcome": tick.outcome.value,
+        "job": tick.job,
+        "reason": tick.reason,
+        "at": output.iso(tick.at),
+    }
+
+
+def tick_words(row: Row) -> str:
+    """What became of a tick, in a line."""
+    text = f"{row['kind']}, {row['outcome']}"
+    if row["count"] > 1:
+        text += f", with the next {row['count'] - 1:,} ticks"
+    if row["job"]:
+        text += f" as {row['job']}"
+    return f"{text}: {row['reason']}" if row["reason"] else text
+
+
+def zone_of(timer: Timer) -> str:
+    """The zone of a timer; UTC where it cannot be read."""
+    cron = timer.spec.get("cron")
+    return str(cron.get("timezone", "UTC")) if isinstance(cron, dict) else "UTC"
+
+
+def upcoming_rows(timer: Timer, count: int, now: float) -> list[Row]:
+    """The next ticks of one timer."""
+    from nimble_jobs.timers import upcoming
+
+    return due_rows(timer.name, zone_of(timer), upcoming(timer, count, now=now), now)
+
+
+def warn(store: Store) -> None:
+    """On stderr, loudly, where nobody fires timers; and where nobody runs their jobs."""
+    from nimble_jobs import cron
+
+    if not cron.firing(store=store):
+        output.warn(NOBODY)
+    else:
+        warn_idle(store)
+
+
+def warn_idle(store: Store) -> None:
+    """On stderr, where no worker is there to run the jobs of timers."""
+    from nimble_jobs import client
+
+    if not client.live_workers(store=store):
+        output.note(NOBODY_RUNS)
+
+
+def complete(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """Names of timers that begin so. Silent about everything that is wrong: the shell is in the middle of a line."""
+    with suppress(Exception):
+        from nimble_jobs.store import open_store
+        from nimble_jobs.store.home import choose, resolve
+
+        home = ctx.find_root().params.get("home")
+        if not choose(home).exists():
+            return
+        with closing(open_store(resolve(home), create=False)) as store:
+            yield from (timer.name for timer in store.timers.list() if timer.name.startswith(incomplete))
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a timer.", show_default=False, autocompletion=complete)
+]
+MaybeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Name of a timer; all where none is named.", show_default=False, autocompletion=complete
+    ),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME...", help="Names of timers.", show_default=False, autocompletion=complete),
+]
+
+
+def due_rows(name: str, zone: str, dues: Sequence[Due], now: float) -> list[Row]:
+    """Ticks that are to come."""
+    return [
+        {
+            "name": name,
+            "tick": output.iso(due.tick),
+            "local": local_text(due.tick, zone),
+            "timezone": zone,
+            "at": output.iso(due.at),
+            "in_s": round(due.at - now, 3),
+        }
+        for due in dues
+    ]
+
+
+def panels(row: Row, watched: Watched, coming: Sequence[Row], past: Sequence[Row]) -> list[render.Section]:
+    """What `cron show` prints."""
+    cron = watched.cron
+    about = [("name", row["name"]), ("state", row["state"]), ("when", row["words"])]
+    if cron is not None:
+        about += [("expression", cron.expression), ("timezone", cron.timezone), ("overlap", cron.overlap)]
+        about += [
+            ("catch_up", cron.catch_up),
+            ("grace", "until the next tick" if cron.grace is None else render.duration(cron.grace)),
+        ]
+        about += [("jitter", render.duration(cron.jitter))] if cron.jitter else []
+        about += [(name, text) for name, text in (("start", cron.start), ("end", cron.end)) if text is not None]
+    about += [("since", render.clock(watched.timer.since)), ("file", watched.timer.file)]
+    spec = watched.timer.spec
+    about += [
+        (f"{section}.{field}", str(spec[section][field]))
+        for section, field in (("input", "source"), ("output", "path"), ("run", "key"))
+        if spec.get(section, {}).get(field) is not None
+    ]
+    return [
+        ("Timer", about),
+        ("Next", [(tick["local"], f"in {_in(tick)}") for tick in coming]),
+        ("Ticks", [(tick["local"], tick_words(tick)) for tick in past]),
+    ]
+
+
+def line(row: Row) -> str:
+    """A tick that is to come, in a line."""
+    return f"{row['local']}, in {_in(row)}"

@@ -1,0 +1,228 @@
+"""Timers from Python: what the `cron` commands do. Never loads torch."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from nimble_jobs import client
+from nimble_jobs import spec as specs
+from nimble_jobs.client import Home
+from nimble_jobs.errors import NimbleError, NotFound, UsageError
+from nimble_jobs.job import JobState
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec.model import CronSpec
+from nimble_jobs.store import Due, Store, Tick, Timer, TimerChange, TimerState, WorkerInfo
+from nimble_jobs.ticks import parse_moment
+from nimble_jobs.timers import Backfill, Fired, Firer, Rhythm
+from nimble_jobs.timers import backfill as _backfill
+from nimble_jobs.timers import put as _put
+from nimble_jobs.timers import resume as _resume
+from nimble_jobs.timers import trigger as _trigger
+from nimble_jobs.timers import upcoming as _upcoming
+from nimble_jobs.timers.keep import rhythm_of
+from nimble_jobs.timers.submission import cron_of
+
+_SHOWN = 5
+
+FIRING_ROLES = ("worker", "cron")  # of the processes that fire timers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A timer, what became of its last tick, and when it is due next."""
+
+    timer: Timer
+    cron: CronSpec | None  # None where it cannot be read
+    words: str  # at 02:15 every day, Europe/Berlin; or why it cannot be read
+    last: Tick | None
+    last_state: JobState | None  # of its job; None where there is none, or it was pruned
+    next: Due | None  # None while it is paused, and after its last tick
+    late_s: float  # for how long the next tick could have been fired already; 0 while it is to come
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """A timer that was added, edited, or left as it is."""
+
+    name: str
+    change: TimerChange | None  # None where it was only looked at
+    words: str
+    zone: str
+    next: tuple[Due, ...]  # the next five ticks
+
+
+def add(
+    spec: JobSpec | Path | str,
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    overrides: Sequence[str] = (),
+    allow_python: Sequence[Path | str] = (),
+    file: Path | None = None,
+    now: float | None = None,
+) -> Added:
+    """Keep a timer for a spec with `cron`, or for the file that holds one; it has the spec's name.
+
+    One of that name is edited: its ticks count from `now`, and nothing that was due before is fired. An equal spec
+    changes nothing. `file` says where a JobSpec was read. Raises SpecError, and UsageError for a spec without `cron`
+    and for `python:` files in folders that are not allowed.
+    """
+    at = _now(now)
+    if not isinstance(spec, JobSpec):
+        file = Path(spec)
+        spec = specs.load(file, overrides, now=at)
+    elif overrides:
+        raise UsageError("overrides go with a spec file; a JobSpec is final")
+    file = file or Path(f"{spec.name}.yaml")
+    looked = look(spec, file=file, now=at)
+    with client.opened(store, home) as store:
+        folders = client.permitted(spec, allow_python, settings=store.settings.now())
+        specs.check_home(spec, store.home)
+        _, change = _put(store, spec, file=file, allow_python=folders, now=at)
+        return replace(looked, change=change)
+
+
+def look(spec: JobSpec, *, file: Path | None = None, now: float | None = None) -> Added:
+    """What `add` would say; nothing is kept. Raises UsageError for a spec without `cron`."""
+    if spec.cron is None:
+        raise UsageError(f"{file or spec.name}: cron: missing; expected a cron part, with an expression")
+    rhythm = Rhythm.of(spec.name, spec.cron)
+    dues = tuple(map(rhythm.due, islice(rhythm.after(_now(now)), _SHOWN)))
+    return Added(name=spec.name, change=None, words=rhythm.expression.words(), zone=spec.cron.timezone, next=dues)
+
+
+def timers(*, store: Store | None = None, home: Home = None, now: float | None = None) -> list[Watched]:
+    """All timers, by name."""
+    with client.opened(store, home) as store:
+        last, at = store.timers.last_ticks(), _now(now)
+        return [_watched(store, timer, last.get(timer.name), at) for timer in store.timers.list()]
+
+
+def show(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Watched:
+    """One timer. Raises NotFound."""
+    with client.opened(store, home) as store:
+        timer = store.timers.get(name)
+        return _watched(store, timer, next(iter(store.timers.ticks(name, limit=1)), None), _now(now))
+
+
+def history(name: str, *, store: Store | None = None, home: Home = None, limit: int | None = None) -> list[Tick]:
+    """What became of a timer's ticks, the newest first. Raises NotFound."""
+    with client.opened(store, home) as store:
+        return store.timers.ticks(store.timers.get(name).name, limit=limit)
+
+
+def upcoming(
+    name: str | None = None,
+    count: int = 10,
+    *,
+    store: Store | None = None,
+    home: Home = None,
+    now: float | None = None,
+) -> list[tuple[Timer, Due]]:
+    """The next ticks of a timer, or of all that are not paused, the earliest first. Raises NotFound."""
+    at = _now(now)
+    with client.opened(store, home) as store:
+        if name is not None:
+            chosen = [store.timers.get(name)]
+        else:
+            chosen = [timer for timer in store.timers.list() if timer.state is TimerState.ACTIVE]
+    each = ([(timer, due) for due in _upcoming(timer, count, now=at)] for timer in chosen)
+    return list(islice(heapq.merge(*each, key=lambda pair: (pair[1].tick, pair[0].name)), count))
+
+
+def pause(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
+    """Fire a timer no more until it is resumed. Raises NotFound."""
+    with client.opened(store, home) as store:
+        return store.timers.pause(name, _now(now))
+
+
+def resume(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
+    """Fire a timer again, from its first tick after `now` on: what was due while it was paused stays unfired."""
+    with client.opened(store, home) as store:
+        return _resume(store, name, _now(now))
+
+
+def trigger(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Tick:
+    """Submit a timer's job now, whatever its state; the templates see this second. Raises NotFound, SpecError."""
+    with client.opened(store, home) as store:
+        return _trigger(store, name, now=_now(now))
+
+
+def remove(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
+    """Forget a timer and what is known of its ticks. Its jobs stay. Raises NotFound."""
+    with client.opened(store, home) as store:
+        return store.timers.remove(name, _now(now))
+
+
+def backfill(
+    name: str,
+    since: float | str,
+    until: float | str,
+    *,
+    max_running: int = 1,
+    dry_run: bool = False,
+    store: Store | None = None,
+    home: Home = None,
+    now: float | None = None,
+) -> Backfill:
+    """Run the past ticks from `since` to `until`, both included, that no job ran for; at most `max_running` at once.
+
+    Bounds are Unix seconds, or texts such as `2026-11-01` by the clocks of the timer's zone. A date alone as `until`
+    means the end of that day. Whoever fires timers submits the jobs, the oldest first. Raises NotFound, BadMoment, and
+    UsageError for a range without ticks.
+    """
+    with client.opened(store, home) as store:
+        zone = cron_of(store.timers.get(name)).timezone
+        begin = parse_moment(since, zone) if isinstance(since, str) else since
+        end = parse_moment(until, zone, last=True) if isinstance(until, str) else until
+        if end < begin:
+            raise UsageError(f"--to: found {until}, which is before --from; expected a later time")
+        return _backfill(store, name, since=begin, until=end, max_running=max_running, dry_run=dry_run, now=_now(now))
+
+
+def fire(*, store: Store | None = None, home: Home = None, now: float | None = None) -> list[Tick]:
+    """Fire everything that is due, once, as workers and `cron serve` do all the time."""
+    with client.opened(store, home) as store:
+        at, firer = _now(now), Firer(store)
+        ticks: list[Tick] = []
+        part = Fired(more=True)
+        while part.more:
+            part = firer.run(at)
+            ticks += part.ticks
+        return ticks
+
+
+def firing(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
+    """The processes that fire timers now: workers and `cron serve`."""
+    with client.opened(store, home) as store:
+        return [info for info in store.workers.live() if info.info.get("role") in FIRING_ROLES]
+
+
+def _watched(store: Store, timer: Timer, last: Tick | None, now: float) -> Watched:
+    due = None
+    if timer.state is TimerState.ACTIVE and timer.next_due is not None and timer.next_at is not None:
+        due = Due(tick=timer.next_due, at=timer.next_at)
+    try:
+        cron, words = cron_of(timer), _words(timer)
+    except NimbleError as e:  # the other timers are shown
+        cron, words = None, str(e)
+    state = None
+    if last is not None and last.job is not None:
+        with suppress(NotFound):
+            state = store.jobs.get(last.job).state
+    late_s = max(0.0, now - due.at) if due is not None else 0.0
+    return Watched(timer=timer, cron=cron, words=words, last=last, last_state=state, next=due, late_s=late_s)
+
+
+def _words(timer: Timer) -> str:
+    return rhythm_of(timer).expression.words()
+
+
+def _now(now: float | None) -> float:
+    return time.time() if now is None else now
