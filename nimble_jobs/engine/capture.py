@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
-from nimble_jobs.engine.captures import cleared_if_failed
+from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private import clear_workspaces
@@ -126,7 +126,7 @@ class _GraphInstance:
                     self.outputs = _launch(bound, pool)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as e:
+            except UNCAPTURED as e:
                 raise EngineError(f"the schedule cannot be captured: {str(e).splitlines()[0]}") from e
             finally:
                 clear_workspaces()

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
+# What a call raises that cannot be captured. SystemError is Python's, where torch reports a failure without setting an
+# exception, as it does now and then for a transfer to the host.
+UNCAPTURED = (RuntimeError, SystemError)
 _EMPTY = "The CUDA Graph is empty"  # a warning of torch's; work over no elements launches nothing
 
 

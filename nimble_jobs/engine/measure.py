@@ -15,7 +15,7 @@ import torch
 
 from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.captures import cleared_if_failed
+from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.errors import EngineError, UsageError
@@ -202,9 +202,9 @@ def _capture_repeated(
         for _ in range(_REPEATS):
             call()
     except BaseException as e:
-        with contextlib.suppress(RuntimeError):  # the capture is broken already; the error that broke it is raised
+        with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the error that broke it is raised
             graph.capture_end()
-        if not isinstance(e, RuntimeError):
+        if not isinstance(e, UNCAPTURED):
             raise
         raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
     graph.capture_end()
