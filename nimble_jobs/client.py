@@ -15,7 +15,7 @@ from pathlib import Path
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
 from nimble_jobs.job import After, Job, JobState
-from nimble_jobs.settings import Settings
+from nimble_jobs.settings import Settings, check_targets
 from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
@@ -54,7 +54,9 @@ def submit(
         raise UsageError(f"{spec.name} has a cron part; add it as a timer with nimble_jobs.cron.add, or take it out")
     now = time.time() if now is None else now
     with opened(store, home) as store:
-        folders = permitted(spec, allow_python, settings=store.settings.now())
+        settings = store.settings.now()
+        folders = permitted(spec, allow_python, settings=settings)
+        check_targets(spec.notify, settings, f"job {spec.name}")
         specs.check_home(spec, store.home)
         new = NewJob.of(spec, allow_python=tuple(map(str, folders)))
         return store.jobs.queue(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import notifications, options, output, render
 from nimble_jobs.errors import JobFailed, NimbleError
 
 if TYPE_CHECKING:
@@ -94,6 +94,14 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
                 jobs, schedules = sum(store.jobs.counts().values()), len(store.schedules.list())
                 yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
             yield from _left(store)
+            problem = store.settings.problem
+            if problem is not None:
+                detail = f"not valid, workers go on with the values from before: {problem}"
+                yield Finding(name="config.yaml", detail=detail, status="problem")
+            yield from (
+                Finding(name="notifications", detail=text, status=status)
+                for status, text in notifications.warnings(store)
+            )
             workers = client.live_workers(store=store)
             for found in (health_of(worker, home) for worker in workers):
                 if found.state is not None:

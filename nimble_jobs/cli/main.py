@@ -21,6 +21,7 @@ from nimble_jobs.cli import (
     doctor,
     job_list,
     jobs,
+    notifications,
     prune,
     seen,
     specs,
@@ -50,6 +51,7 @@ app.add_typer(cron.app)
 app.add_typer(cache.app)
 app.add_typer(seen.app)
 app.add_typer(config.app)
+app.add_typer(notifications.app)
 app.add_typer(bench.app)
 
 

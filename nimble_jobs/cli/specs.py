@@ -34,10 +34,12 @@ def validate(
 ) -> None:
     """Check a spec and say everything that is wrong with it. Nothing is built, with --data neither."""
     from nimble_jobs.client import permitted
+    from nimble_jobs.settings import check_targets
     from nimble_jobs.spec import dump, load
     from nimble_jobs.spec.load import name_of
 
     loaded = load(spec, overrides or ())
+    check_targets(loaded.notify, options.configured(ctx), name_of(spec))
     if data:
         allowed = permitted(loaded, allow_python or (), settings=options.configured(ctx))
         _look(loaded, allowed, json=json)

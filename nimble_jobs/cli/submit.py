@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
 _WAIT_IDLE_S = 30.0  # how long a worker that was started for one job stays for the next
+_TELL_S = 10.0  # how long `run` tries to send notifications; a worker sends what is left
 _LOOK_S = 1.0  # how often a job that waits is looked after
 
 
@@ -60,9 +61,21 @@ def run(
                     os._exit(code)
 
             ended = run_inline(store, job.id, leave=leave)
+        _tell(store)
         for name, text in () if quiet else render.weights(store.jobs.events(job.id)):
             output.note(f"{name}: {text}; set model.weights to use trained ones")
         _report(store, ended, json=json, quiet=quiet)
+
+
+def _tell(store: Store) -> None:
+    """Send what is to be told about the job, unless a worker does."""
+    from nimble_jobs import client
+
+    if not store.outbox.waiting(time.time()) or client.live_workers(store=store):
+        return
+    from nimble_jobs.courier import Courier
+
+    Courier(store, f"run-{os.getpid()}").finish(_TELL_S)
 
 
 def submit(

@@ -100,6 +100,8 @@ def ls(
     for row in rows:
         if row["health_words"]:
             output.note(row["health_words"])
+    if (problem := _config_problem(ctx)) is not None:
+        output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
@@ -171,6 +173,12 @@ def _rows(ctx: typer.Context) -> list[Row]:
         }
         for worker in live
     ]
+
+
+def _config_problem(ctx: typer.Context) -> str | None:
+    from nimble_jobs.settings import Watched
+
+    return Watched(options.home(ctx)).problem
 
 
 def _rounded(seconds: float | None) -> float | None:

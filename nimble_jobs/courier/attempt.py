@@ -13,7 +13,8 @@ from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice
 from nimble_jobs.store.routes import STARTED, Channel
 
-_PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail"}
+TEST = "test"  # changes nothing at a switch
+_PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail", TEST: "/log"}
 
 
 class Refused(Exception):

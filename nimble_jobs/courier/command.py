@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from nimble_jobs.courier.http import NotTaken
+from nimble_jobs.settings.allowed import about_program
 
 _TAIL_BYTES = 2000
 
@@ -55,27 +55,6 @@ def allowed(program: str, folders: Sequence[str]) -> Path:
     if (problem := about_program(program, folders)) is not None:
         raise NotTaken(problem)
     return Path(program).resolve()
-
-
-def about_program(program: str, folders: Sequence[str]) -> str | None:
-    """Why a command may not run; None where it may."""
-    real = Path(program).resolve()
-    homes = [Path(folder).resolve() for folder in folders]
-    if not any(real.is_relative_to(home) for home in homes):
-        return f"{program}: may not be run; allow its folder under notify.commands in config.yaml"
-    try:
-        for place in (real, real.parent):
-            info = place.stat()
-            if info.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(info.st_mode) & 0o022 & ~_sticky(info):
-                return f"{program}: may not be run; others can write to {place}"
-    except OSError as e:
-        return f"{program}: cannot be run ({e.strerror})"
-    return None
-
-
-def _sticky(info: os.stat_result) -> int:
-    """In a folder such as /tmp nobody replaces the files of others."""
-    return 0o022 if stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX else 0
 
 
 def _last_line(said: IO[bytes]) -> str:

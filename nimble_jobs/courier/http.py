@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx2
 
-from nimble_jobs.settings.rules import about_host
+from nimble_jobs.settings.allowed import about_host
 from nimble_jobs.spec.notify import hosts_of
 from nimble_jobs.spec.units import BadValue
 

@@ -1,5 +1,6 @@
 """What a state folder is configured to do: `config.yaml`, the environment and the command line, as one frozen value."""
 
+from nimble_jobs.settings.allowed import check_targets
 from nimble_jobs.settings.load import FILE, check_file, variable
 from nimble_jobs.settings.model import (
     CacheSettings,
@@ -22,6 +23,7 @@ __all__ = [
     "Settings",
     "Watched",
     "check_file",
+    "check_targets",
     "json_schema",
     "variable",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nimble_jobs.settings.allowed import about_host
 from nimble_jobs.settings.model import Settings
 from nimble_jobs.spec.findings import Finding, place
-from nimble_jobs.spec.notify import hosts_of
 from nimble_jobs.spec.tree import Tree
 
 
@@ -36,9 +36,3 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         problem = None if address is None else about_host(address, settings.notify.hosts)
         if problem is not None:
             yield Finding(f"notify.{name}", problem, "a host of notify.hosts")
-
-
-def about_host(address: str, allowed: tuple[str, ...]) -> str | None:
-    """Why nothing may be sent to an address; None where it may, and while a variable hides its host."""
-    names = hosts_of(address)
-    return None if names is None or not set(names).isdisjoint(allowed) else f"the host {names[0]} is not allowed"

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import NotFound, StoreError, UsageError
 from nimble_jobs.job import JobState
 from nimble_jobs.store.database import Database
+from nimble_jobs.store.missed import queue_missed
 from nimble_jobs.store.new_job import NewJob, insert_job
 from nimble_jobs.store.open_jobs import Standing, standing
 from nimble_jobs.store.tables import JobRow
@@ -109,6 +110,7 @@ class Firing:
                 ticks.append(tick)
             if ticks:
                 session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
+                queue_missed(session, timer, ticks, now)
             if absent and (row.gap_at is None or not row.gap_at <= now <= row.gap_at + GAP_S):
                 row.gap_from, row.gap_at = row.moved_at, now
             row.moved_at = now
@@ -140,6 +142,7 @@ class Firing:
             done = replace(done, kind=tick.kind, max_running=tick.max_running, reason=done.reason or found.reason)
             found.outcome, found.job, found.reason, found.at = done.outcome.value, done.job, done.reason, now
             session.flush()
+            queue_missed(session, timer, [done], now)
             return done
 
         return self._write(work)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import UsageError
+from nimble_jobs.settings import check_targets
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Due, Store, Timer, TimerChange, TimerState
 from nimble_jobs.timers.rhythm import Rhythm
@@ -20,11 +21,12 @@ def put(
     """Keep a timer for a spec with a `cron` part, or change the one of its name; an equal spec changes nothing.
 
     `file`: where the spec was read, for messages. `allow_python`: resolved folders whose code its jobs may run. Raises
-    UsageError for a spec without `cron`, BadExpression, BadMoment.
+    UsageError for a spec without `cron`, BadExpression, BadMoment, SpecError for a `notify` that is not allowed.
     """
     if spec.cron is None:
         raise UsageError(f"{file}: cron: missing; a timer needs an expression")
     rhythm = Rhythm.of(spec.name, spec.cron)
+    check_targets(spec.notify, store.settings.now(), str(file))
     return store.timers.add(
         name=spec.name,
         spec=specs.dump(spec),

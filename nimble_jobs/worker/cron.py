@@ -1,4 +1,4 @@
-"""`cron serve`: fires timers where no worker runs. It runs no job, and never loads torch."""
+"""`cron serve`: fires timers and sends notifications where no worker runs. It runs no job, and never loads torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from nimble_jobs.courier import Courier
 from nimble_jobs.errors import HomeReplaced, StoreError
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker.attend import attend
 from nimble_jobs.worker.duties import Duties, Duty
 from nimble_jobs.worker.firing import Fire
+from nimble_jobs.worker.reread import Reread
+from nimble_jobs.worker.sending import LAST_NOTICES_S, Send
 from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
@@ -25,16 +28,19 @@ BEAT_S = 5.0
 
 
 def serve(home: Path, *, duties_of: Callable[[Store], tuple[Duty, ...]] | None = None) -> int:
-    """Fire timers until SIGTERM or SIGINT; 0 then. Meanwhile a lock in `workers/` with the role `cron` is held.
+    """Fire timers and send notifications until SIGTERM or SIGINT; 0 then. Meanwhile a lock in `workers/` with the role
+    `cron` is held.
 
     A store that is full, locked or read-only is waited for. Raises StoreError when the state folder cannot be used,
     HomeReplaced when another one has its place.
     """
-    make = duties_of or (lambda store: (Fire(store),))
+    make = duties_of or (lambda store: (Fire(store), Reread(store)))
 
     def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
         log.info("timers are fired by %s", lease.id)
-        over = Loop(store, lease, signals, make(store)).run()
+        courier = Courier(store, lease.id)
+        over = Loop(store, lease, signals, (*make(store), Send(courier))).run()
+        courier.finish(LAST_NOTICES_S)
         log.info("%s ends", lease.id)
         return over
 

@@ -6,6 +6,7 @@ from nimble_jobs.courier import Courier
 from nimble_jobs.worker.duties import Every
 
 INTERVAL_S = 1.0
+LAST_NOTICES_S = 5.0  # how long a process that leaves tries to send what is due
 
 
 class Send:

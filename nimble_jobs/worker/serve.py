@@ -19,15 +19,13 @@ from nimble_jobs.worker.process import Child, Target
 from nimble_jobs.worker.pruning import Prune
 from nimble_jobs.worker.ranking import Ranking
 from nimble_jobs.worker.reread import Reread
-from nimble_jobs.worker.sending import Send
+from nimble_jobs.worker.sending import LAST_NOTICES_S, Send
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.supervisor import Supervisor
 from nimble_jobs.worker.upkeep import Recover, Sweep
 
 log = logging.getLogger(__name__)
-
-LAST_NOTICES_S = 5.0  # how long a worker that leaves tries to send what is due
 
 
 def duties_of(store: Store) -> tuple[Duty, ...]:

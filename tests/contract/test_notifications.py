@@ -16,6 +16,7 @@ from nimble_jobs.job import Job
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.notices import NoticeState
+from tests import timers
 from tests.configured import configure
 from tests.receiver import Receiver, receiving
 
@@ -426,3 +427,15 @@ def test_prune(store: Store, receiver: Receiver) -> None:
     run(store, hook(receiver), error="bad")
     assert store.outbox.prune(NOW + 1) == 1
     assert store.outbox.counts() == {NoticeState.PENDING: 1}
+
+
+def test_missed_ticks(store: Store, receiver: Receiver, tmp_path: Path) -> None:
+    """One look at a timer that missed several ticks makes one notification, in the transaction of their rows."""
+    allow(store, receiver)
+    timers.add(store, tmp_path / "work", catch_up="none", **{"notify.on": ["missed"], "notify.webhook": receiver.url})
+    timers.fire(store, timers.NOON + 3 * timers.HOUR + 600)
+    (notice,) = store.outbox.list()
+    assert (notice.event, notice.name, notice.body["ticks"]) == ("missed", "nightly", 3)
+    assert notice.body["text"].startswith(
+        "nightly: missed: 3 ticks, 2027-03-01 13:00 UTC to 2027-03-01 15:00 UTC: nobody fired it in time"
+    )

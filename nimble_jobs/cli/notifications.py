@@ -1,0 +1,149 @@
+"""Commands about notifications: notifications ls, retry, test."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli.filters import Kind
+from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.errors import JobFailed, UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store
+    from nimble_jobs.store.notices import Notice
+
+app = typer.Typer(name="notifications", help="Who was told what, and what could not be told yet.", no_args_is_help=True)
+
+KEYS = {
+    "id": Kind.TEXT,
+    "event": Kind.TEXT,
+    "name": Kind.TEXT,
+    "job": Kind.TEXT,
+    "channel": Kind.TEXT,
+    "target": Kind.TEXT,
+    "state": Kind.TEXT,
+    "attempts": Kind.NUMBER,
+    "created_at": Kind.TIME,
+    "next_at": Kind.TIME,
+    "sent_at": Kind.TIME,
+    "error": Kind.TEXT,
+}
+_STYLES = {"sent": "green", "given_up": "bold red", "pending": "yellow"}
+COLUMNS = (
+    Column(header="ID", cell=lambda row: row["id"]),
+    Column(header="EVENT", cell=lambda row: row["event"]),
+    Column(header="NAME", cell=lambda row: row["name"], flexible=True),
+    Column(header="CHANNEL", cell=lambda row: row["channel"]),
+    Column(header="STATE", cell=lambda row: row["state"], style=lambda row: _STYLES[row["state"]]),
+    Column(header="TRIES", cell=lambda row: str(row["attempts"]), justify="right"),
+    Column(header="AGE", cell=lambda row: render.duration(row["age_s"]), justify="right"),
+    Column(header="TARGET", cell=lambda row: row["target"], flexible=True, gives_first=True, from_width=120),
+    Column(header="ERROR", cell=lambda row: row["error"] or "-", flexible=True, gives_first=True),
+)
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    filters: options.Filters = None,
+    sort: options.Sort = None,
+    limit: options.Limit = None,
+    quiet: options.IdsOnly = False,
+    json: options.Json = False,
+) -> None:
+    """List notifications, newest first: what was sent, what is still tried and why, what was given up."""
+    now = time.time()
+    with options.store(ctx) as store:
+        rows = [_row(notice, now) for notice in store.outbox.list()]
+        waiting = any(row["state"] == "pending" for row in rows)
+        nobody = waiting and not store.workers.live()
+        problem = store.settings.problem if waiting else None
+    chosen = Selection(filters=filters or (), sort=sort, limit=limit).apply(rows, KEYS)
+    if nobody:
+        output.note("nobody is there to send what is pending; a worker does, and so does: nimble-jobs cron serve")
+    if problem is not None:
+        output.note(f"config.yaml is not valid, so what it says is not used:\n{problem}")
+    shown = [{key: row[key] for key in KEYS} for row in chosen] if json else chosen
+    print_rows(shown, COLUMNS, id_key="id", json=json, quiet=quiet, empty="no notifications")
+
+
+@app.command()
+def retry(
+    ctx: typer.Context,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Ids, or their beginnings.", show_default=False),
+    ] = None,
+    given_up: Annotated[bool, typer.Option("--given-up", help="All that were given up.")] = False,
+) -> None:
+    """Try notifications again now. They get as much time as new ones."""
+    if bool(ids) == given_up:
+        raise UsageError("name notifications, or give --given-up")
+    with options.store(ctx) as store:
+        for notice_id in store.outbox.retry(None if given_up else ids, time.time()):
+            output.emit(notice_id)
+
+
+@app.command("test")
+def send_test(
+    ctx: typer.Context,
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="SPEC", help="A spec with notify; default: config.yaml.", show_default=False),
+    ] = None,
+) -> None:
+    """Send a test notification to each target now, from here, and say how it went. Exits 100 when one failed.
+
+    Variables such as ${HOOK_URL} are looked up in the environment of this command; workers look in theirs.
+    """
+    from nimble_jobs.courier.trial import try_all
+    from nimble_jobs.spec import dump, load
+
+    loaded = None if spec is None else load(spec, check_files=False)
+    settings = options.configured(ctx)
+    results = try_all(settings.notify, dump(loaded)["notify"] if loaded else None)
+    if not results:
+        raise UsageError("nobody is told anything: neither config.yaml nor the spec names a webhook, command or ping")
+    for channel, target, error in results:
+        output.emit(f"{channel} {target}: {error or 'taken'}")
+    if any(error for _, _, error in results):
+        raise JobFailed("not every target took the test notification")
+
+
+def warnings(store: Store) -> list[tuple[str, str]]:
+    """What an operator should know, for `doctor`: status and text."""
+    from nimble_jobs.store.notices import NoticeState
+
+    counts = store.outbox.counts()
+    found: list[tuple[str, str]] = []
+    given_up = counts.get(NoticeState.GIVEN_UP, 0)
+    if given_up:
+        text = f"{given_up} given up; see them with: nimble-jobs notifications ls --filter state=given_up"
+        found.append(("problem", text))
+    failing = [n for n in store.outbox.list(states=[NoticeState.PENDING], limit=1000) if n.error]
+    if failing:
+        found.append(("note", f"{len(failing)} are tried again; the newest error: {failing[0].error}"))
+    return found
+
+
+def _row(notice: Notice, now: float) -> Row:
+    return {
+        "id": notice.id,
+        "event": notice.event,
+        "name": notice.name,
+        "job": notice.job_id,
+        "channel": notice.channel,
+        "target": notice.target,
+        "state": notice.state.value,
+        "attempts": notice.attempts,
+        "created_at": output.iso(notice.created_at),
+        "next_at": output.iso(notice.next_at) if notice.state == "pending" else None,
+        "sent_at": output.iso(notice.sent_at),
+        "error": notice.error,
+        "age_s": now - notice.created_at,
+    }
