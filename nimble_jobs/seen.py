@@ -82,6 +82,7 @@ class FileList:
 
     root: str  # the source's folder, links resolved
     listed_at: float  # Unix seconds
+    after_run: int  # number of the newest run of this folder that was known then; 0: none was
     counts: Counts
     files: Sequence[InputFile]  # sorted by path, each one `wanted`
 
@@ -93,6 +94,7 @@ class Scored:
     root: str  # the source's folder
     model: str  # identity of the model that scored, SHA-256 in hex
     listed_at: float  # Unix seconds
+    after_run: int  # as in the list
     files: Sequence[InputFile]
 
 

@@ -49,7 +49,7 @@ def mark(folder: Path, count: int) -> str:
     with open_store(resolve(str(folder / "home"))) as store:
         job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
-        scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, files=Files(0, count))
+        scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=0, files=Files(0, count))
         start = time.perf_counter()
         store.jobs.finish(job.id, 1, outputs={}, timings={}, schedule={}, scored=scored, now=_NOW)
         took = time.perf_counter() - start
@@ -74,7 +74,7 @@ def add(folder: Path, count: int) -> str:
     with open_store(resolve(str(folder / "home"))) as store:
         job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
-        scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, files=Files(count, count + _NEW))
+        scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=1, files=Files(count, count + _NEW))
         start = time.perf_counter()
         store.jobs.finish(job.id, 1, outputs={}, timings={}, schedule={}, scored=scored, now=_NOW)
         return f"{time.perf_counter() - start:.3f} s"

@@ -74,8 +74,8 @@ def find_list(path: Path, job_id: str) -> FileList | None:
 
 
 def _lines(files: FileList) -> Iterator[bytes]:
-    head = {"version": 1, "root": files.root, "listed_at": files.listed_at, "counts": files.counts.to_json()}
-    yield _line(head | {"files": len(files.files)})
+    head = {"version": 1, "root": files.root, "listed_at": files.listed_at}
+    yield _line(head | {"after_run": files.after_run, "counts": files.counts.to_json(), "files": len(files.files)})
     for f in files.files:
         yield _line([f.path, f.size, f.mtime_ns, f.inode])
 
@@ -101,4 +101,10 @@ def _read(lines: Iterator[bytes]) -> FileList:
         files.append(InputFile(path=path, size=size, mtime_ns=mtime_ns, inode=inode))
     if next(lines).decode() != f"{digest.hexdigest()}\n":
         raise ValueError("not what was written")
-    return FileList(root=head["root"], listed_at=head["listed_at"], counts=Counts(**head["counts"]), files=files)
+    return FileList(
+        root=head["root"],
+        listed_at=head["listed_at"],
+        after_run=head["after_run"],
+        counts=Counts(**head["counts"]),
+        files=files,
+    )

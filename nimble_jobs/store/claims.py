@@ -198,7 +198,8 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
     name = session.execute(select(JobRow.name).where(JobRow.id == job_id)).scalar_one()
     overlap = mark(session, name, job_id, scored, now)
     if overlap:
-        text = f"{overlap:,} of its files were scored by a later job of this name, too, which ended first"
+        files = "file was" if overlap == 1 else "files were"
+        text = f"{overlap:,} {files} scored by another job of this name, too, which was at work at the same time"
         record_event(session, "overlap", text, now=now, job=job_id, attempt=attempt)
 
 

@@ -47,6 +47,12 @@ class SeenFiles:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    def newest_run(self, name: str, root: str) -> int:
+        """The number of the run that was the last to add files; 0 for none. Numbers grow, whatever the clock does."""
+        query = select(func.max(SeenRunRow.id)).join(SeenSourceRow, SeenSourceRow.id == SeenRunRow.source)
+        query = query.where(SeenSourceRow.name == name, SeenSourceRow.root == root)
+        return self._db.read(lambda session: session.scalar(query)) or 0
+
     def compare(self, name: str, root: str, files: Iterable[InputFile]) -> Iterator[tuple[InputFile, Seen | None]]:
         """Each file with what is known of its path. Looked up in batches, so that neither side is held whole."""
         source = self._db.read(lambda session: _source(session, name, root))
@@ -123,7 +129,8 @@ class SeenFiles:
 def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> int:
     """Add a job's files to the set, in the transaction in which the job succeeds.
 
-    A file that another job, which listed it later, has added meanwhile stays as that job saw it. Returns how many did.
+    A file that another job has added since this one listed it, as it was later or at the same time, stays as that job
+    saw it. Returns how many files both have scored.
     """
     source = _source(session, name, scored.root)
     if source is None:
@@ -131,26 +138,27 @@ def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> i
         session.add(row)
         session.flush()
         source = row.id
+    others = select(SeenRunRow.id).where(SeenRunRow.source == source, SeenRunRow.id > scored.after_run)
+    newer = list(session.scalars(others))
     run = SeenRunRow(source=source, job=job, model=scored.model, listed_at=scored.listed_at, at=now)
     session.add(run)
     session.flush()
-    later = select(SeenRunRow.id).where(SeenRunRow.source == source, SeenRunRow.listed_at > scored.listed_at)
-    newer = list(session.scalars(later))
-    kept = 0
+    both = 0
     for batch in _batches(scored.files, _AT_ONCE if newer else _INSERTED_AT_ONCE):
-        theirs: set[str] = set()
+        theirs: dict[str, int] = {}
         if newer:
-            query = select(_FILES.c.path).where(_FILES.c.source == source, _FILES.c.run.in_(newer))
-            theirs = set(session.scalars(query.where(_FILES.c.path.in_([file.path for file in batch]))))
-            kept += len(theirs)
+            query = select(_FILES.c.path, _FILES.c.mtime_ns).where(_FILES.c.source == source, _FILES.c.run.in_(newer))
+            query = query.where(_FILES.c.path.in_([file.path for file in batch]))
+            theirs = {row.path: row.mtime_ns for row in session.execute(query)}
+            both += len(theirs)
         rows = [
             {"source": source, "path": f.path, "size": f.size, "mtime_ns": f.mtime_ns, "run": run.id}
             for f in batch
-            if f.path not in theirs
+            if f.path not in theirs or theirs[f.path] < f.mtime_ns
         ]
         if rows:
             session.execute(_upsert(session), rows)
-    return kept
+    return both
 
 
 def _upsert(session: Session) -> Executable:

@@ -40,7 +40,13 @@ class Work:
     def scored(self, left: dict[str, str]) -> Scored:
         """What is seen once the job has succeeded: all of the list but those left."""
         files = [file for file in self.files.files if file.path not in left]
-        return Scored(root=self.files.root, model=self.model, listed_at=self.files.listed_at, files=files)
+        return Scored(
+            root=self.files.root,
+            model=self.model,
+            listed_at=self.files.listed_at,
+            after_run=self.files.after_run,
+            files=files,
+        )
 
     def counts(self, left: dict[str, str]) -> Counts:
         """With what became of the listed files since."""
@@ -125,6 +131,7 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
     unusable: list[str] = []
     with context.store.builds.turn(_lock_key(spec.name, root), limit_s=float("inf"), waiting=_waiting(context)):
         others = _elsewhere(context, root)
+        after_run = context.store.seen.newest_run(spec.name, root)
         listed = _watched(context, list_input(spec.input))
         for file, seen in context.store.seen.compare(spec.name, root, listed):
             kind = kind_of(
@@ -148,7 +155,7 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
         _refuse_changed(wanted, changed)
         counts = Counts(listed=kinds.total(), **{kind.value: n for kind, n in kinds.items()})
         files.sort(key=lambda file: file.path)
-        found = FileList(root=root, listed_at=now, counts=counts, files=files)
+        found = FileList(root=root, listed_at=now, after_run=after_run, counts=counts, files=files)
         if files:  # before the next one lists
             found = _keep(context, found)
     if unusable:
