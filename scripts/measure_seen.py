@@ -44,29 +44,40 @@ class Files(Sequence[InputFile]):
         return (self[i] for i in range(len(self)))
 
 
+class Watch:
+    """Seconds on the wall, and on a processor, since it was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> str:
+        """Both, as text."""
+        return f"{time.perf_counter() - self._wall:.3g} s, {time.process_time() - self._cpu:.3g} s on a processor"
+
+
 def mark(folder: Path, count: int) -> str:
     """One job has scored all files, and succeeds."""
     with open_store(resolve(str(folder / "home"))) as store:
         job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
         scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=0, files=Files(0, count))
-        start = time.perf_counter()
+        watch = Watch()
         store.jobs.finish(job.id, 1, outputs={}, timings={}, schedule={}, scored=scored, now=_NOW)
-        took = time.perf_counter() - start
-    return f"{took:.1f} s, database {(folder / 'home' / DATABASE).stat().st_size / 2**20:.0f} MiB"
+        took = watch.read()
+    return f"{took}, database {(folder / 'home' / DATABASE).stat().st_size / 2**20:.0f} MiB"
 
 
 def compare(folder: Path, count: int) -> str:
     """The next job finds the files that are new among them."""
     with open_store(resolve(str(folder / "home"))) as store:
-        start = time.perf_counter()
+        watch = Watch()
         kinds = Counter(
             kind_of(file, seen, model="0" * 64, settle_s=60, changed="rescore", model_change="new", now=_NOW)
             for file, seen in store.seen.compare("n", "/in", Files(0, count + _NEW))
         )
-        took = time.perf_counter() - start
+        took = watch.read()
     assert kinds == {Kind.SKIPPED: count, Kind.NEW: _NEW}, kinds
-    return f"{took:.1f} s"
+    return took
 
 
 def add(folder: Path, count: int) -> str:
@@ -75,17 +86,17 @@ def add(folder: Path, count: int) -> str:
         job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
         scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=1, files=Files(count, count + _NEW))
-        start = time.perf_counter()
+        watch = Watch()
         store.jobs.finish(job.id, 1, outputs={}, timings={}, schedule={}, scored=scored, now=_NOW)
-        return f"{time.perf_counter() - start:.3f} s"
+        return watch.read()
 
 
 def forget(folder: Path, count: int) -> str:
     """Everything is forgotten again."""
     with open_store(resolve(str(folder / "home"))) as store:
-        start = time.perf_counter()
+        watch = Watch()
         assert store.seen.forget("n", now=_NOW) == count + _NEW
-        return f"{time.perf_counter() - start:.1f} s"
+        return watch.read()
 
 
 def listing(folder: Path, count: int) -> str:
@@ -93,9 +104,9 @@ def listing(folder: Path, count: int) -> str:
     (folder / "in").mkdir()
     for n in range(count):
         (folder / "in" / f"{n:07}.png").touch()
-    start = time.perf_counter()
+    watch = Watch()
     assert sum(1 for _ in list_input(InputSpec(source=str(folder / "in"), format="images"))) == count
-    return f"{time.perf_counter() - start:.2f} s"
+    return watch.read()
 
 
 def _measured(work: Callable[[Path, int], str], folder: Path, count: int) -> str:

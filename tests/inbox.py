@@ -49,6 +49,7 @@ class Inbox:
         self.settings: dict[str, Any] = {}
         self.model: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
+        self.output: dict[str, Any] = {}
         self.source = str(self.folder)
         self._count = 0
 
@@ -80,7 +81,12 @@ class Inbox:
             "model": {"source": f"python:{self.base}/model.py:Mean", **self.model},
             "input": {"source": self.source, "format": self.format, "batch_size": 4, "only_new": self.settings},
             "schedule": {"on_miss": "eager"},
-            "output": {"path": str(self.base / f"out-{self._count}"), "format": "jsonl", "fields": ["id", "logits"]},
+            "output": {
+                "path": str(self.base / f"out-{self._count}"),
+                "format": "jsonl",
+                "fields": ["id", "logits"],
+                **self.output,
+            },
             "run": self.run,
         }
         if self.format == "csv":

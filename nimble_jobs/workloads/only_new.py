@@ -16,7 +16,7 @@ from nimble_jobs.data.file_list import find_list, keep_list
 from nimble_jobs.data.listing import list_input, root_of
 from nimble_jobs.data.publish import outputs, published
 from nimble_jobs.data.source import stamp_of
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, OutputExists
 from nimble_jobs.job import JobState
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, kind_of
@@ -168,7 +168,15 @@ def _keep(context: JobContext, files: FileList) -> FileList:
     output, job = context.spec.output, context.job
 
     def keep() -> FileList:
-        check_writable(output, context.store.publications, job.id)
+        try:
+            check_writable(output, context.store.publications, job.id)
+        except OutputExists as e:
+            if output.path.is_symlink():
+                raise
+            how = "output.path=FOLDER after the spec, or a template of the tick with cron"
+            raise OutputExists(
+                f"{output.path}: exists already; expected a folder of its own for each run of input.only_new: {how}"
+            ) from e
         return keep_list(output.path, job.id, job.attempt, files)
 
     return context.patience.through(keep, begun=False)

@@ -17,8 +17,9 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
+from nimble_jobs.worker.executor import execute
 from nimble_jobs.workloads import score
-from nimble_jobs.workloads.context import JobContext, Outcome
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from tests.cli import Cli
 from tests.inbox import Inbox, Killed, age, counts
 
@@ -346,3 +347,94 @@ def test_seen_commands(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None
     assert inbox.ids(inbox.job()) == ["a.npy:0", "a.npy:1", "b.npy:0", "b.npy:1"]
     assert cli("seen", "forget", "n", "--yes", "--json").json == {"name": "n", "files": 3, "forgotten": True}
     assert cli("seen", "ls", "--json").json == []
+
+
+def test_a_folder_that_is_taken(inbox: Inbox) -> None:
+    """A second run into the same folder stops before it scores, and says what it needs; nothing is lost."""
+    inbox.put("a.npy")
+    first = inbox.job()
+    inbox.put("b.npy")
+    inbox._count -= 1
+    second = inbox.job()
+    assert second.state is JobState.FAILED
+    assert "expected a folder of its own for each run of input.only_new" in str(second.error)
+    assert inbox.ids(first) == ["a.npy:0", "a.npy:1"]
+    assert inbox.ids(inbox.job()) == ["b.npy:0", "b.npy:1"]
+
+
+def test_shards_of_an_earlier_attempt_are_kept(pictures: Inbox) -> None:
+    """A picture that was read and then written to stays in its shard, once; it is not seen. Later shards go on."""
+    for i in range(6):
+        pictures.put(f"{i}.png", 10 * i)
+    pictures.output = {"shard_size": 2}
+    pictures.submit()
+    shards: list[int] = []
+
+    def run(context: JobContext) -> Outcome:
+        def stop() -> Stop:
+            if len(shards) == 1:
+                raise Killed
+            return context.stop()
+
+        def report(**given: Any) -> None:
+            if given.get("done") == 2:
+                shards.append(1)
+            context.report(**given)
+
+        return score.run(JobContext(**{**vars(context), "stop": stop, "report": report}))
+
+    assert pictures.work(run).state is JobState.QUEUED
+    pictures.put("0.png", 99, age_s=500)
+    pictures.put("zz.png")
+    done = pictures.work()
+    assert done.state is JobState.SUCCEEDED
+    assert pictures.ids(done) == [f"{i}.png" for i in range(6)]
+    assert counts(done) == {"listed": 6, "new": 6, "moved": 1}
+    assert sorted(pictures.seen()) == [f"{i}.png" for i in range(1, 6)]
+    last = pictures.job()
+    assert pictures.ids(last) == ["0.png", "zz.png"]
+
+
+def test_a_stale_attempt_publishes_first(inbox: Inbox) -> None:
+    """An overtaken attempt puts its folder in place at the last moment: the newer one takes it, and its marks."""
+    inbox.put("a.npy")
+    inbox.put("b.npy")
+    inbox.run = {"error_threshold": 0.6}
+    inbox.submit()
+    old = inbox.claim()
+
+    def stale(context: JobContext) -> Outcome:
+        outcome = score.run(context)
+        inbox.lose(old)
+        return outcome
+
+    execute(old, type(inbox.station)(**{**vars(inbox.station), "run": stale}))
+    assert inbox.seen() == {}
+    done = inbox.work()
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
+    assert sorted(inbox.seen()) == ["a.npy", "b.npy"]
+
+
+def test_pipes_and_broken_links(inbox: Inbox) -> None:
+    """They are counted and named, keep nobody waiting, and are new once they are files."""
+    os.mkfifo(inbox.folder / "a.npy")
+    inbox.put("b.npy")
+    job = inbox.job()
+    assert counts(job) == {"listed": 2, "new": 1, "unusable": 1}
+    (event,) = [e for e in inbox.store.jobs.events(job.id) if e.kind == "unusable"]
+    assert event.message == "1 are no files that can be read, and are left out: a.npy"
+    (inbox.folder / "a.npy").unlink()
+    inbox.put("a.npy")
+    assert inbox.ids(inbox.job()) == ["a.npy:0", "a.npy:1"]
+
+
+def test_a_list_that_was_lost(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published, but nobody knows what: the job succeeds, says so, and the next run scores the files again."""
+    inbox.put("a.npy")
+    inbox.submit()
+    job = inbox.work(dying("after", monkeypatch))
+    (inbox.base / f".out-1.{job.id}" / "files.jsonl").write_text("?")
+    done = inbox.work()
+    assert done.state is JobState.SUCCEEDED
+    assert [e.kind for e in inbox.store.jobs.events(job.id)].count("list-gone") == 1
+    assert inbox.ids(inbox.job()) == inbox.ids(done)
