@@ -195,6 +195,9 @@ class Schedule:
     kernels: str = "eager"  # eager | inductor | epilogues | max-autotune: whose kernels the tasks are
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
     folded: tuple[tuple[str, str], ...] = ()  # convolutions of the module, each with the normalisation folded into it
+    merged: tuple[
+        tuple[str, ...], ...
+    ] = ()  # linear layers of the module that read the same, each group over one weight
     compiled: tuple[CompiledKernel, ...] = ()  # where kernels is not eager; empty: they must be compiled again
     binaries: str | None = None  # SHA-256 of the artifact that holds their machine code
     in_flight: int = 1  # instances that a worker keeps busy at once
@@ -238,6 +241,7 @@ class Schedule:
                     "offsets": tuple(raw["offsets"]),
                     "durations_us": tuple(raw["durations_us"]),
                     "folded": tuple((c, n) for c, n in raw["folded"]),
+                    "merged": tuple(tuple(group) for group in raw.get("merged", ())),
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                     "stages": tuple((name, seconds) for name, seconds in raw["stages"]),

@@ -43,9 +43,10 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if "graph" in found:
         folded = f", {found['folded']:,} normalisations folded" if found["folded"] else ""
+        merged = f", {found['merged']:,} linear layers merged" if found["merged"] else ""
         error = "not finite" if found["error"] is None else f"{found['error']:.2g}"
         lines += [
-            ("kernels", f"{found['kernels']}, layout {found['layout']}{folded}"),
+            ("kernels", f"{found['kernels']}, layout {found['layout']}{folded}{merged}"),
             ("in flight", f"{found['in_flight']:,}"),
             ("error", f"{error} against eager, tolerance {found['tolerance']:.2g}"),
         ]

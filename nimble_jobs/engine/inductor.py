@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine import epilogues as ways
+from nimble_jobs.engine import shared_products
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
@@ -46,9 +47,9 @@ def compile_module(
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
-    `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, convolutions run
-    together with what follows them where that is faster there. Raises CannotRecord, at the first call, where the module
-    cannot be compiled whole.
+    `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, equal products run once, and
+    convolutions together with what follows them where that is faster there. Raises CannotRecord, at the first call,
+    where the module cannot be compiled whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
@@ -74,15 +75,16 @@ def compile_module(
 
 
 def _epilogues_on(device: torch.device) -> Any:
-    """`choose_ways` as a pass of Inductor's."""
+    """`share_products` and `choose_ways` as a pass of Inductor's."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Epilogues(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
+            shared_products.share_products(graph)
             ways.choose_ways(graph, device)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((ways.__file__,), torch.cuda.get_device_name(device))
+            return get_hash_for_files((ways.__file__, shared_products.__file__), torch.cuda.get_device_name(device))
 
     return Epilogues()
 

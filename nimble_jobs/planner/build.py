@@ -190,6 +190,7 @@ def _built(
         kernels=found.source.kernels,
         layout=found.source.layout,
         folded=found.source.folded,
+        merged=found.source.merged,
         compiled=compiled,
         binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
         in_flight=found.in_flight,

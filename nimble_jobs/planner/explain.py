@@ -52,6 +52,7 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
         "kernels": schedule.kernels,
         "layout": schedule.layout,
         "folded": len(schedule.folded),
+        "merged": sum(len(group) for group in schedule.merged),
         "in_flight": schedule.in_flight,
         "replay_us": schedule.replay_us,
         "eager_us": schedule.eager_us,

@@ -49,7 +49,7 @@ def foldable(program: Program, module: nn.Module) -> Pairs:
         before = program.tasks[writers[between][0]]
         if not before.op.startswith(_CONVOLUTIONS):
             continue
-        pair = (_owner(before.args[1], names), _owner(task.args[1], names))
+        pair = (owner(before.args[1], names), owner(task.args[1], names))
         if None not in pair and _folds(module, *pair, ends=(before.args[1], task.args[1]), readers=readers):
             pairs.append(pair)
     uses = Counter(name for pair in pairs for name in pair)
@@ -90,7 +90,7 @@ def _fold(convolution: nn.modules.conv._ConvNd, normalisation: nn.modules.batchn
     convolution.bias = nn.Parameter(moved.to(weight.dtype), requires_grad=False)
 
 
-def _owner(argument: Arg, names: dict[int, str]) -> str | None:
+def owner(argument: Arg, names: dict[int, str]) -> str | None:
     """The module whose parameter `weight` this argument is."""
     name = names.get(argument.buffer) if isinstance(argument, View) else None
     return name.removesuffix(_WEIGHT) if name is not None and name.endswith(_WEIGHT) else None
@@ -116,13 +116,13 @@ def _folds(
         and type(second) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         and not second.training
         and second.running_mean is not None
-        and _plain(first)
-        and _plain(second)
+        and is_plain(first)
+        and is_plain(second)
         and all(isinstance(end, View) and len(readers[end.buffer]) == 1 for end in ends)
     )
 
 
-def _plain(child: nn.Module) -> bool:
+def is_plain(child: nn.Module) -> bool:
     """Whether a call of the child is its forward method and nothing else."""
     hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
     return not any(hooks) and not parametrize.is_parametrized(child) and "forward" not in vars(child)

@@ -111,7 +111,7 @@ class InFlight:
         self._told(name)
         try:
             with self._clock.time("capture"):
-                module = self._variants.use(found.source.layout, found.source.folded)
+                module = self._variants.use(found.source)
                 instances = capture_several(found.recording, found.plan, module, self._device, count, found.memory)
             try:
                 with self._clock.time("measure"):

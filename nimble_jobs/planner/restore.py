@@ -59,7 +59,7 @@ def restore(
     variants = Variants(module)
     instances: tuple[Instance, ...] = ()
     try:
-        bound = variants.use(source.layout, source.folded)
+        bound = variants.use(source)
         if own:
             compact(bound, device)
         recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))
@@ -73,7 +73,7 @@ def restore(
     except BaseException:
         for instance in instances:
             instance.close()
-        variants.use("given")
+        variants.use()
         raise
     return Restored(schedule=schedule, module=bound, instances=instances)
 
@@ -119,7 +119,7 @@ def check_loaded(
 def source_of(schedule: Schedule) -> Source:
     """The kernels and the memory format of a schedule."""
     kernels, layout = cast(Kernels, schedule.kernels), cast(Layout, schedule.layout)
-    return Source(kernels=kernels, layout=layout, folded=schedule.folded)
+    return Source(kernels=kernels, layout=layout, folded=schedule.folded, merged=schedule.merged)
 
 
 def recording_of(material: Material, record: Callable[[], Recording]) -> Recording:

@@ -32,6 +32,7 @@ from nimble_jobs.planner.candidate import Found, failed, left_out
 from nimble_jobs.planner.contest import CLEARLY, Contest, contest
 from nimble_jobs.planner.fold import Pairs, foldable
 from nimble_jobs.planner.in_flight import InFlight
+from nimble_jobs.planner.merge import Groups, mergeable
 from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.plans import capture_several, durations_us, plans_with_streams
 from nimble_jobs.planner.samples import Samples
@@ -83,6 +84,7 @@ class Search:
         self._variants = Variants(module)
         self._samples: Samples | None = None
         self._pairs: Pairs = ()
+        self._groups: Groups = ()
         limit = options.memory_bytes
         self._available_bytes = devices.memory_bytes(device) if limit is None else limit
         self._deadline = time.monotonic() + options.budget_s
@@ -116,12 +118,12 @@ class Search:
                 found = self._in_flight(found.recording).most_records(found, self.passed)
             self.contest = self._against_eager(found) if found.failure is None else None
             if self.contest is not None and self.contest.eager_wins:
-                return replace(found, module=self._variants.use("given"))
-            found = replace(found, module=self._variants.use(found.source.layout, found.source.folded))
+                return replace(found, module=self._variants.use())
+            found = replace(found, module=self._variants.use(found.source))
             self._variants.settle()
             return found
         except BaseException:
-            self._variants.use("given")
+            self._variants.use()
             raise
 
     def _against_eager(self, found: Found) -> Contest | None:
@@ -134,7 +136,7 @@ class Search:
         once_us = self._batch / found.candidate.records_per_s * 1e6 if found.candidate.records_per_s else 0.0
         if once_us < CLEARLY * self._eager_us:
             return None
-        module = self._variants.use(found.source.layout, found.source.folded)
+        module = self._variants.use(found.source)
         count = found.in_flight
         instances = capture_several(found.recording, found.plan, module, self._device, count, found.memory)
         try:
@@ -186,12 +188,20 @@ class Search:
             self._left_out("inductor kernels", f"not tried: {untested}")
         elif self._options.fuse != "off":
             compilers: list[Kernels] = ["inductor"]
-            if layout == "channels-last":
+            if layout == "channels-last" or self._groups:
                 compilers.append("epilogues")
             if self._options.fuse == "max":
                 compilers.append("max-autotune")
             # the same kernels do less work over folded weights
-            sources += [Source(kernels=kernels, layout=layout, folded=self._pairs) for kernels in compilers]
+            sources += [
+                Source(
+                    kernels=kernels,
+                    layout=layout,
+                    folded=self._pairs,
+                    merged=self._groups if kernels == "epilogues" else (),
+                )
+                for kernels in compilers
+            ]
         return sources
 
     def _try(self, source: Source, *, must: bool = False) -> Found | None:
@@ -201,10 +211,11 @@ class Search:
         try:
             with self.clock.time("record"):
                 put_back()
-                module = self._variants.use(source.layout, source.folded)
+                module = self._variants.use(source)
                 recording = record_source(module, source, self._inputs, self._device)
             if must and self._options.fold:
                 self._pairs = foldable(recording.program, module)
+                self._groups = mergeable(recording.program, module)
             with self.clock.time("plan"):
                 single, facts = graph.single_stream(recording.program)
                 memory = arena_plan(recording.program, single)
@@ -241,7 +252,7 @@ class Search:
             self._left_out(f"{source.name}, several streams", why_not)
         if not plans:
             return
-        module = self._variants.use(source.layout, source.folded)
+        module = self._variants.use(source)
         for plan, known in plans:
             if not self._spent(_name(source, plan), plan.streams):
                 self._measure(source, module, recording, plan, known, durations, single=one)

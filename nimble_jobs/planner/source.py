@@ -15,6 +15,7 @@ from nimble_jobs.engine.inductor import compile_module
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.planner.fold import Pairs, folded
+from nimble_jobs.planner.merge import Groups, merge
 from nimble_jobs.schedule import Program
 
 Kernels = Literal["eager", "inductor", "epilogues", "max-autotune"]
@@ -28,6 +29,7 @@ class Source:
     kernels: Kernels
     layout: Layout
     folded: Pairs = ()  # convolutions, each with the normalisation that is folded into it
+    merged: Groups = ()  # linear layers that read the same, each group over one weight
 
     @property
     def name(self) -> str:
@@ -35,46 +37,63 @@ class Source:
         words = {
             "eager": "eager kernels",
             "inductor": "inductor kernels",
-            "epilogues": "inductor kernels, fused convolutions",
+            "epilogues": "inductor kernels, fused convolutions" if self.layout != "given" else "inductor kernels",
             "max-autotune": "max-autotune kernels",
         }
         last = ", channels-last" if self.layout == "channels-last" else ""
-        return words[self.kernels] + last + (", folded" if self.folded else "")
+        return (
+            words[self.kernels]
+            + last
+            + (", folded" if self.folded else "")
+            + (", merged products" if self.merged else "")
+        )
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it is a copy of the module with other weights that is recorded."""
+        return bool(self.folded or self.merged)
+
+
+AS_GIVEN = Source(kernels="eager", layout="given")
 
 
 class Variants:
-    """A module with its four-dimensional weights laid out in another way, or its normalisations folded; and back again
-    exactly.
+    """A module in variants that compute the same: four-dimensional weights laid out in another way, normalisations
+    folded, linear layers merged; and back again exactly.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._given = _images(module)
-        self._folded: tuple[Pairs, nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
+        self._twin: tuple[tuple[Pairs, Groups], nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
 
     @property
     def differ(self) -> bool:
         """Whether there is anything to lay out."""
         return bool(self._given)
 
-    def use(self, layout: Layout, pairs: Pairs = ()) -> nn.Module:
-        """The module to be recorded and bound. Raises EngineError for pairs that the module does not have."""
-        if pairs and (self._folded is None or self._folded[0] != pairs):
+    def use(self, source: Source = AS_GIVEN) -> nn.Module:
+        """The module to be recorded and bound, the given one by default. Raises EngineError for layers that the module
+        does not have.
+        """
+        wanted = (source.folded, source.merged)
+        if source.rewrites and (self._twin is None or self._twin[0] != wanted):
             self._lay_out(self._given, "given")
-            twin = folded(self._module, pairs)
+            twin = folded(self._module, source.folded)
+            merge(twin, source.merged)
             shared = {id(t) for t, _ in self._given}
-            self._folded = (pairs, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
-        self._lay_out(self._given, layout)
-        if not pairs or self._folded is None:
-            self._folded = None  # its weights take memory
+            self._twin = (wanted, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
+        self._lay_out(self._given, source.layout)
+        if not source.rewrites or self._twin is None:
+            self._twin = None  # its weights take memory
             return self._module
-        self._lay_out(self._folded[2], layout)
-        return self._folded[1]
+        self._lay_out(self._twin[2], source.layout)
+        return self._twin[1]
 
     def settle(self) -> None:
         """Let the weights stay as they lie now, and let go of how they were given."""
         self._given = []
-        self._folded = None
+        self._twin = None
 
     @staticmethod
     def _lay_out(tensors: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> None:

@@ -50,7 +50,7 @@ class LiveStep:
         """Lay weights, state and inputs out, with the values that they had at first."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what is laid out in a large free block would keep all of it
-        self._variants.use(layout)
+        self._variants.use(Source(kernels="eager", layout=layout))
         self.eager.arithmetic.follow_layout()
         x = self._example["x"]
         images = layout == "channels-last" and x.dim() == 4 and x.is_floating_point()

@@ -13,6 +13,8 @@ from nimble_jobs.engine.epilogues import Group, Way
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
+from nimble_jobs.planner.build import build_best
+from nimble_jobs.planner.options import BuildOptions
 from nimble_jobs.planner.source import Source, Variants, record_source
 
 OPERATORS = {
@@ -48,7 +50,7 @@ def test_each_way_agrees_with_eager(device: torch.device, monkeypatch: pytest.Mo
     torch.manual_seed(0)
     module = Block().eval().to(device, torch.float16)
     variants = Variants(module)
-    bound = variants.use("channels-last")
+    bound = variants.use(Source(kernels="eager", layout="channels-last"))
     x = torch.randn(2, 64, 28, 28, device=device, dtype=torch.float16)
     with torch._inductor.config.patch(force_disable_caches=True):
         recording = record_source(bound, Source(kernels="epilogues", layout="channels-last"), {"x": x}, device)
@@ -85,3 +87,40 @@ def test_ways_are_measured(device: torch.device) -> None:
     chosen = epilogues.fastest(group, device)
     assert chosen in times
     assert epilogues.fastest(group, device) == chosen
+
+
+class Attention(nn.Module):
+    """Queries, keys and values read the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (4, 64)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_layers_that_read_the_same_are_one_product(device: torch.device) -> None:
+    """Merged, they are a candidate like others; three products become one, and the schedule is right."""
+    torch.manual_seed(0)
+    module = Attention().eval().to(device, torch.float16)
+    x = torch.randn(2, 64, 256, device=device, dtype=torch.float16)
+    built = build_best(module, {"x": x}, "test", BuildOptions(streams=1, fold=True, tolerance=1e-2), device)
+    built.close()
+    (row,) = (c for c in built.schedule.candidates if c.name == "inductor kernels, merged products, 1 stream")
+    assert row.replay_us is not None, row
+    source = Source(kernels="epilogues", layout="given", merged=(("q", "k", "v"),))
+    bound = Variants(module).use(source)
+    recording = record_source(bound, source, {"x": x}, device)
+    assert sum(task.op.startswith(("aten.addmm", "aten.mm")) for task in recording.program.tasks) == 2
+    plan, _ = graph.make_plan(recording.program, max_streams=1)
+    state = state_of(bound)
+    instance = capture(
+        recording.program, plan, state=state, constants=recording.constants, device=device, kernels=recording.kernels
+    )
+    for seed in range(3):
+        check(instance, module, recording.program.inputs, device, tolerance=1e-2, seed=seed)
+    instance.close()
+    forget_compiled()

@@ -14,7 +14,7 @@ import nimble_jobs
 from nimble_jobs import Nimble
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, UsageError
-from nimble_jobs.planner.source import Variants
+from nimble_jobs.planner.source import Source, Variants
 from nimble_jobs.planner.traces import no_traces
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -480,7 +480,7 @@ def test_release_lays_weights_and_buffers_out_as_they_were() -> None:
     net = Images()
     before, own = strides(net), {n: t.clone() for n, t in net.state_dict().items()}
     nimble = prepared(net, torch.rand(1, 2, 5, 5))
-    Variants(net).use("channels-last")
+    Variants(net).use(Source(kernels="eager", layout="channels-last"))
     assert strides(net) != before
     nimble.release()
     assert strides(net) == before
@@ -494,7 +494,7 @@ def test_a_failure_lays_weights_and_buffers_out_as_they_were() -> None:
 
     def fail() -> None:
         with no_traces(net, torch.device("cpu")):
-            Variants(net).use("channels-last")
+            Variants(net).use(Source(kernels="eager", layout="channels-last"))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

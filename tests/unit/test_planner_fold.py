@@ -11,7 +11,7 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.fold import Pairs, foldable, folded
-from nimble_jobs.planner.source import Variants
+from nimble_jobs.planner.source import Source, Variants
 
 CPU = torch.device("cpu")
 
@@ -92,9 +92,9 @@ def test_variants_come_and_go_without_a_trace() -> None:
     module = net()
     given = {n: (t.data_ptr(), t.stride()) for n, t in module.state_dict().items()}
     variants = Variants(module)
-    twin = variants.use("channels-last", (("plain.0", "plain.1"),))
+    twin = variants.use(Source(kernels="eager", layout="channels-last", folded=(("plain.0", "plain.1"),)))
     assert twin is not module
     assert twin.get_parameter("plain.0.weight").is_contiguous(memory_format=torch.channels_last)
     assert twin.get_parameter("shared.weight").is_contiguous(memory_format=torch.channels_last)
-    assert variants.use("given") is module
+    assert variants.use() is module
     assert {n: (t.data_ptr(), t.stride()) for n, t in module.state_dict().items()} == given

@@ -37,8 +37,8 @@ class Counts(nn.Module):
 
 def found(module: nn.Module, source: Source, replay_us: float) -> Found:
     variants = Variants(module)
-    recording = record_source(variants.use(source.layout), source, {"x": torch.zeros(1, 4, 8, 8)}, CPU)
-    variants.use("given")
+    recording = record_source(variants.use(source), source, {"x": torch.zeros(1, 4, 8, 8)}, CPU)
+    variants.use()
     plan, facts = graph.single_stream(recording.program)
     candidate = replace(left_out(source.name, ""), replay_us=replay_us, records_per_s=1e6 / replay_us, peak_bytes=1000)
     return Found(
