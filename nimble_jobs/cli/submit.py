@@ -136,6 +136,8 @@ def submit(
             sys.stdout.flush()
         if not wait and not _served(store, job):
             output.note(waits.no_worker(job, client.live_workers(store=store)))
+        elif held := waits.paused(job, client.live_workers(store=store)):
+            output.note(held)
         attend = _Attendant(store, quiet=quiet) if wait else None
         if follow:
             ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s, attend=attend)

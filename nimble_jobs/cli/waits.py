@@ -30,17 +30,30 @@ def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
     """Will this worker run such a job, once its turn has come?"""
-    return worker.status != "draining" and (
+    return not _leaves(worker) and (
         job.device == "auto"
         or job.device in (worker.device, worker.device.partition(":")[0])
         or worker.device == "auto"  # it has not said yet which one it found
     )
 
 
+def paused(job: Job, live: Sequence[WorkerInfo]) -> str | None:
+    """That all workers which would run the job are paused, and how to resume them; None where one is not."""
+    takers = [worker for worker in live if takes(worker, job)]
+    if not takers or any(worker.info.get("wanted") != "pause" for worker in takers):
+        return None
+    which = "the worker that would take it is" if len(takers) == 1 else "all workers that would take it are"
+    return f"{which} paused; resume with: nimble-jobs worker resume"
+
+
+def _leaves(worker: WorkerInfo) -> bool:
+    return worker.status == "draining" or worker.info.get("wanted") == "drain"
+
+
 def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
     """That none of the live workers will run the job, and how to start one that does."""
     which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
-    others = sorted({worker.device for worker in live if worker.status != "draining"})
+    others = sorted({worker.device for worker in live if not _leaves(worker)})
     beside = f" (only on {', '.join(others)})" if others else ""
     return f"no worker{which} is running{beside}; {START}{option}"
 
@@ -59,6 +72,8 @@ def _reason(
     takers = [worker for worker in live if takes(worker, job)]
     if not takers:
         return no_worker(job, live)
+    if held := paused(job, live):
+        return held
     free = [worker for worker in takers if worker.id not in busy]
     if free:
         return "a worker is starting" if all(w.status == "starting" for w in free) else "a worker is about to take it"

@@ -1,20 +1,21 @@
-"""Commands about workers: worker start, ls, stop."""
+"""Commands about workers: worker start, ls, stop, and those of `worker_orders`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render, waits
+from nimble_jobs.cli import options, output, render, waits, worker_orders
+from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
-from nimble_jobs.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from nimble_jobs.store.records import WorkerInfo
+    from nimble_jobs.job import Job
+    from nimble_jobs.store import Order, WorkerInfo
+    from nimble_jobs.store.health import Health
 
 app = typer.Typer(
     name="worker", help="Processes that run jobs and keep captured graphs on the device.", no_args_is_help=True
@@ -26,13 +27,18 @@ KEYS = {
     "device": Kind.TEXT,
     "status": Kind.TEXT,
     "job": Kind.TEXT,
+    "phase": Kind.TEXT,
     "health": Kind.TEXT,
     "seen_s": Kind.SECONDS,
     "progress_s": Kind.SECONDS,
+    "stall_s": Kind.SECONDS,
     "started_at": Kind.TIME,
     "up_s": Kind.SECONDS,
     "residents": Kind.TEXTS,
 }
+
+_STILL_S = 60.0  # so long without progress is said in words
+_STATUS = {"pause": "paused", "drain": "draining"}
 
 COLUMNS = (
     Column(header="ID", cell=lambda row: row["id"], flexible=True),
@@ -40,11 +46,8 @@ COLUMNS = (
     Column(header="DEVICE", cell=lambda row: row["device"] or "-"),
     Column(header="STATUS", cell=lambda row: row["health"] or row["status"] or "-"),
     Column(header="JOB", cell=lambda row: row["job"] or "-"),
-    Column(
-        header="PROGRESS",
-        cell=lambda row: "-" if row["progress_s"] is None else f"{render.duration(row['progress_s'])} ago",
-        justify="right",
-    ),
+    Column(header="PHASE", cell=lambda row: row["phase"] or "-"),
+    Column(header="PROGRESS", cell=lambda row: _progress(row)),
     Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right"),
     Column(header="UP", cell=lambda row: render.duration(row["up_s"]), justify="right"),
 )
@@ -70,6 +73,9 @@ def start(
     max_idle_s = options.duration(max_idle, "--max-idle")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)
+    with options.store(ctx) as store:
+        if store.orders.of_all().wanted == "pause":
+            output.note("all workers of this state folder are paused; resume with: nimble-jobs worker resume")
     if detach:
         from nimble_jobs import client
 
@@ -84,6 +90,9 @@ def start(
     raise typer.Exit(
         serve.run(home, device=settings.device, max_idle_s=max_idle_s, gpu_memory_bytes=settings.gpu_memory)
     )
+
+
+worker_orders.register(app)
 
 
 @app.command()
@@ -102,6 +111,8 @@ def ls(
             output.note(row["health_words"])
     if (problem := _config_problem(ctx)) is not None:
         output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
+        for duty, reason in row["failing"].items():
+            output.note(f"worker {row['id']}: {duty} failed, and is tried again: {reason}")
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
@@ -122,28 +133,14 @@ def stop(
 
     timeout_s = options.duration(timeout, "--timeout") or 0.0
     home = options.home(ctx)
-    chosen = _chosen(client.live_workers(home=home), worker_ids or ())
-    if not chosen:
+    leaving = chosen(client.live_workers(home=home), worker_ids or ())
+    if not leaving:
         output.note("no worker is running")
         return
-    for worker in chosen:
+    for worker in leaving:
         output.note(f"worker {worker.id} (process {worker.pid}): asked to leave")
-    client.stop_workers([worker.id for worker in chosen], home=home, timeout_s=timeout_s)
+    client.stop_workers([worker.id for worker in leaving], home=home, timeout_s=timeout_s)
     output.note("gone")
-
-
-def _chosen(live: list[WorkerInfo], wanted: Sequence[str]) -> list[WorkerInfo]:
-    if not wanted:
-        return live
-    chosen: list[WorkerInfo] = []
-    for prefix in wanted:
-        found = [worker for worker in live if worker.id.startswith(prefix)]
-        if not found:
-            raise NotFound(f"no running worker {prefix!r}; see them with: nimble-jobs worker ls")
-        if len(found) > 1:
-            raise UsageError(f"{prefix!r} could be {', '.join(worker.id for worker in found)}; type more of it")
-        chosen += found
-    return chosen
 
 
 def _rows(ctx: typer.Context) -> list[Row]:
@@ -153,24 +150,14 @@ def _rows(ctx: typer.Context) -> list[Row]:
     now = time.time()
     with options.store(ctx) as store:
         live = client.live_workers(store=store)
-        residents = store.schedules.residents([worker.id for worker in live])
-        running = {job.worker: job.id for job in store.jobs.running()}
+        ids = [worker.id for worker in live]
+        residents = store.schedules.residents(ids)
+        orders = store.orders.of_each(ids)
+        running = {job.worker: job for job in store.jobs.running()}
         health = {worker.id: health_of(worker, store.home) for worker in live}
     return [
-        {
-            "id": worker.id,
-            "pid": worker.pid or None,
-            "device": worker.device,
-            "status": worker.status,
-            "job": running.get(worker.id),
-            "health": health[worker.id].state,
-            "health_words": health[worker.id].words or None,
-            "seen_s": _rounded(health[worker.id].seen_s),
-            "progress_s": _rounded(health[worker.id].progress_s),
-            "started_at": output.iso(worker.started_at),
-            "up_s": round(now - worker.started_at, 3),
-            "residents": sorted(key for key, holders in residents.items() if worker.id in holders),
-        }
+        _row(worker, running.get(worker.id), health[worker.id], orders[worker.id], now)
+        | {"residents": sorted(key for key, holders in residents.items() if worker.id in holders)}
         for worker in live
     ]
 
@@ -179,6 +166,34 @@ def _config_problem(ctx: typer.Context) -> str | None:
     from nimble_jobs.settings import Watched
 
     return Watched(options.home(ctx)).problem
+
+
+def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now: float) -> Row:
+    return {
+        "id": worker.id,
+        "pid": worker.pid or None,
+        "device": worker.device,
+        "status": _STATUS.get(order.wanted, worker.status),
+        "job": job.id if job else None,
+        "phase": job.phase if job else None,
+        "health": health.state,
+        "health_words": health.words or None,
+        "seen_s": _rounded(health.seen_s),
+        "progress_s": _rounded(health.progress_s),
+        "stall_s": worker.info.get("stall_s"),
+        "failing": worker.info.get("failing") or {},
+        "started_at": output.iso(worker.started_at),
+        "up_s": round(now - worker.started_at, 3),
+    }
+
+
+def _progress(row: Row) -> str:
+    """Of the job: when there was some; that there is none is said once it is worth a look."""
+    seconds = row["progress_s"]
+    if seconds is None:
+        return "-"
+    since = render.duration(seconds)
+    return f"{since} ago" if seconds < _STILL_S else f"no progress for {since}"
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -9,6 +9,7 @@ from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
 from nimble_jobs.store.timer_records import Due, Tick, TickKind, TickOutcome, Timer, TimerChange, TimerState
 from nimble_jobs.store.timers import Timers
+from nimble_jobs.store.worker_orders import Order, Wanted
 from nimble_jobs.store.workers import WorkerLease, Workers
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Jobs",
     "Lookup",
     "NewJob",
+    "Order",
     "ScheduleEntry",
     "ScheduleState",
     "Schedules",
@@ -32,6 +34,7 @@ __all__ = [
     "TimerState",
     "Timers",
     "Wait",
+    "Wanted",
     "WorkerInfo",
     "WorkerLease",
     "Workers",

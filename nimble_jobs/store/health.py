@@ -51,7 +51,9 @@ def health_of(worker: WorkerInfo, home: Path) -> Health:
         return health("waits", f"{name}: waits until this works again: {reason}")
     if progress_s is not None and progress_s > STILL_S:
         job = worker.info.get("job")
-        return health("still", f"{name}: job {job} has made no progress for {_rounded(progress_s)}")
+        stall_s = worker.info.get("stall_s")
+        end = f"; it is ended after {_rounded(stall_s)} (run.stall)" if stall_s else ""
+        return health("still", f"{name}: job {job} has made no progress for {_rounded(progress_s)}{end}")
     return health(None)
 
 

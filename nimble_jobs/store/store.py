@@ -28,6 +28,7 @@ from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.timers import Timers
+from nimble_jobs.store.worker_orders import WorkerOrders
 from nimble_jobs.store.workers import Workers
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Store:
         self.jobs = Jobs(database)
         self.outbox = Outbox(database)
         self.timers = Timers(database)
+        self.orders = WorkerOrders(database)
         self.expiry = Expiry(database)
         self.schedules = Schedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience)
@@ -76,6 +78,7 @@ class Store:
         """Give up the attempts of workers that hold no lock any more, and forget their residents. Returns the jobs."""
         lost = self.jobs.recover(self.workers.alive, now)
         self.schedules.forget_residents(self.workers.alive)
+        self.orders.forget(self.workers.alive)
         return lost
 
     def guard(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from nimble_jobs.errors import HomeReplaced, StoreError
+from nimble_jobs.patience import passes
 from nimble_jobs.worker.owed import Owed
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ class Duties:
             log.debug("a failure could not be recorded: %s", error)
 
     def _failed(self, name: str, error: Exception) -> None:
-        row = self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+        row = 1 if passes(error) else self._in_a_row.get(name, 0) + 1  # what passes is not left for long
+        self._in_a_row[name] = row
         pause_s = min(RETRY_S * 2.0 ** min(row - 1, 30), LONGEST_S)
         self._again_at[name] = self._monotonic() + pause_s
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"

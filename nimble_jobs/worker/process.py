@@ -69,7 +69,7 @@ class Child:
     @property
     def takes_jobs(self) -> bool:
         """Whether it is ready for another job, now or once it is done with one."""
-        return self.device is not None and self.leaving_since is None
+        return self.device is not None and self.leaving_since is None and not self.draining
 
     def moved(self) -> bool:
         """Has the thread that computes made progress since the last call?"""

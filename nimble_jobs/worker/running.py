@@ -16,6 +16,7 @@ class Verdict(StrEnum):
 
     OVERTIME = "does not stop after its timeout"
     CANCELLED = "cancelled, and does not stop"
+    RESTARTED = "its process is to be restarted"
     STALLED = "makes no progress"
 
 
@@ -30,6 +31,7 @@ class Running:
     deadline: float | None  # after it the child is killed
     seen: Job | None = None  # as the store had it last
     kill_at: float = math.inf  # earlier once the job has been cancelled under it
+    restart_at: float = math.inf  # earlier once its process is to be replaced
     waits_since: float | None = None  # for a disk or the store; its time does not run meanwhile
     stall_s: float | None = None  # after so long without progress the child is ended
     still_s: float = 0.0  # for how long it was seen to make none
@@ -76,6 +78,8 @@ class Running:
             return Verdict.OVERTIME
         if now > self.kill_at:
             return Verdict.CANCELLED
+        if now > self.restart_at:
+            return Verdict.RESTARTED
         if self.stall_s is not None and self.waits_since is None and self.still_s > self.stall_s:
             return Verdict.STALLED
         return None

@@ -53,7 +53,8 @@ class Seat:
         return how
 
     def clear(self) -> None:
-        """Leave no child behind."""
+        """Leave no child behind; the next one may start at once."""
+        self._failed_starts, self.start_at = 0, 0.0
         if self.child:
             self.child.kill()
             self.child.bury()

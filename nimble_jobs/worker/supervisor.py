@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection, wait
 
-from nimble_jobs.errors import HomeReplaced, NimbleError, NotFound, StoreError, UsageError
-from nimble_jobs.job import Job
+from nimble_jobs.errors import HomeReplaced, NimbleError, StoreError, UsageError
 from nimble_jobs.settings import LimitSettings
-from nimble_jobs.store import Store, WorkerLease
-from nimble_jobs.worker import endings
+from nimble_jobs.store import Store, Wanted, WorkerLease
+from nimble_jobs.worker.charge import Charge
 from nimble_jobs.worker.duties import Duties, Duty
-from nimble_jobs.worker.leftovers import tidy
+from nimble_jobs.worker.heed import Heed
 from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
-from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child
-from nimble_jobs.worker.running import Running, Verdict
+from nimble_jobs.worker.running import Running
 from nimble_jobs.worker.seat import Seat
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
@@ -32,11 +30,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1  # how often an idle worker looks for jobs
 WATCH_S = 0.25  # how often the job that runs is looked at
 BEAT_S = 5.0  # how often the worker gives a sign
-DUTIES_S = 1.0  # how often, at least, duties are asked whether they are due
+DUTIES_S = 0.5  # how often, at least, duties are asked whether they are due
 LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
-
-
-_ENDINGS = {Verdict.OVERTIME: endings.timed_out, Verdict.CANCELLED: endings.cancelled}
 
 
 class Supervisor:
@@ -59,9 +54,11 @@ class Supervisor:
         self._seat = Seat(spawn)
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
-        self._owed = Owed()
-        self._duties = Duties([*duties, Reclaim(store, lease.id, self._job)], record=self._record)
-        self._running: Running | None = None
+        self._charge = Charge(store, lease.id, lambda: self._limits)
+        self._owed = self._charge.owed
+        self._heed = Heed(store, lease.id, on_change=self._beat)
+        mine = (self._heed, *duties, Reclaim(store, lease.id, lambda: self._charge.job))
+        self._duties = Duties(mine, record=self._record)
         self._idle_since = time.monotonic()
         self._beat_at = 0.0
         self._watch_at = 0.0
@@ -103,8 +100,12 @@ class Supervisor:
     def _child(self) -> Child | None:
         return self._seat.child
 
+    @property
+    def _running(self) -> Running | None:
+        return self._charge.running
+
     def _step(self) -> bool:
-        """Whatever is due now. True when the worker has been idle for long enough."""
+        """Whatever is due now. True when the worker has been idle for long enough, or is drained."""
         now = time.monotonic()
         self._hear()
         self._owed.pay()
@@ -113,16 +114,45 @@ class Supervisor:
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
             self._beat()
-        if self._running:
+        if self._heed.restart():
+            self._restart(now)
+        if self._running and self._child:
             if now >= self._watch_at:
                 self._watch_at = now + WATCH_S
-                self._watch(self._running)
+                self._charge.watch(self._child, now)
             return False
         self._seat.check(now, self._limits.start)
-        if self._child and self._child.takes_jobs and now >= self._claim_at and not self._claim(self._child):
-            self._claim_at = now + POLL_S
-            return self._idle_for_too_long(now)
-        return False
+        return self._seek(now)
+
+    def _seek(self, now: float) -> bool:
+        """Look for a job, if one is wanted. True when the worker should leave."""
+        match self._heed.wanted:
+            case Wanted.DRAIN:
+                log.info("drained")
+                return True
+            case Wanted.PAUSE:
+                self._idle_since, self._claim_at = now, now + POLL_S
+                return False
+        if self._child is None or not self._child.takes_jobs or now < self._claim_at:
+            return False
+        if self._charge.take(self._child, now):
+            self._watch_at = now + WATCH_S
+            self._beat()
+            return False
+        self._claim_at = now + POLL_S
+        return self._idle_for_too_long(now)
+
+    def _restart(self, now: float) -> None:
+        """Begin with a fresh child. A job gets the time of a stopped worker to reach a safe point first."""
+        log.info("asked to restart the child process")
+        self._beat()  # that is the answer
+        if self._running and self._child:
+            self._child.drain()
+            self._running.restart_at = now + self._patient_s()
+        else:
+            self._seat.clear()
+            self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, []))
+            self._beat(status="starting", waits_for=None)
 
     def _next_at(self) -> float:
         """When the next step is due, if nothing happens before."""
@@ -139,20 +169,6 @@ class Supervisor:
             awaited += [self._child.link, self._child.sentinel]
         wait(awaited, timeout=max(0.0, until - time.monotonic()))
         self._signals.clear()
-
-    def _claim(self, child: Child) -> bool:
-        assert child.device is not None
-        job = self._store.jobs.claim(self._lease.id, device=child.device, now=time.time())
-        if job is None:
-            return False
-        log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
-        now = time.monotonic()
-        self._running = Running.begin(job, now, stall_s=self._limits.stall)
-        child.moved()  # what an earlier job left in the pipe
-        self._watch_at = now + WATCH_S
-        child.run(job)
-        self._beat()
-        return True
 
     def _hear(self) -> None:
         """Take the child's messages, then its death if it died: the last message may say that the job was done."""
@@ -174,9 +190,8 @@ class Supervisor:
                         self._running.waits(reason, time.monotonic())
                     self._beat(waits_for=reason)
                 case Done(job_id=job_id, attempt=attempt, last=last):
-                    self._child.leaving_since = time.monotonic() if last else None
-                    if self._running and (self._running.job.id, self._running.job.attempt) == (job_id, attempt):
-                        self._running = None
+                    self._child.leaving_since = time.monotonic() if last or self._child.draining else None
+                    if self._charge.done(job_id, attempt):
                         self._idle_since = time.monotonic()
                         self._claim_at = 0.0
                         self._beat(waits_for=None)
@@ -184,45 +199,11 @@ class Supervisor:
             self._mourn()
 
     def _mourn(self) -> None:
-        running, self._running = self._running, None
-        how = self._seat.bury(time.monotonic())
+        self._charge.lost(self._seat.bury(time.monotonic()))
         self._idle_since = time.monotonic()
-        if running:
-            self._owed.add(partial(self._lost, running.job, f"the process that ran it died ({how})"))
         self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, []))
         self._beat(status="starting", waits_for=None)
         self._owed.pay()
-
-    def _lost(self, job: Job, reason: str) -> None:
-        state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
-        if state:
-            log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
-        tidy(self._store, job.id)
-
-    def _watch(self, running: Running) -> None:
-        """Kill the child when its job has no right to go on and does not stop by itself."""
-        assert self._child is not None
-        now = time.monotonic()
-        running.glance(self._child.moved(), now)
-        verdict = running.verdict(now)  # one that needs no store to say so comes first
-        if verdict is None:
-            try:
-                running.look(self._store.jobs.get(running.job.id), now)
-            except NotFound:
-                log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
-                self._child.kill()
-                return
-            verdict = running.verdict(now)
-        if verdict is not None:
-            log.warning("%s: %s; the process that runs it is killed", running.job.id, verdict)
-            self._running = None
-            if verdict is Verdict.STALLED:
-                reason = running.stalled(stopped=not self._child.end())
-                self._owed.add(partial(endings.stalled, self._store.jobs, running.job, reason))
-            else:
-                self._child.kill()
-                self._owed.add(partial(_ENDINGS[verdict], self._store.jobs, running.job))
-            self._owed.add(partial(tidy, self._store, running.job.id))
 
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
@@ -245,16 +226,13 @@ class Supervisor:
         while self._running and self._child:
             now = time.monotonic()
             if now > deadline or self._signals.count > 1:
-                job, self._running = self._running.job, None
-                self._child.kill()
-                reason = "the worker was stopped before the shard was finished"
-                self._owed.add(partial(endings.requeued, self._store.jobs, job, reason))
+                self._charge.give_back(self._child, "the worker was stopped before the shard was finished")
                 break
             try:
                 self._hear()
-                if self._running and now >= self._watch_at:
+                if self._child and now >= self._watch_at:
                     self._watch_at = now + WATCH_S
-                    self._watch(self._running)
+                    self._charge.watch(self._child, now)
             except HomeReplaced:
                 raise
             except StoreError as error:  # the child has until the deadline
@@ -267,12 +245,8 @@ class Supervisor:
         """The lock is not where others look for it: give the job back, and let `run` take another one."""
         log.warning("the lock %s was replaced with its folder; this worker begins anew", self._lease.id)
         if self._running and self._child:
-            self._child.kill()
-            endings.requeued(self._store.jobs, self._running.job, "the state folder was replaced under its worker")
-            self._running = None
-
-    def _job(self) -> Job | None:
-        return self._running.job if self._running else None
+            self._charge.give_back(self._child, "the state folder was replaced under its worker")
+            self._owed.pay()
 
     def _record(self, duty: str, reason: str) -> None:
         self._store.jobs.event("duty", f"worker {self._lease.id}: {duty} failed: {reason}", now=time.time())
@@ -286,7 +260,10 @@ class Supervisor:
                 database=self._store.database_file,
                 job=running and running.job.id,
                 failing=self._duties.failing,
+                wanted=self._heed.wanted,
+                restarts=self._heed.restarted,
                 moved_at=running and running.moved_at,
+                stall_s=running and running.stall_s,
                 **info,
             )
         except StoreError as error:  # the next beat says it

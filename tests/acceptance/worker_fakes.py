@@ -115,6 +115,8 @@ def _batches(context: Any, args: dict[str, Any], write: Callable[[str], None]) -
             write(f"stop {stop}")
             return Outcome(stop=stop)
         time.sleep(args.get("sleep_s", 0.0))
+        while "gate" in args and not Path(args["gate"]).exists() and context.stop() is Stop.GO:
+            time.sleep(0.02)
         if staging is not None and batch not in staging.done:
             columns = {"id": [str(batch)], "logits": np.full((1, 4), batch, np.float32)}
             context.patience.through(partial(staging.write_shard, batch, columns))

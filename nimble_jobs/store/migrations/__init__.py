@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-NEWEST = "0010"
+NEWEST = "0011"
 
 
 def upgrade(connection: Connection) -> None:

@@ -1,0 +1,147 @@
+"""Commands that ask running workers for something: worker drain, pause, resume, restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.cli.chosen import chosen
+from nimble_jobs.cli.listing import Row
+from nimble_jobs.errors import NotFinishedInTime
+
+if TYPE_CHECKING:
+    from nimble_jobs.store import Store, WorkerInfo
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Worker id or its beginning; all where none is named.", show_default=False),
+]
+
+_LOOK_S = 0.05
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `worker`."""
+    for command in (drain, pause, resume, restart):
+        app.command()(command)
+
+
+def drain(
+    ctx: typer.Context,
+    worker_ids: Ids = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return when they have left.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 2h.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Let workers finish the job at hand, take no more, and leave with exit code 0: no service starts them again."""
+    from nimble_jobs import control
+    from nimble_jobs.store import Wanted
+
+    limit_s = options.duration(timeout, "--timeout")
+    with options.store(ctx) as store:
+        asked = control.ask(store, Wanted.DRAIN, _named(store, worker_ids))
+        rows = _answers(store, asked, "finishes {job}, then leaves", "leaves")
+        _say(rows, json=json, empty="no worker is running")
+        if wait:
+            left = _gone(store, asked, limit_s)
+            if left:
+                raise NotFinishedInTime(f"still running after {timeout}: {', '.join(left)}")
+            if asked:
+                output.note("gone")
+
+
+def pause(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
+    """Let workers take no new jobs until `worker resume`. A job at hand goes on.
+
+    Without an ID this holds for all workers, those that start later included.
+    """
+    from nimble_jobs import control
+    from nimble_jobs.store import Wanted
+
+    with options.store(ctx) as store:
+        asked = control.ask(store, Wanted.PAUSE, _named(store, worker_ids))
+        rows = _answers(store, asked, "paused; {job} goes on", "paused")
+    _say(rows, json=json, empty="no worker is running; those that start will be paused, too")
+
+
+def resume(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
+    """Let workers take jobs again, after `worker pause` or while they still drain."""
+    from nimble_jobs import control
+    from nimble_jobs.store import Wanted
+
+    with options.store(ctx) as store:
+        asked = control.ask(store, Wanted.RUN, _named(store, worker_ids))
+        rows = _answers(store, asked, "takes jobs again", "takes jobs again")
+    _say(rows, json=json, empty="no worker is running; those that start will take jobs")
+
+
+def restart(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
+    """Let workers replace the process that runs jobs, for one that hangs, or to free all device memory.
+
+    A job at hand is given back to the queue at its next safe point, or after limits.grace.
+    """
+    from nimble_jobs import control
+
+    with options.store(ctx) as store:
+        asked = control.restart(store, _named(store, worker_ids))
+        rows = _answers(store, asked, "restarts its process once {job} is given back", "restarts its process")
+    _say(rows, json=json, empty="no worker is running")
+
+
+def _named(store: Store, worker_ids: Sequence[str] | None) -> list[str] | None:
+    from nimble_jobs import control
+
+    return [worker.id for worker in chosen(control.workers_of(store), worker_ids)] if worker_ids else None
+
+
+def _answers(store: Store, asked: Sequence[WorkerInfo], busy: str, idle: str) -> list[Row]:
+    from nimble_jobs import control
+
+    answered = control.answered(store, asked)
+    running = {job.worker: job for job in store.jobs.running()}
+
+    def words(worker: WorkerInfo) -> str:
+        job = running.get(worker.id)
+        if worker.id not in answered:
+            return "has not answered; it will once it goes on (see nimble-jobs worker ls)"
+        if answered[worker.id] is None:
+            return "has left"
+        return busy.format(job=f"{job.name} {job.id}") if job else idle
+
+    return [
+        {
+            "id": worker.id,
+            "pid": worker.pid or None,
+            "answered": worker.id in answered,
+            "left": worker.id in answered and answered[worker.id] is None,
+            "job": running[worker.id].id if worker.id in running else None,
+            "words": words(worker),
+        }
+        for worker in asked
+    ]
+
+
+def _say(rows: Sequence[Row], *, json: bool, empty: str) -> None:
+    if json:
+        output.emit_json(list(rows))
+        return
+    for row in rows:
+        output.note(f"worker {row['id']} (process {row['pid']}): {row['words']}")
+    if not rows:
+        output.note(empty)
+
+
+def _gone(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
+    """Wait until they have left; those that have not when the time is over."""
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    while left := {info.id for info in store.workers.live()} & {info.id for info in asked}:
+        if deadline is not None and time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(_LOOK_S)
+    return []

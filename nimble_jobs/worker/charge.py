@@ -1,0 +1,111 @@
+"""The attempt that a worker answers for: claimed, watched while the child works on it, and ended in the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from nimble_jobs.errors import NotFound
+from nimble_jobs.job import Job
+from nimble_jobs.settings import LimitSettings
+from nimble_jobs.store import Store
+from nimble_jobs.worker import endings
+from nimble_jobs.worker.leftovers import tidy
+from nimble_jobs.worker.owed import Owed
+from nimble_jobs.worker.process import Child
+from nimble_jobs.worker.running import Running, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class Charge:
+    """What the child works on, if anything, and what the store must still be told. Times are of the monotonic clock.
+
+    How an attempt ended is owed to the store, since that may be unusable right now; `owed.pay` writes it.
+    """
+
+    def __init__(self, store: Store, worker: str, limits: Callable[[], LimitSettings]) -> None:
+        self._store = store
+        self._worker = worker
+        self._limits = limits
+        self.running: Running | None = None
+        self.owed = Owed()
+
+    @property
+    def job(self) -> Job | None:
+        """The job at hand."""
+        return self.running.job if self.running else None
+
+    def take(self, child: Child, now: float) -> bool:
+        """Claim a job and hand it to the child. False where there is none for it."""
+        assert child.device is not None
+        job = self._store.jobs.claim(self._worker, device=child.device, now=time.time())
+        if job is None:
+            return False
+        log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
+        self.running = Running.begin(job, now, stall_s=self._limits().stall)
+        child.moved()  # what an earlier job left in the pipe
+        child.run(job)
+        return True
+
+    def done(self, job_id: str, attempt: int) -> bool:
+        """The child says that an attempt is over, and has told the store. False where it was not this one."""
+        if self.running is None or (self.running.job.id, self.running.job.attempt) != (job_id, attempt):
+            return False
+        self.running = None
+        return True
+
+    def watch(self, child: Child, now: float) -> None:
+        """Kill the child when its job has no right to go on and does not stop by itself. Raises StoreError."""
+        running = self.running
+        if running is None:
+            return
+        running.glance(child.moved(), now)
+        verdict = running.verdict(now)  # one that needs no store to say so comes first
+        if verdict is None:
+            try:
+                running.look(self._store.jobs.get(running.job.id), now)
+            except NotFound:
+                log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
+                child.kill()
+                return
+            verdict = running.verdict(now)
+        if verdict is not None:
+            self._end(running, verdict, child)
+
+    def lost(self, how: str) -> None:
+        """The child died, as `how` says."""
+        running, self.running = self.running, None
+        if running:
+            self.owed.add(partial(self._lose, running.job, f"the process that ran it died ({how})"))
+
+    def give_back(self, child: Child, reason: str) -> None:
+        """Kill the child; its job, if it has one, goes back to the queue."""
+        child.kill()
+        running, self.running = self.running, None
+        if running:
+            self.owed.add(partial(endings.requeued, self._store.jobs, running.job, reason))
+
+    def _end(self, running: Running, verdict: Verdict, child: Child) -> None:
+        log.warning("%s: %s; the process that runs it is killed", running.job.id, verdict)
+        jobs, job = self._store.jobs, running.job
+        if verdict is Verdict.RESTARTED:
+            self.give_back(child, "the process that ran it was restarted")
+            return
+        self.running = None
+        if verdict is Verdict.STALLED:
+            reason = running.stalled(stopped=not child.end())
+            self.owed.add(partial(endings.stalled, jobs, job, reason))
+        else:
+            child.kill()
+            ending = endings.timed_out if verdict is Verdict.OVERTIME else endings.cancelled
+            self.owed.add(partial(ending, jobs, job))
+        self.owed.add(partial(tidy, self._store, job.id))
+
+    def _lose(self, job: Job, reason: str) -> None:
+        state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
+        if state:
+            log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
+        tidy(self._store, job.id)
