@@ -109,10 +109,10 @@ def ls(
     for row in rows:
         if row["health_words"]:
             output.note(row["health_words"])
-    if (problem := _config_problem(ctx)) is not None:
-        output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
         for duty, reason in row["failing"].items():
             output.note(f"worker {row['id']}: {duty} failed, and is tried again: {reason}")
+    if (problem := _config_problem(ctx)) is not None:
+        output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
