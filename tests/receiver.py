@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,8 +54,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """A receiver that listens inside the block."""
+def receiving(look: Callable[[Message], None] = lambda _: None) -> Iterator[Receiver]:
+    """A receiver that listens inside the block, and calls `look` with each message before it answers."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,9 +65,9 @@ def receiving() -> Iterator[Receiver]:
             if receiver.hang_s:
                 receiver.released.wait(receiver.hang_s)
             head = {name.lower(): value for name, value in self.headers.items()}
-            receiver.messages.append(
-                Message(path=self.path, headers=head, text=text, answered=status, at=time.monotonic())
-            )
+            message = Message(path=self.path, headers=head, text=text, answered=status, at=time.monotonic())
+            look(message)
+            receiver.messages.append(message)
             answer = [f"HTTP/1.1 {status} Answer", *(f"{k}: {v}" for k, v in receiver.headers.items())]
             raw = "\r\n".join([*answer, "Content-Length: 0", "Connection: close", "", ""]).encode()
             try:

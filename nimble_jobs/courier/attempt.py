@@ -25,11 +25,6 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
-def longest_s(settings: NotifySettings) -> float:
-    """How long an attempt may take, in seconds."""
-    return max(http.longest_s(settings.timeout), settings.command_timeout) + 5.0
-
-
 async def send(notice: Notice, settings: NotifySettings, environ: Mapping[str, str], now: float) -> None:
     """Deliver it. Raises Refused."""
     try:

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from nimble_jobs.courier.attempt import Refused, longest_s, send
+from nimble_jobs.courier import http
+from nimble_jobs.courier.attempt import Refused, send
 from nimble_jobs.errors import NimbleError, SettingsError
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store import Store
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FIRST_S = 5.0  # longest wait after the first attempt, doubled with each one
 _SHORTEST_S = 0.5
-_LEASE_SPARE_S = 30.0  # beyond what an attempt may take
+LEASE_SPARE_S = 15.0  # beyond what an attempt may take
 
 
 def pause_s(attempts: int, retry_after_s: float | None, chance: float) -> float:
@@ -94,8 +95,12 @@ class Courier:
             outbox.route(self._store.settings.now(), now)
         except SettingsError:  # who is told is not known until it is mended
             log.debug("config.yaml is not valid")
-        lease_s = longest_s(settings.notify) + _LEASE_SPARE_S
-        notices = outbox.lease(self._sender, now, lease_s=lease_s)
+        notices = outbox.lease(
+            self._sender,
+            now,
+            lease_s=http.longest_s(settings.notify.timeout) + LEASE_SPARE_S,
+            command_s=settings.notify.command_timeout + LEASE_SPARE_S,
+        )
         attempts = (self._attempt(notice, settings.notify) for notice in notices)
         ends = await asyncio.gather(*attempts, return_exceptions=True)
         for error in filter(None, ends):  # each had its turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.errors import NotFound, UsageError
@@ -39,21 +39,27 @@ class Outbox:
         due = select(NoticeRow.seq).where(_PENDING, _due(now), _unleased(now, LONGEST_LEASE_S)).limit(1)
         return self._db.read(lambda session: session.scalar(due)) is not None
 
-    def lease(self, sender: str, now: float, *, lease_s: float, limit: int = 8) -> list[Notice]:
-        """Take notifications that are due, two of an address at most, for `lease_s`. Each is counted as an attempt.
+    def lease(
+        self, sender: str, now: float, *, lease_s: float, command_s: float | None = None, limit: int = 8
+    ) -> list[Notice]:
+        """Take notifications that are due, two of an address at most, for `lease_s`; commands for `command_s` where
+        that is given. Each is counted as an attempt.
 
         Nobody else gets them meanwhile. A sender that dies loses its lease after that time. Pings of a job go in their
         order: one waits until the one before it is sent or given up.
         """
 
+        longest_s = max(lease_s, command_s or 0.0)
+        ends = case((NoticeRow.channel == Channel.COMMAND.value, now + (command_s or lease_s)), else_=now + lease_s)
+
         def work(session: Session) -> list[Notice]:
-            chosen = list(session.scalars(_next(now, lease_s, limit)))
+            chosen = list(session.scalars(_next(now, longest_s, limit)))
             if not chosen:
                 return []
             taken = (
                 update(NoticeRow)
-                .where(NoticeRow.seq.in_(chosen), _PENDING, _unleased(now, lease_s))
-                .values(attempts=NoticeRow.attempts + 1, leased_until=now + lease_s, sender=sender)
+                .where(NoticeRow.seq.in_(chosen), _PENDING, _unleased(now, longest_s))
+                .values(attempts=NoticeRow.attempts + 1, leased_until=ends, sender=sender)
                 .returning(NoticeRow)
             )
             rows = session.scalars(taken, execution_options={"synchronize_session": False})
@@ -112,6 +118,7 @@ class Outbox:
                 if row.state == NoticeState.SENT.value:
                     raise UsageError(f"notification {row.id} was sent; a new one is made by: notifications test")
                 row.state, row.next_at, row.since = NoticeState.PENDING.value, now, now
+                row.leased_until = None
             session.flush()
             return [row.id for row in rows]
 
