@@ -12,8 +12,9 @@ We differ from it for changes of three hours and more: what they skip is due aft
 from __future__ import annotations
 
 import calendar
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+import importlib.resources
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 MINUTE = timedelta(minutes=1)
@@ -22,36 +23,57 @@ _MONTHS = dict(zip(map(str.upper, calendar.month_abbr[1:]), range(1, 13), strict
 _DAYS = dict(zip(["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"], range(7), strict=True))
 
 
-def ticks(text: str, zone: str, first: int, last: int) -> Iterator[int]:
-    """The ticks from `first` to `last`, both in UTC seconds and whole minutes, both included."""
-    fields = NAMED.get(text, text).upper().split()
-    rules, fixed = ZoneInfo(zone), not fields[0].startswith("*") and not fields[1].startswith("*")
-    start = first - 2 * 86_400 if fixed else first  # to know which times have been
+class Rule:
+    """Five fields: does a time of the clock match them?"""
+
+    def __init__(self, text: str) -> None:
+        minute, hour, self._day, month, self._weekday = NAMED.get(text, text).upper().split()
+        self.fixed = not minute.startswith("*") and not hour.startswith("*")
+        self._times = {(h, m) for h in range(24) for m in range(60) if _in(hour, h, 0, 23) and _in(minute, m, 0, 59)}
+        self._months = {n for n in range(1, 13) if _in(month, n, 1, 12, _MONTHS)}
+        self._days: dict[date, bool] = {}
+
+    def matches(self, wall: datetime) -> bool:
+        if (wall.hour, wall.minute) not in self._times or wall.month not in self._months:
+            return False
+        day = wall.date()
+        if day not in self._days:
+            self._days[day] = self._is_due(wall)
+        return self._days[day]
+
+    def _is_due(self, wall: datetime) -> bool:
+        by_day = any(_is_day(term, wall) for term in self._day.split(","))
+        by_weekday = any(_is_weekday(term, wall) for term in self._weekday.split(","))
+        both = self._day.startswith("*") or self._weekday.startswith("*")
+        return (by_day and by_weekday) if both else (by_day or by_weekday)
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """The rules of the tzdata package, whatever the machine has."""
+    with importlib.resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as stream:
+        return ZoneInfo.from_file(stream, key=name)
+
+
+def ticks(texts: Sequence[str], zone: str, first: int, last: int) -> list[list[int]]:
+    """The ticks of each expression from `first` to `last`, both in UTC seconds and whole minutes, both included."""
+    rules, where = [Rule(text) for text in texts], zone_of(zone)
+    found: list[list[int]] = [[] for _ in texts]
     shown: datetime | None = None  # the latest time that the clocks have shown so far
-    for at in range(start, last + 1, 60):
-        wall = datetime.fromtimestamp(at, UTC).astimezone(rules).replace(tzinfo=None)
-        if not fixed:
-            due = matches(fields, wall)
-        else:
-            due = False
-            candidate = wall if shown is None else shown + MINUTE
-            while candidate <= wall:  # usually one minute; after a gap, all that it skipped
-                due = due or matches(fields, candidate)
-                candidate += MINUTE
-            shown = wall if shown is None else max(shown, wall)
-        if due and at >= first:
-            yield at
-
-
-def matches(fields: list[str], wall: datetime) -> bool:
-    """Does a time of the clock match five fields in capitals?"""
-    minute, hour, day, month, weekday = fields
-    if not (_in(minute, wall.minute, 0, 59) and _in(hour, wall.hour, 0, 23) and _in(month, wall.month, 1, 12, _MONTHS)):
-        return False
-    by_day = any(_is_day(term, wall) for term in day.split(","))
-    by_weekday = any(_is_weekday(term, wall) for term in weekday.split(","))
-    both = day.startswith("*") or weekday.startswith("*")
-    return (by_day and by_weekday) if both else (by_day or by_weekday)
+    for at in range(first - 2 * 86_400, last + 1, 60):  # from earlier on, to know which times have been
+        wall = datetime.fromtimestamp(at, UTC).astimezone(where).replace(tzinfo=None)
+        new = [wall]  # what the clocks show for the first time: usually one minute, after a gap all that it skipped
+        if shown is not None:
+            new = []
+            while shown < wall:
+                shown += MINUTE
+                new.append(shown)
+        shown = wall if shown is None else max(shown, wall)
+        if at < first:
+            continue
+        for rule, dues in zip(rules, found, strict=True):
+            if any(rule.matches(time) for time in new) if rule.fixed else rule.matches(wall):
+                dues.append(at)
+    return found
 
 
 def _is_day(term: str, wall: datetime) -> bool:

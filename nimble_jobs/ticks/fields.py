@@ -95,7 +95,8 @@ def _term(field: Field, term: str, part: str) -> str:
             f"{field.name}: found {term!r}, a range that runs backwards",
             f"two ranges, such as {first}-{field.high},{field.low}-{last}" if field is not WEEKDAY else "two ranges",
         )
-    return f"{low}-{high}{step}"
+    # A step after a single number would mean up to the end to cronsim.
+    return f"{low}-{high}{step}" if low < high else str(low)
 
 
 def _of_month(day: str, nth: str | None, term: str, part: str) -> str:

@@ -82,6 +82,11 @@ def test_a_skipped_day_loses_no_tick() -> None:
     ]
 
 
+def test_a_range_of_one_number_is_that_number() -> None:
+    """Whatever its step."""
+    assert after("7-7/2 * * * *", "UTC", "2026-01-01T00:00", 2) == ["2026-01-01T00:07+00:00", "2026-01-01T01:07+00:00"]
+
+
 def test_ticks_are_strictly_later_than_the_moment_asked_about() -> None:
     expression = Expression.parse("@hourly", "UTC")
     noon = at("2026-01-01T12:00")
