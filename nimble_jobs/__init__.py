@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nimble_jobs.client import submit, wait
     from nimble_jobs.nimble import Nimble
+    from nimble_jobs.queue import hold, release, retry, submit_array
 
 __version__ = "0.1.0"
-__all__ = ["Nimble", "__version__", "submit", "wait"]
+__all__ = ["Nimble", "__version__", "hold", "release", "retry", "submit", "submit_array", "wait"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from nimble_jobs import client
 
         return getattr(client, name)
+    if name in ("hold", "release", "retry", "submit_array"):
+        from nimble_jobs import queue
+
+        return getattr(queue, name)
     if name == "Nimble":
         from nimble_jobs.nimble import Nimble
 

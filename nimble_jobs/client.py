@@ -101,13 +101,13 @@ def wait(
     timeout_s: float | None = None,
     poll_s: float = 0.1,
 ) -> list[Job]:
-    """Wait until every job is final, whatever its end; the jobs in the order asked for.
+    """Wait until every job is final, whatever its end; the jobs in the order asked for, those of an array in theirs.
 
     Raises NotFound, and NotFinishedInTime naming those that still run.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with opened(store, home) as store:
-        jobs = {name: store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)}
+        jobs = {job.id: job for job in store.jobs.chosen([ids] if isinstance(ids, str) else ids)}
         while open_jobs := {name: job for name, job in jobs.items() if not job.state.final}:
             if deadline is not None and time.monotonic() >= deadline:
                 raise NotFinishedInTime(
@@ -115,19 +115,19 @@ def wait(
                     + ", ".join(f"{j.id} ({j.state})" for j in open_jobs.values())
                 )
             time.sleep(poll_s)
-            jobs |= {name: store.jobs.get(job.id) for name, job in open_jobs.items()}
+            jobs |= {job_id: store.jobs.get(job_id) for job_id in open_jobs}
         return list(jobs.values())
 
 
 def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: bool = False) -> list[Job]:
-    """Cancel jobs: queued ones now, running ones at their next batch, or 20 s later with the process that runs them.
+    """Cancel jobs, or arrays: queued ones now, running ones at their next batch, or 20 s later with their process.
 
     `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
     Raises NotFound. A job that is final already stays as it is.
     """
     with opened(store, home) as store:
         at = time.time()
-        found = [store.jobs.get(name) for name in ([ids] if isinstance(ids, str) else ids)]
+        found = store.jobs.chosen([ids] if isinstance(ids, str) else ids)
         for job in found:
             state = store.jobs.cancel(job.id, now=at)
             if state is JobState.RUNNING and now:

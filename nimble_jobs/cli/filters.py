@@ -33,6 +33,7 @@ class Kind(Enum):
 
     TEXT = auto()
     TEXTS = auto()  # a list, told apart by what is in it, or by whether it is empty
+    FLAG = auto()  # yes or no
     NUMBER = auto()
     FACTOR = auto()  # 2.5, or 2.5x
     SECONDS = auto()
@@ -104,7 +105,7 @@ def _ordered(
     key: str, kind: Kind | tuple[str, ...], compare: Callable[[float, float], bool], operand: str, now: float
 ) -> Callable[[Any], bool]:
     match kind:
-        case Kind.TEXT | Kind.TEXTS | tuple():
+        case Kind.TEXT | Kind.TEXTS | Kind.FLAG | tuple():
             raise UsageError(f"--filter: {key} holds text, which has no order; expected {key}=VALUE or {key}!=VALUE")
         case Kind.TIME:
             at, age = span_of(key, operand, now)
@@ -124,6 +125,9 @@ def _equal(key: str, kind: Kind | tuple[str, ...], operand: str) -> Callable[[An
             return lambda cell: fnmatch.fnmatchcase(str(cell), operand)
         case Kind.TEXT:
             return lambda cell: fnmatch.fnmatchcase(str(cell), operand)
+        case Kind.FLAG:
+            wanted = flag_of(key, operand)
+            return lambda cell: bool(cell) == wanted
         case Kind.TEXTS:
             flag = _FLAGS.get(operand.lower())
             if flag is not None:
@@ -138,6 +142,14 @@ def _equal(key: str, kind: Kind | tuple[str, ...], operand: str) -> Callable[[An
         case _:
             number = number_of(key, kind, operand)
             return lambda cell: bool(cell == number)
+
+
+def flag_of(key: str, operand: str) -> bool:
+    """True of yes, False of no. Raises UsageError."""
+    flag = _FLAGS.get(operand.lower())
+    if flag is None:
+        raise UsageError(f"--filter: {key}: found {operand!r}; expected yes or no")
+    return flag
 
 
 def number_of(key: str, kind: Kind, operand: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,6 +43,11 @@ KEYS: Keys = {
     "runs": Kind.TEXT,
     "device": Kind.TEXT,
     "priority": Kind.NUMBER,
+    "urgency": Kind.NUMBER,
+    "held": Kind.FLAG,
+    "group": Kind.TEXT,
+    "array": Kind.TEXT,
+    "array_index": Kind.NUMBER,
     "worker": Kind.TEXT,
     "error": Kind.TEXT,
     "waits": Kind.TEXT,
@@ -82,6 +87,9 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     ctx: typer.Context,
+    array: Annotated[
+        str | None, typer.Argument(metavar="ARRAY", help="Id of an array: only its jobs.", show_default=False)
+    ] = None,
     filters: options.Filters = None,
     sort: options.Sort = None,
     limit: options.Limit = None,
@@ -95,11 +103,12 @@ def ls(
     """
     table = output.on_terminal() and not (json or quiet)
     shown = TABLE_ROWS if table and limit is None else limit
-    selection = Selection(filters=filters or (), sort=sort, limit=shown)
     from nimble_jobs import client
 
     with options.store(ctx) as store:
         client.recover(store)  # a process that died says nothing; without a worker nobody else would
+        only = () if array is None else (f"array={store.jobs.array_of(array)}",)
+        selection = Selection(filters=(*only, *(filters or ())), sort=sort, limit=shown)
         rows = job_rows(store, selection, ids_only=quiet and not json)
         total = _total(store, selection) if shown is not None and len(rows) == shown else None
         empty = "no job matches" if rows or any(store.jobs.counts().values()) else "no jobs"

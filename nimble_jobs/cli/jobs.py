@@ -13,13 +13,14 @@ import typer
 from nimble_jobs.cli import options, output, progress, render, waits
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
-from nimble_jobs.job import Attempt, Job, JobState
+from nimble_jobs.job import Attempt, Job, JobState, When
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
 JobIds = Annotated[
-    list[str], typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)
+    list[str],
+    typer.Argument(metavar="ID", help="Job id, its beginning, a name, or an array's id.", show_default=False),
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
 
@@ -32,15 +33,19 @@ def register(app: typer.Typer) -> None:
 
 
 def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
-    """Show a job.
+    """Show a job, or an array.
 
-    State, attempts, schedule, timings, outputs, events.
+    State, attempts, schedule, timings, outputs, events. Of an array: how many of its jobs are in each state, and these.
     """
     from nimble_jobs import client
 
     with options.store(ctx) as store:
         client.recover(store)
-        job = store.jobs.get(job_id)
+        found = store.jobs.chosen([job_id])
+        if len(found) > 1:
+            show_array(store, found, json=json)
+            return
+        job = found[0]
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
         now = time.time()
         why = waits.reasons(store, [job], now).get(job.id)
@@ -63,6 +68,24 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
     parts.append(("Events", render.history(events)))
     render.sections(parts)
+
+
+def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
+    now = time.time()
+    why = waits.reasons(store, jobs, now)
+    rows = [render.job_row(job, now, why.get(job.id)) for job in jobs]
+    if json:
+        output.emit_json({"array": jobs[0].array, "counts": render.counts(jobs), "jobs": rows})
+        return
+    states = [(state, f"{number:,}") for state, number in render.counts(jobs).items() if number]
+    first = [("id", str(jobs[0].array)), ("created", render.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
+    lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows]
+    render.sections([("Array", first + states), ("Jobs", lines)])
+
+
+def _line(row: Row) -> str:
+    parts = [row["name"], render.state_text(row), render.progress(row), row["error"] or row["waits"]]
+    return ", ".join(" ".join(str(part).split()) for part in parts if part and part != "-")
 
 
 def logs(
@@ -91,7 +114,7 @@ def wait(
     """Wait until jobs end. Exits 0 when all succeeded, 100 when any failed, 101 out of time, 103 when cancelled."""
     timeout_s = options.duration(timeout, "--timeout")
     with options.store(ctx) as store:
-        ids = [store.jobs.get(job_id).id for job_id in job_ids]
+        ids = [job.id for job in store.jobs.chosen(job_ids)]
         jobs = progress.watch(store, ids, timeout_s=timeout_s, quiet=quiet)
     if json:
         now = time.time()
@@ -184,7 +207,8 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("state", render.state_text(row) + asked),
         ("records", render.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", render.rate(row["records_per_s"])),
-        ("attempt", f"{job.attempt} of {job.max_attempts}"),
+        ("attempt", _tries(job)),
+        ("priority", f"{job.priority}" + (f", {job.urgency} lent" if job.urgency > job.priority else "")),
         ("created", render.clock(job.created_at)),
         ("started", render.clock(job.started_at)),
         ("finished", render.clock(job.finished_at)),
@@ -193,7 +217,11 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("worker", job.worker or "-"),
     ]
     if job.after:
-        lines.append(("after", ", ".join(job.after)))
+        lines.append(("after", ", ".join(map(_awaited, job.after_when.items()))))
+    if job.group:
+        lines.append(("group", job.group))
+    if job.array:
+        lines.append(("array", f"{job.array}, number {job.array_index}"))
     if job.key:
         lines.append(("key", job.key))
     if job.error:
@@ -201,6 +229,17 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
     if row["waits"]:
         lines.append(("waits", row["waits"]))
     return lines
+
+
+def _tries(job: Job) -> str:
+    """Its number, and which of how many it is since the job was queued, or queued again by `retry`."""
+    tries = f"{job.attempt - job.attempts_before} of {job.max_attempts}"
+    return f"{job.attempt}; {tries} since the last retry" if job.attempts_before else tries
+
+
+def _awaited(wait: tuple[str, When]) -> str:
+    job, when = wait
+    return job if when is When.SUCCESS else f"{job} ({when.value})"
 
 
 def _schedule(job: Job) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from nimble_jobs.cli import (
     jobs,
     notifications,
     prune,
+    queue,
     seen,
     specs,
     streams,
@@ -44,6 +45,7 @@ specs.register(app)
 submit.register(app)
 job_list.register(app)
 jobs.register(app)
+queue.register(app)
 prune.register(app)
 doctor.register(app)
 app.add_typer(worker.app)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from nimble_jobs.cli.filters import Condition, Keys, Kind, number_of, span_of
+from nimble_jobs.cli.filters import Condition, Keys, Kind, flag_of, number_of, span_of
 
 if TYPE_CHECKING:
     from nimble_jobs.store.listed import Match
@@ -38,6 +38,8 @@ def matches_of(condition: Condition, keys: Keys, now: float) -> list[Match]:
         return made("in" if compare == "=" else "not in", tuple(fnmatch.filter(kind, operand)))
     if kind is Kind.TEXT:
         return made(*_text(compare, operand)) if "[" not in operand else _class(compare, operand, made)
+    if kind is Kind.FLAG:
+        return made(compare, flag_of(key, operand))
     if kind in _NUMBERS:
         number = number_of(key, cast(Kind, kind), operand)
         if key not in _ROUNDED or compare in _TURNED:

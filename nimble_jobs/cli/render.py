@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,21 @@ def job_row(job: Job, now: float, waits: str | None = None) -> Row:
         "runs": job.schedule.get("runs"),
         "device": job.device,
         "priority": job.priority,
+        "urgency": job.urgency,
+        "held": job.held,
+        "group": job.group,
+        "array": job.array,
+        "array_index": job.array_index,
         "worker": job.worker,
         "error": job.error,
         "waits": waits,
     }
+
+
+def counts(jobs: Sequence[Job]) -> dict[str, int]:
+    """How many jobs are in each state."""
+    found = Counter(job.state for job in jobs)
+    return {state.value: found[state] for state in JobState}
 
 
 def records_per_s(job: Job, now: float) -> float | None:
@@ -132,6 +144,10 @@ def job_json(
         "max_attempts": job.max_attempts,
         "key": job.key,
         "after": list(job.after),
+        "after_when": {parent: when.value for parent, when in job.after_when.items()},
+        "skipped_by": job.skipped_by,
+        "queued_at": output.iso(job.queued_at),
+        "attempts_before": job.attempts_before,
         "not_before": output.iso(job.not_before) if job.not_before else None,
         "timeout_s": job.timeout_s,
         "cancel_requested": job.cancel_requested,
@@ -191,6 +207,8 @@ def progress(row: dict[str, Any]) -> str:
 
 def state_text(row: Row) -> str:
     """The state of a job's row; of one that prepares its run, what it does."""
+    if row["held"] and row["state"] == JobState.QUEUED:
+        return "queued held"
     if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
         return f"running {row['phase']}"
     return str(row["state"])

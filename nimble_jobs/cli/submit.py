@@ -6,19 +6,25 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, progress, render, waits
+from nimble_jobs.cli import arrays, options, output, progress, render, waits
 from nimble_jobs.cli.jobs import conclude, follow_log
 from nimble_jobs.errors import NimbleError, UsageError
-from nimble_jobs.job import JobState
+from nimble_jobs.job import After, JobState
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
     from nimble_jobs.store import Store
 
+OptionalSpec = Annotated[
+    Path | None,
+    typer.Argument(metavar="SPEC", help="Job spec, a YAML file; - reads standard input.", show_default=False),
+]
 _WAIT_IDLE_S = 30.0  # how long a worker that was started for one job stays for the next
 _TELL_S = 10.0  # how long `run` tries to send notifications; a worker sends what is left
 _LOOK_S = 1.0  # how often a job that waits is looked after
@@ -80,7 +86,7 @@ def _tell(store: Store) -> None:
 
 def submit(
     ctx: typer.Context,
-    spec: options.SpecFile,
+    spec: OptionalSpec = None,
     overrides: options.Overrides = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the end; starts a worker when none runs.")
@@ -93,13 +99,28 @@ def submit(
         int | None, typer.Option("--priority", help="Higher runs first; replaces run.priority.")
     ] = None,
     after: Annotated[
-        list[str] | None, typer.Option("--after", metavar="ID", help="Job that must succeed first. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="ID[:WHEN]",
+            help="Job to wait for; WHEN: success (the default), failure or done. Repeatable.",
+        ),
     ] = None,
     delay: Annotated[
         str | None, typer.Option("--delay", metavar="TIME", help="Do not start before this time has passed.")
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: the same key and spec give the same job.")
+    ] = None,
+    lines: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Queue many jobs: a file with one spec a line, in JSON."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=A,B", help="Queue a job for each value; with several, for each combination."
+        ),
     ] = None,
     allow_python: options.AllowPython = None,
     dry_run: Annotated[
@@ -108,14 +129,41 @@ def submit(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Queue a job and print its id. Exit 0 means that it is durably queued."""
+    """Queue a job and print its id. Exit 0 means that it is durably queued.
+
+    With --from or --grid: queue many, all or none, and print the id of their array. Their outputs must differ:
+    {{ grid:KEY }} and {{ index }} may stand in name, output.path and run.key.
+    """
     from nimble_jobs import client
     from nimble_jobs.spec import dump, load
 
+    waited = [After.parse(text) for text in after or ()]
+    wanted = arrays.Wanted(
+        lines=lines,
+        grid=grid or (),
+        spec=spec,
+        overrides=overrides or (),
+        priority=priority,
+        after=waited,
+        delay_s=options.duration(delay, "--delay") or 0.0,
+        timeout_s=options.duration(timeout, "--timeout"),
+        allow_python=allow_python or (),
+        wait=wait,
+        dry_run=dry_run,
+        quiet=quiet,
+        json=json,
+    )
+    if wanted.given:
+        if follow or key:
+            raise UsageError(
+                f"{'--follow' if follow else '--key'} goes with one job; expected neither --from nor --grid"
+            )
+        arrays.submit(ctx, wanted, partial(_Attendant, quiet=quiet))
+        return
+    if spec is None:
+        raise UsageError("no spec; expected SPEC, or --from FILE")
     # What it waits for may make the files.
     loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx), once=True)
-    delay_s = options.duration(delay, "--delay") or 0.0
-    timeout_s = options.duration(timeout, "--timeout")
     if dry_run:
         client.permitted(loaded, allow_python or (), settings=options.configured(ctx))
         output.emit_json(dump(loaded))
@@ -126,24 +174,26 @@ def submit(
             loaded,
             store=store,
             priority=priority,
-            after=after or (),
-            delay_s=delay_s,
+            after=waited,
+            delay_s=wanted.delay_s,
             key=key,
             allow_python=allow_python or (),
         )
         if not (json and (wait or follow)):
             output.emit_json(render.job_row(job, time.time())) if json else output.emit(job.id)
             sys.stdout.flush()
+        for text in () if quiet else waits.changed_groups(store, [job]):
+            output.note(text)
         if not wait and not _served(store, job):
             output.note(waits.no_worker(job, client.live_workers(store=store)))
         elif held := waits.paused(job, client.live_workers(store=store)):
             output.note(held)
         attend = _Attendant(store, quiet=quiet) if wait else None
         if follow:
-            ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=timeout_s, attend=attend)
+            ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=wanted.timeout_s, attend=attend)
             _report(store, ended, json=json, quiet=quiet)
         elif wait:
-            ended = progress.watch(store, [job.id], timeout_s=timeout_s, quiet=quiet, attend=attend)[0]
+            ended = progress.watch(store, [job.id], timeout_s=wanted.timeout_s, quiet=quiet, attend=attend)[0]
             _report(store, ended, json=json, quiet=quiet)
 
 

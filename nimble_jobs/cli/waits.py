@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nimble_jobs.cli import output, render
 from nimble_jobs.cli.listing import Row
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import Job, JobState, When
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, WorkerInfo
@@ -25,7 +25,13 @@ def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
     live = client.live_workers(store=store)
     awaited = store.jobs.awaited([job.id for job in queued])
     busy = {job.worker for job in store.jobs.running()}
-    return {job.id: _reason(job, awaited.get(job.id, []), live, busy, now) for job in queued}
+    groups = store.jobs.group_limits(sorted({job.group for job in queued if job.group}))
+    return {job.id: _held(job) or _reason(job, awaited.get(job.id, []), groups, live, busy, now) for job in queued}
+
+
+def changed_groups(store: Store, jobs: Sequence[Job]) -> list[str]:
+    """What these jobs changed for all of their groups, when they were queued."""
+    return store.jobs.messages("group", [job.id for job in jobs if job.group])
 
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
@@ -58,17 +64,31 @@ def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
     return f"no worker{which} is running{beside}; {START}{option}"
 
 
+def _held(job: Job) -> str | None:
+    return f"held; nimble-jobs release {job.id} lets it run" if job.held else None
+
+
 def _reason(
-    job: Job, awaited: Sequence[Job], live: Sequence[WorkerInfo], busy: Collection[str | None], now: float
+    job: Job,
+    awaited: Sequence[Job],
+    groups: Mapping[str, tuple[int, int]],
+    live: Sequence[WorkerInfo],
+    busy: Collection[str | None],
+    now: float,
 ) -> str:
     if awaited:
-        names = ", ".join(f"{parent.name} {parent.id} ({parent.state.value})" for parent in awaited[:3])
+        names = ", ".join(
+            f"{parent.name} {parent.id} ({_awaited_end(job, parent)}{parent.state.value})" for parent in awaited[:3]
+        )
         return f"waits for {names}" + (f" and {len(awaited) - 3} more" if len(awaited) > 3 else "")
     if job.foreground:
         return "its run command has not begun with it"
     if job.not_before > now:
         when = f"{render.clock(job.not_before)}, in {render.duration(job.not_before - now)}"
         return f"attempt {job.attempt + 1} begins at {when}" if job.attempt else f"held back until {when}"
+    running, most = groups.get(job.group or "", (0, 1))
+    if running >= most:
+        return f"group {job.group} is full: {running:,} of {most:,} run"
     takers = [worker for worker in live if takes(worker, job)]
     if not takers:
         return no_worker(job, live)
@@ -78,6 +98,11 @@ def _reason(
     if free:
         return "a worker is starting" if all(w.status == "starting" for w in free) else "a worker is about to take it"
     return "the worker is busy" if len(takers) == 1 else f"all {len(takers)} workers are busy"
+
+
+def _awaited_end(job: Job, parent: Job) -> str:
+    when = job.after_when.get(parent.id, When.SUCCESS)
+    return "" if when is When.SUCCESS else f"{when.value}; "
 
 
 def note(rows: Sequence[Row]) -> None:

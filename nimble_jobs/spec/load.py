@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from nimble_jobs.spec import files, rules
 from nimble_jobs.spec import overrides as override
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.places import about_home
-from nimble_jobs.spec.tree import MAX_BYTES, parse
+from nimble_jobs.spec.tree import MAX_BYTES, Tree, parse
 from nimble_jobs.spec.units import show
 from nimble_jobs.spec.validate import validate
 
 STDIN = "-"  # in the place of a file
 _STDIN_NAME = "<stdin>"
-_TOO_LARGE = "larger than 1 MiB"
 
 
 def load(
@@ -44,25 +43,43 @@ def load(
     With `home`, the state folder, the output must be apart from it. With `once`, the spec may have no `cron`. `now`,
     in Unix seconds, is when a timer begins to look ahead (None: now). Raises SpecError with all problems.
     """
+    return loads(
+        read(path),
+        name_of(path),
+        base_of(path),
+        overrides,
+        check_files=check_files,
+        home=home,
+        now=now,
+        once=once,
+    )
+
+
+def read(path: Path, limit_bytes: int = MAX_BYTES, expected: str = "a job spec in YAML") -> bytes:
+    """What a file holds, or standard input. Raises SpecError where it cannot be read or holds more than the limit."""
     file = name_of(path)
     if str(path) == STDIN:
-        return loads(
-            _standard_input(), file, Path.cwd(), overrides, check_files=check_files, home=home, now=now, once=once
-        )
+        return _standard_input(limit_bytes, expected)
     try:
         with open_regular(path) as stream:
-            source = stream.read(MAX_BYTES + 1)
+            source: bytes = stream.read(limit_bytes + 1)
     except FileNotFoundError:
-        raise _unreadable(file, "no such file") from None
+        raise _unreadable(file, "no such file", expected) from None
     except NotRegular as e:
-        raise _unreadable(file, e.kind) from None
+        raise _unreadable(file, e.kind, expected) from None
     except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
         reason = e.strerror if isinstance(e, OSError) else None
-        raise _unreadable(file, f"cannot be read ({reason or e})") from e
-    if len(source) > MAX_BYTES:
-        raise _unreadable(file, _TOO_LARGE)
-    base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
-    return loads(source, file, base, overrides, check_files=check_files, home=home, now=now, once=once)
+        raise _unreadable(file, f"cannot be read ({reason or e})", expected) from e
+    if len(source) > limit_bytes:
+        raise _unreadable(file, _too_large(limit_bytes), expected)
+    return source
+
+
+def base_of(path: Path) -> Path:
+    """The folder that relative paths of the spec at `path` are relative to."""
+    if str(path) == STDIN:
+        return Path.cwd()
+    return Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
 
 
 def name_of(path: Path) -> str:
@@ -86,6 +103,22 @@ def loads(
     Raises SpecError with all problems, sorted by line, those of overrides last.
     """
     tree = parse(text, file)
+    return spec_of(tree, file, base, overrides, check_files=check_files, home=home, now=now, once=once)
+
+
+def spec_of(
+    tree: Tree,
+    file: str,
+    base: Path,
+    overrides: Sequence[str] = (),
+    *,
+    fill: Callable[[Tree], None] = lambda _tree: None,
+    check_files: bool = True,
+    home: Path | None = None,
+    now: float | None = None,
+    once: bool = False,
+) -> JobSpec:
+    """As `loads`, for a document that was parsed. `fill` may change the tree before its values are checked."""
     if () not in tree.bad and not isinstance(tree.value, dict):
         empty = tree.value is None
         tree.report((), "the document is empty" if empty else f"found {show(tree.value)}", "a mapping of fields")
@@ -93,6 +126,7 @@ def loads(
     if () not in tree.bad:
         for assignment in overrides:
             override.apply(tree, assignment)
+        fill(tree)
         spec = validate(tree, JobSpec, base)
         if spec is not None:
             at = time.time() if now is None else now
@@ -143,16 +177,22 @@ def digest(spec: JobSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _standard_input() -> bytes:
-    """What standard input holds. Raises SpecError when it is closed, or holds more than 1 MiB."""
+def _standard_input(limit_bytes: int, expected: str) -> bytes:
+    """What standard input holds. Raises SpecError when it is closed, or holds more than the limit."""
     try:
-        source: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
+        source: bytes = sys.stdin.buffer.read(limit_bytes + 1)
     except (AttributeError, OSError, ValueError) as e:  # None, or closed
-        raise _unreadable(_STDIN_NAME, f"cannot be read ({getattr(e, 'strerror', None) or 'it is closed'})") from e
-    if len(source) > MAX_BYTES:
-        raise _unreadable(_STDIN_NAME, _TOO_LARGE)
+        raise _unreadable(
+            _STDIN_NAME, f"cannot be read ({getattr(e, 'strerror', None) or 'it is closed'})", expected
+        ) from e
+    if len(source) > limit_bytes:
+        raise _unreadable(_STDIN_NAME, _too_large(limit_bytes), expected)
     return source
 
 
-def _unreadable(file: str, problem: str) -> SpecError:
-    return SpecError([Problem(file=file, line=0, field="", problem=problem, expected="a job spec in YAML")])
+def _too_large(limit_bytes: int) -> str:
+    return f"larger than {limit_bytes >> 20:,} MiB"
+
+
+def _unreadable(file: str, problem: str, expected: str) -> SpecError:
+    return SpecError([Problem(file=file, line=0, field="", problem=problem, expected=expected)])

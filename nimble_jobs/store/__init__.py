@@ -1,5 +1,6 @@
 """The state folder: jobs, attempts, events, schedules, artifacts and worker locks."""
 
+from nimble_jobs.store.again import Again
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds, Wait
 from nimble_jobs.store.jobs import Jobs
@@ -13,6 +14,7 @@ from nimble_jobs.store.worker_orders import Order, Wanted
 from nimble_jobs.store.workers import WorkerLease, Workers
 
 __all__ = [
+    "Again",
     "ArtifactRef",
     "Artifacts",
     "Builds",

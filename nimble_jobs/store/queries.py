@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, defer
 
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.store.changes import batched
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import fullness
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
@@ -99,6 +100,17 @@ class JobQueries:
 
         return self._db.read(work)
 
+    def array_of(self, reference: str) -> str:
+        """The id of an array by its id or a prefix of it. Raises NotFound, UsageError."""
+
+        def work(session: Session) -> str:
+            for row in find_jobs(session, reference):
+                if row.array is not None and row.array.startswith(reference.lower()):
+                    return row.array
+            raise NotFound(f"array {reference}: no such array; expected an id that submit --from or --grid printed")
+
+        return self._db.read(work)
+
     def group_limits(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each of these groups how many of its jobs run now, and how many may."""
         return self._db.read(lambda session: fullness(session, list(names)))
@@ -118,6 +130,18 @@ class JobQueries:
         if job_id is not None:
             query = query.where(EventRow.job == job_id)
         return self._db.read(lambda session: tuple(event_record(row) for row in session.scalars(query)))
+
+    def messages(self, kind: str, job_ids: Sequence[str]) -> list[str]:
+        """What events of a kind say about these jobs, each text once, oldest first."""
+
+        def work(session: Session) -> list[str]:
+            found: dict[str, None] = {}
+            for some in batched(list(job_ids)):
+                query = select(EventRow.message).where(EventRow.job.in_(some), EventRow.kind == kind)
+                found |= dict.fromkeys(session.scalars(query.order_by(EventRow.seq)))
+            return list(found)
+
+        return self._db.read(work)
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
