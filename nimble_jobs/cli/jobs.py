@@ -49,7 +49,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
         now = time.time()
         why = waits.reasons(store, [job], now).get(job.id)
-        if why and (ahead := store.jobs.ahead_of(job, now)):
+        if why and waits.in_line(why) and (ahead := store.jobs.ahead_of(job, now)):
             why = f"{why}; {ahead:,} queued {'job comes' if ahead == 1 else 'jobs come'} first, by priority and age"
     if json:
         output.emit_json(render.job_json(job, attempts, events, now, why))

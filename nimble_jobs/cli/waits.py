@@ -34,6 +34,11 @@ def changed_groups(store: Store, jobs: Sequence[Job]) -> list[str]:
     return store.jobs.messages("group", [job.id for job in jobs if job.group])
 
 
+def in_line(why: str) -> bool:
+    """Does a job wait for nothing but its turn, to go by its reason?"""
+    return not why.startswith(("held", "waits for", "group"))
+
+
 def takes(worker: WorkerInfo, job: Job) -> bool:
     """Will this worker run such a job, once its turn has come?"""
     return not _leaves(worker) and (

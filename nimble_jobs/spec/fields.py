@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
@@ -159,9 +160,14 @@ def _named(name: str) -> str:
     return name
 
 
+def _after_dumped(value: str | AfterSpec) -> str | dict[str, str]:
+    return value if isinstance(value, str) else {"job": value.job, "when": value.when}
+
+
 AfterItem = Annotated[
     str | AfterSpec,
     PlainValidator(_after),
+    PlainSerializer(_after_dumped, return_type=str | dict[str, str]),
     WithJsonSchema(
         {
             "anyOf": [

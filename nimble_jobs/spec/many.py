@@ -119,7 +119,7 @@ def check_outputs(found: Sequence[Labelled], *, hint: str = "") -> None:
             by_path[path] = each
             continue
         how = "is" if around == path else "lies in"
-        problem = f"{show(str(path))} {how} the output of {by_path[around].label} too"
+        problem = f"{path} {how} the output of {by_path[around].label} too"
         file, _, line = each.label.rpartition(":") if each.label.rpartition(":")[2].isdigit() else (each.label, "", "0")
         problems.append(Problem(file=file, line=int(line), field="output.path", problem=problem, expected=expected))
     if problems:

@@ -90,7 +90,7 @@ def _impossible(session: Session, row: JobRow, chosen: dict[str, JobRow]) -> str
     for parent, when in load_after(row.after).items():
         if parent in chosen:
             continue
-        other = session.get(JobRow, parent)
+        other = session.scalar(select(JobRow).where(JobRow.id == parent))
         if other is None:
             return f"waits for job {parent}, which was removed; submit it again"
         state = JobState(other.state)
@@ -168,7 +168,7 @@ def _wait_again(session: Session, row: JobRow, now: float) -> None:
     """Wait for whoever has not ended. What has run before had its waits met; it waits for those queued again since."""
     parents: list[tuple[JobRow, When]] = []
     for parent, when in load_after(row.after).items():
-        other = session.get(JobRow, parent)
+        other = session.scalar(select(JobRow).where(JobRow.id == parent))
         if other is not None and not JobState(other.state).final:
             parents.append((other, when))
     if parents:

@@ -9,7 +9,7 @@ import pytest
 
 from nimble_jobs import spec
 from nimble_jobs.errors import SpecError
-from nimble_jobs.spec.fields import KNOWN_OUTPUTS
+from nimble_jobs.spec.fields import KNOWN_OUTPUTS, AfterSpec
 from tests.bad_specs import FINETUNE, SCORE, edit, lay_out
 
 FULL_SCORE = """\
@@ -161,6 +161,17 @@ def test_files_that_an_earlier_job_makes(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"later\.pt(.|\n)*later\.npz"):
         spec.loads(text, "job.yaml", tmp_path)
     assert spec.loads(text, "job.yaml", tmp_path, ["run.after=[maker]"]).run.after == ("maker",)
+
+
+def test_waits_and_groups(tmp_path: Path) -> None:
+    """A wait for success is the name alone, however it was written; stored and restored, all stay as they were."""
+    lay_out(tmp_path)
+    given = ["run.after=[a, {job: b}, {job: c, when: failure}]", "run.group={name: gpu, limit: 2}"]
+    job = spec.loads(SCORE, "job.yaml", tmp_path, given)
+    assert job.run.after == ("a", "b", AfterSpec(job="c", when="failure"))
+    assert spec.dump(job)["run"]["after"] == ["a", "b", {"job": "c", "when": "failure"}]
+    assert spec.dump(job)["run"]["group"] == {"name": "gpu", "limit": 2}
+    assert spec.restore(spec.dump(job)) == job
 
 
 @pytest.mark.parametrize(
