@@ -33,7 +33,7 @@ _STORED = {
         *("held", "array", "array_index", "urgency", "skipped_by"),
         *("hit", "runs"),
     )
-}
+} | {"group": JobRow.group_name}
 COLUMNS = (*_STORED, "elapsed_s", "records_per_s")  # what a listing can be filtered and sorted by
 
 
