@@ -34,7 +34,7 @@ def show(ctx: typer.Context, json: options.Json = False) -> None:
         {
             "field": field,
             "value": value,
-            "text": _text(field, value),
+            "text": text_of(field, value),
             "origin": settings.origin(field),
             "variable": variable(field),
         }
@@ -82,8 +82,8 @@ def schema() -> None:
     output.emit_json(json_schema())
 
 
-def _text(field: str, value: Any) -> str:
-    """A value as it is written in the file."""
+def text_of(field: str, value: Any) -> str:
+    """The value of a dotted field as it is written in the file."""
     from nimble_jobs.spec.units import format_bytes, format_duration
 
     match value:
@@ -93,7 +93,7 @@ def _text(field: str, value: Any) -> str:
             return format_duration(value)
         case int() if field.endswith(("memory", "size")):
             return format_bytes(value)
-        case tuple():
+        case tuple() | list():
             return f"[{', '.join(map(str, value))}]"
         case _:
             return str(value)

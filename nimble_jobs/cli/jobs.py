@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import options, output, progress, render, waits
+from nimble_jobs.cli import job_notes, options, output, progress, render, waits
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
@@ -47,12 +47,16 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
             return
         job = found[0]
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
+        notices = store.outbox.list(job=job.id)
         now = time.time()
         why = waits.reasons(store, [job], now).get(job.id)
         if why and waits.in_line(why) and (ahead := store.jobs.ahead_of(job, now)):
             why = f"{why}; {ahead:,} queued {'job comes' if ahead == 1 else 'jobs come'} first, by priority and age"
     if json:
-        output.emit_json(render.job_json(job, attempts, events, now, why))
+        output.emit_json(
+            render.job_json(job, attempts, events, now, why)
+            | {"settings": job_notes.settings_of(events), "notifications": job_notes.notices_json(notices)}
+        )
         return
     row = render.job_row(job, now, why)
     parts = [("Job", _facts(job, row) + render.weights(events))]
@@ -64,6 +68,10 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Files", render.files(counts)))
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
         parts.append(("Outputs", render.flat(outputs)))
+    if settings := job_notes.settings_of(events):
+        parts.append(("From the configuration", job_notes.settings_lines(settings)))
+    if notices:
+        parts.append(("Notifications", job_notes.notice_lines(notices)))
     if len(attempts) > 1:
         parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
     parts.append(("Events", render.history(events)))

@@ -10,6 +10,7 @@ from functools import partial
 from nimble_jobs.errors import NotFound
 from nimble_jobs.job import Job
 from nimble_jobs.settings import LimitSettings
+from nimble_jobs.settings.taken import taken
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.leftovers import tidy
@@ -46,9 +47,17 @@ class Charge:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
         self.running = Running.begin(job, now, stall_s=self._limits().stall)
+        self._note_settings(job)
         child.moved()  # what an earlier job left in the pipe
         child.run(job)
         return True
+
+    def _note_settings(self, job: Job) -> None:
+        """Keep what the attempt takes from the configuration, which may be another tomorrow."""
+        values = taken(job.spec, job.allow_python, self._store.settings.usable())
+        if values:
+            text = ", ".join(f"{field} from {each['origin']}" for field, each in values.items())
+            self._store.jobs.event_soon("settings", text, job.id, job.attempt, values, now=time.time())
 
     def done(self, job_id: str, attempt: int) -> bool:
         """The child says that an attempt is over, and has told the store. False where it was not this one."""

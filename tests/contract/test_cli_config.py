@@ -6,11 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from nimble_jobs.cli.main import main
 from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.charge import Charge
+from nimble_jobs.worker.process import Child
 from tests.bad_specs import SCORE, lay_out
 from tests.cli import Cli
 from tests.configured import configure
@@ -180,3 +183,33 @@ def test_the_origin_is_json(cli: Cli) -> None:
     configure(cli.home, "notify: {hosts: [a.example.org]}\n")
     (row,) = [row for row in json.loads(cli("config", "show", "--json").out) if row["field"] == "notify.hosts"]
     assert row["value"] == ["a.example.org"]
+
+
+def test_show_says_what_came_from_the_configuration(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:
+    """With the line that it stood on when the attempt began, and who was told; a spec's own value came from nowhere."""
+    path = configure(cli.home, f"limits:\n  stall: 20m\nnotify: {{hosts: ['{receiver.host}']}}\n")
+    job = str(cli("submit", spec(tmp_path, f"{{webhook: '{receiver.url}/x'}}")).out.strip())
+    with cli.store() as store:
+        charge = Charge(store, "0-w", lambda: store.settings.now().limits)
+        assert charge.take(cast(Child, _Idle()), 0.0)
+        store.jobs.fail(job, 1, error="bad", retry=False, lost=False, now=time.time())
+    configure(cli.home, "# nothing any more\n")
+    shown = cli("show", job, "--json").json
+    assert shown["settings"] == {"run.stall": {"value": 1200.0, "origin": f"{path}:2"}}
+    (notice,) = shown["notifications"]
+    assert (notice["event"], notice["state"], notice["target"]) == ("failed", "pending", f"{receiver.url}/x")
+    text = cli("show", job).out
+    assert f"20m ({path}:2)" in text
+    assert f"webhook {receiver.url}/x: pending" in text
+
+
+class _Idle:
+    """A child process that takes a job and does nothing."""
+
+    device = "cpu"
+
+    def moved(self) -> bool:
+        return False
+
+    def run(self, job: object) -> None:
+        pass

@@ -1,0 +1,58 @@
+"""What `show` says of a job beside its own fields: what it took from the configuration, and who was told about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nimble_jobs.cli import output
+from nimble_jobs.cli.config import text_of
+
+if TYPE_CHECKING:
+    from nimble_jobs.job import Event
+    from nimble_jobs.store.notices import Notice
+
+Lines = list[tuple[str, str]]
+_FIELDS = {"run.stall": "limits.stall"}  # of a spec, and the one of the configuration that it stands for
+
+
+def settings_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Value and origin of each field that the newest attempt took from the configuration."""
+    found = [event.data for event in events if event.kind == "settings"]
+    return found[-1] if found else {}
+
+
+def settings_lines(settings: Mapping[str, Any]) -> Lines:
+    """The same as lines."""
+    return [
+        (field, f"{text_of(_FIELDS.get(field, field), each['value'])} ({each['origin']})")
+        for field, each in settings.items()
+    ]
+
+
+def notices_json(notices: Sequence[Notice]) -> list[dict[str, Any]]:
+    """Notifications about the job, oldest first."""
+    return [
+        {
+            "id": notice.id,
+            "event": notice.event,
+            "channel": notice.channel,
+            "target": notice.target,
+            "state": notice.state.value,
+            "attempts": notice.attempts,
+            "sent_at": output.iso(notice.sent_at),
+            "error": notice.error,
+        }
+        for notice in reversed(notices)
+    ]
+
+
+def notice_lines(notices: Sequence[Notice]) -> Lines:
+    """The same as lines."""
+    lines = []
+    for notice in reversed(notices):
+        how = notice.state.value.replace("_", " ")
+        tries = f", {notice.attempts} attempts" if notice.attempts > 1 else ""
+        error = f": {notice.error}" if notice.error else ""
+        lines.append((notice.event, f"{notice.channel} {notice.target}: {how}{tries}{error}"))
+    return lines
