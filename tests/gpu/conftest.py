@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nimble_jobs.models.torchvision_import import import_torchvision
+
+import_torchvision()  # without the compiler, which all test processes would import; before the tests of this folder do
 _HERE = Path(__file__).parent
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nimble_jobs.engine import epilogues
 from nimble_jobs.engine.encode import operator
@@ -17,6 +17,7 @@ from nimble_jobs.engine.epilogues import Group, Way, choose_ways
 from nimble_jobs.engine.private import forget_compiled
 
 CPU = torch.device("cpu")
+Run = Callable[[nn.Module, torch.Tensor, Callable[[Group], Way]], tuple[Any, Counter[Any]]]
 # torch's own compiler warns of torch.jit, which it imports
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -42,34 +43,62 @@ class Block(nn.Module):
         return self.last(y).sigmoid()
 
 
-@pytest.fixture(autouse=True)
-def _compiled_anew() -> Iterator[None]:
-    yield
-    forget_compiled()
+@pytest.fixture(params=["as traced", "compiled"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs a module over an input after the pass, and counts what it saw: over the graph as it is traced; with `--all`
+    also in Inductor, which has a C++ compiler at work for half a minute.
+    """
+    compiled = request.param == "compiled"
+    if compiled and not request.config.getoption("--all"):
+        pytest.skip("takes a C++ compiler half a minute; with --all")
+    yield _compiled if compiled else _traced
+    if compiled:
+        forget_compiled()
 
 
-def compiled_with(module: nn.Module, x: torch.Tensor, way: Callable[[Group], Way]) -> tuple[Any, Counter[Any]]:
-    """The compiled module's output where each group runs in the way that is given, and how many of each there are."""
+def _pass(graph: torch.fx.Graph, way: Callable[[Group], Way]) -> Counter[Any]:
+    seen: Counter[Any] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epilogues, "fastest", lambda group, _: way(group))
+        choose_ways(graph, CPU, lambda group, way: seen.update([(group.follows, way)]))
+    return seen
+
+
+def _traced(module: nn.Module, x: torch.Tensor, way: Callable[[Group], Way]) -> tuple[Any, Counter[Any]]:
+    names, weights = zip(*module.named_parameters(), strict=True)
+
+    def call(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,))
+
+    with torch.no_grad():
+        traced = make_fx(call, tracing_mode="fake")(x, *weights)
+        seen = _pass(traced.graph, way)
+        traced.recompile()
+        return traced(x, *weights), seen
+
+
+def _compiled(module: nn.Module, x: torch.Tensor, way: Callable[[Group], Way]) -> tuple[Any, Counter[Any]]:
+    from torch._inductor.custom_graph_pass import CustomGraphPass  # imports half of the compiler
+
     seen: Counter[Any] = Counter()
 
     class Pass(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            choose_ways(graph, CPU, lambda group, way: seen.update([(group.follows, way)]))
+            seen.update(_pass(graph, way))
 
         def uuid(self) -> None:
             return None
 
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(epilogues, "fastest", lambda group, _: way(group))
+    with torch.no_grad():
         return torch.compile(module, options={"post_grad_custom_post_pass": Pass()})(x), seen
 
 
-def test_groups_are_seen_and_products_compute_the_same() -> None:
+def test_groups_are_seen_and_products_compute_the_same(run: Run) -> None:
     """Each 1x1 convolution as a product, with ReLU or bias in it only where no other kernel does that at no cost."""
     torch.manual_seed(0)
     block = Block().eval().to(memory_format=torch.channels_last)
     x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
-    out, seen = compiled_with(block, x, lambda group: "product" if group.is_product else "library")
+    out, seen = run(block, x, lambda group: "product" if group.is_product else "library")
     torch.testing.assert_close(out, block(x))
     assert seen == {
         ("relu", "product"): 1,
@@ -80,16 +109,16 @@ def test_groups_are_seen_and_products_compute_the_same() -> None:
     }
 
 
-def test_contiguous_tensors_are_left_alone() -> None:
+def test_contiguous_tensors_are_left_alone(run: Run) -> None:
     """Products would have to move every pixel."""
     block = Block().eval()
     x = torch.randn(2, 8, 6, 6)
-    out, seen = compiled_with(block, x, lambda _: "product")
+    out, seen = run(block, x, lambda _: "product")
     torch.testing.assert_close(out, block(x))
     assert not seen
 
 
-def test_fused_convolutions_are_put_in_place() -> None:
+def test_fused_convolutions_are_put_in_place(run: Run) -> None:
     """With cuDNN's stood in for, since the CPU has none."""
     library = torch.library.Library("nimble_jobs", "IMPL")
 
@@ -105,7 +134,7 @@ def test_fused_convolutions_are_put_in_place() -> None:
         torch.manual_seed(0)
         block = Block().eval().to(memory_format=torch.channels_last)
         x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
-        out, seen = compiled_with(block, x, lambda group: "fused" if group.follows.endswith("relu") else "library")
+        out, seen = run(block, x, lambda group: "fused" if group.follows.endswith("relu") else "library")
         torch.testing.assert_close(out, block(x))
         assert seen[("relu", "fused")] == 2
         assert seen[("add-relu", "fused")] == 1
