@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render, waits, worker_orders
+from nimble_jobs.cli import options, output, render, waits, worker_orders, worker_service
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
@@ -93,6 +93,7 @@ def start(
 
 
 worker_orders.register(app)
+app.add_typer(worker_service.app)
 
 
 @app.command()

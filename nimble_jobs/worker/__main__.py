@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
+from nimble_jobs.settings import Settings
 from nimble_jobs.worker.serve import run
 
 log = logging.getLogger("nimble_jobs.worker")
@@ -17,16 +18,17 @@ def main() -> int:
     """Run a worker in the foreground; its log goes to stderr."""
     parser = argparse.ArgumentParser(prog="python -m nimble_jobs.worker", description=main.__doc__)
     parser.add_argument("--home", type=Path, required=True, help="state folder")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; by default as configured")
     parser.add_argument("--max-idle-s", type=float, help="end after so many seconds without work")
     parser.add_argument("--gpu-memory-bytes", type=int, help="budget for what stays on the device between jobs")
     given = parser.parse_args()
     try:
+        settings = Settings.load(given.home)
         return run(
             given.home,
-            device=given.device,
+            device=given.device or settings.device,
             max_idle_s=given.max_idle_s,
-            gpu_memory_bytes=given.gpu_memory_bytes,
+            gpu_memory_bytes=settings.gpu_memory if given.gpu_memory_bytes is None else given.gpu_memory_bytes,
         )
     except NimbleError as error:
         log.error("%s", error)

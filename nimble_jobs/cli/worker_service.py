@@ -1,0 +1,187 @@
+"""Commands that make a worker a service of systemd: worker service install, uninstall, status."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.errors import NimbleError, NotFound
+
+if TYPE_CHECKING:
+    from nimble_jobs.service import Manager, Service
+
+app = typer.Typer(
+    name="service", help="A worker that systemd starts with your session and keeps running.", no_args_is_help=True
+)
+
+
+@app.command()
+def install(
+    ctx: typer.Context,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: that of config.yaml.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Budget for resident models, 20GB for instance.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file; write and start nothing.")] = False,
+) -> None:
+    """Write a systemd user unit for this state folder's worker, start it, and start it with each session.
+
+    One unit a state folder. Installing again replaces the file. Without systemd it prints how to run the worker.
+    """
+    from nimble_jobs.service import Manager
+
+    service = _service(ctx, device, gpu_memory)
+    manager = Manager()
+    text = service.text()
+    if dry_run:
+        output.note(f"{manager.path(service.name)}:")
+        output.emit(text.rstrip("\n"))
+        return
+    why = manager.missing()
+    if why is not None:
+        _without_systemd(manager, service, why)
+        raise typer.Exit(1)
+    path = manager.path(service.name)
+    before = manager.read(service.name)
+    _write(manager, service.name, text)
+    manager.enable(service.name)
+    output.emit(service.name)
+    output.note(f"{path}: " + ("as it was" if before == text else "written" if before is None else "replaced"))
+    if before not in (None, text):
+        output.note(f"what changed is used once it starts again: systemctl --user restart {service.name}")
+    if manager.lingers() is not True:
+        output.note("it ends when you log out, unless you run: loginctl enable-linger")
+    output.note(f"its log: journalctl --user -u {service.name}")
+
+
+@app.command()
+def uninstall(
+    ctx: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
+    yes: options.Yes = False,
+) -> None:
+    """Stop the worker of this state folder's unit, which gives its job back, and remove the unit."""
+    from nimble_jobs.service import Manager
+
+    service = _service(ctx, None, None)
+    manager = Manager()
+    path = manager.path(service.name)
+    if manager.read(service.name) is None:
+        raise NotFound(f"{path}: no service is installed for the state folder {service.home}")
+    if dry_run:
+        output.note(f"would stop {service.name} and remove {path}")
+        return
+    if not options.confirmed(f"Stop {service.name} and remove {path}?", yes=yes):
+        return
+    if (why := manager.missing()) is None:
+        manager.disable(service.name)
+        manager.forget(service.name)
+    else:
+        output.note(f"{why}; only the file is removed, a worker that runs goes on")
+        _removed(path)
+    output.note(f"removed {path}")
+
+
+@app.command()
+def status(ctx: typer.Context, json: options.Json = False) -> None:
+    """Say whether this state folder's service is installed and runs, as systemd sees it."""
+    from nimble_jobs.service import Manager
+
+    service = _service(ctx, None, None)
+    manager = Manager()
+    path, text = manager.path(service.name), manager.read(service.name)
+    if text is None:
+        raise NotFound(f"{path}: no service is installed for the state folder {service.home}")
+    why = manager.missing()
+    state = None if why is not None else manager.state(service.name)
+    row: dict[str, Any] = {
+        "unit": service.name,
+        "file": str(path),
+        "home": str(service.home),
+        "systemd": why is None,
+        "load": state and state.load,
+        "active": state and state.active,
+        "sub": state and state.sub,
+        "enabled": state and state.enabled,
+        "pid": state and state.pid,
+        "result": state and state.result,
+        "exit_status": state and state.exit_status,
+        "restarts": state and state.restarts,
+        "since": state and state.since,
+        "worker": _worker(ctx, state.pid) if state and state.pid else None,
+        "interpreter": _interpreter(text),
+    }
+    if json:
+        output.emit_json(row)
+        return
+    output.emit(service.name)
+    output.emit(f"  file     {path}")
+    if state is None:
+        output.emit(f"  state    unknown: {why}")
+        return
+    output.emit(f"  state    {state.active} ({state.sub})" + (f" since {state.since}" if state.since else ""))
+    output.emit(f"  starts   {'with your session' if state.enabled else 'only by hand'}")
+    if state.pid:
+        output.emit(f"  process  {state.pid}" + (f", worker {row['worker']}" if row["worker"] else ""))
+    if state.result != "success":
+        output.emit(f"  failed   {state.result}, exit code {state.exit_status}, restarted {state.restarts} times")
+        output.note(f"see why: journalctl --user -u {service.name}")
+    interpreter = row["interpreter"]
+    if interpreter is not None and not Path(interpreter).exists():
+        output.note(f"its interpreter {interpreter} is gone; install the service again")
+
+
+def _service(ctx: typer.Context, device: str | None, gpu_memory: str | None) -> Service:
+    from nimble_jobs.service import Service, environment_of
+
+    settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
+    return Service(
+        home=options.home(ctx),
+        grace_s=settings.limits.grace,
+        device=None if device is None else settings.device,
+        gpu_memory_bytes=None if gpu_memory is None else settings.gpu_memory,
+        environment=environment_of(os.environ),
+    )
+
+
+def _without_systemd(manager: Manager, service: Service, why: str) -> None:
+    output.note(f"no service was installed: {why}")
+    if "no systemctl" not in why:
+        output.note("log in as this user with a session of its own (not by su or sudo), then install it again; or:")
+    output.emit(service.by_hand().rstrip("\n"))
+
+
+def _write(manager: Manager, name: str, text: str) -> None:
+    try:
+        manager.write(name, text)
+    except OSError as e:
+        raise NimbleError(f"{manager.path(name)}: {e.strerror}") from e
+
+
+def _removed(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise NimbleError(f"{path}: {e.strerror}") from e
+
+
+def _worker(ctx: typer.Context, pid: int) -> str | None:
+    from nimble_jobs import control
+
+    with options.store(ctx) as store:
+        return next((info.id for info in control.workers_of(store) if info.pid == pid), None)
+
+
+def _interpreter(text: str) -> str | None:
+    """The first word of a unit's command, if it is plain enough to be read back."""
+    for line in text.splitlines():
+        if line.startswith('ExecStart=:"'):
+            word = line.removeprefix('ExecStart=:"').partition('"')[0]
+            return None if "\\" in word else word.replace("%%", "%")
+    return None

@@ -1,0 +1,154 @@
+"""The user's systemd, through `systemctl --user`."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nimble_jobs.errors import NimbleError
+
+_LIMIT_S = 150.0  # a stop waits for the job at hand
+_SHOWN = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result,ExecMainStatus,NRestarts,StateChangeTimestamp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What systemd says of a unit."""
+
+    load: str  # loaded | not-found | bad-setting | error | masked
+    active: str  # active | inactive | failed | activating | deactivating
+    sub: str  # running | dead | auto-restart | ...
+    enabled: bool  # it starts with the user's session
+    pid: int | None
+    result: str  # success | exit-code | signal | timeout | start-limit-hit | ...
+    exit_status: int
+    restarts: int
+    since: str | None  # systemd's own words
+
+
+class Manager:
+    """Units of this user. `environ` decides where they lie and which systemctl is called."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = dict(os.environ if environ is None else environ)
+
+    @property
+    def folder(self) -> Path:
+        """Where unit files of the user lie."""
+        config = self._environ.get("XDG_CONFIG_HOME")
+        home = Path(self._environ.get("HOME") or Path.home())
+        return (Path(config) if config and Path(config).is_absolute() else home / ".config") / "systemd" / "user"
+
+    def path(self, name: str) -> Path:
+        """The file of a unit."""
+        return self.folder / name
+
+    def missing(self) -> str | None:
+        """Why systemd cannot be used here, in words; None where it can."""
+        if shutil.which("systemctl", path=self._environ.get("PATH")) is None:
+            return "there is no systemctl on PATH"
+        done = self._call("show", "--property=Version")
+        if done.returncode == 0:
+            return None
+        return f"systemctl --user does not work: {_last(done) or f'exit code {done.returncode}'}"
+
+    def write(self, name: str, text: str) -> bool:
+        """Put a unit file in its place. False where it is the same already. Raises OSError."""
+        path = self.path(name)
+        if self.read(name) == text:
+            return False
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.new")
+        # The environment in it may hold the password of a database.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+        return True
+
+    def read(self, name: str) -> str | None:
+        """A unit file, if it is there."""
+        try:
+            return self.path(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def enable(self, name: str) -> None:
+        """Read unit files again, start this one now and with each session. Raises NimbleError with systemd's words."""
+        self._must("daemon-reload")
+        self._must("enable", "--now", name)
+
+    def disable(self, name: str) -> None:
+        """Stop it, and start it no more. Raises NimbleError."""
+        self._must("disable", "--now", name)
+
+    def forget(self, name: str) -> None:
+        """Remove its file. Raises OSError, NimbleError."""
+        self.path(name).unlink(missing_ok=True)
+        self._must("daemon-reload")
+        self._call("reset-failed", name)  # says nothing of importance where it had not failed
+
+    def state(self, name: str) -> State:
+        """How it is. Raises NimbleError where systemd does not say."""
+        said = self._must("show", name, f"--property={_SHOWN}")
+        values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        return State(
+            load=values.get("LoadState", "unknown"),
+            active=values.get("ActiveState", "unknown"),
+            sub=values.get("SubState", "unknown"),
+            enabled=values.get("UnitFileState") in ("enabled", "enabled-runtime"),
+            pid=_number(values.get("MainPID")) or None,
+            result=values.get("Result", "unknown"),
+            exit_status=_number(values.get("ExecMainStatus")),
+            restarts=_number(values.get("NRestarts")),
+            since=values.get("StateChangeTimestamp") or None,
+        )
+
+    def lingers(self) -> bool | None:
+        """Do the user's services run on after logout, and start with the machine? None where nobody says."""
+        if shutil.which("loginctl", path=self._environ.get("PATH")) is None:
+            return None
+        done = self._run("loginctl", "show-user", getpass.getuser(), "--property=Linger")
+        return {"Linger=yes": True, "Linger=no": False}.get(done.stdout.strip())
+
+    def _must(self, *words: str) -> str:
+        done = self._call(*words)
+        if done.returncode != 0:
+            called = " ".join(("systemctl --user", *words))
+            raise NimbleError(f"{called}: exit code {done.returncode}: {_last(done) or 'it says nothing'}")
+        return done.stdout
+
+    def _call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self._run("systemctl", "--user", "--no-pager", *words)
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        program = shutil.which(words[0], path=self._environ.get("PATH")) or words[0]
+        try:
+            return subprocess.run(  # noqa: S603  # systemd's own programs, with words of ours
+                [program, *words[1:]],
+                env=self._environ | {"LC_ALL": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise NimbleError(f"{' '.join(words)}: no answer after {_LIMIT_S:g} s") from e
+        except OSError as e:
+            raise NimbleError(f"{program}: {e.strerror}") from e
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[0].strip() if lines else ""
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0

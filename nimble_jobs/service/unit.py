@@ -1,0 +1,142 @@
+"""The text of a systemd unit that runs a worker, with everything quoted as systemd reads it.
+
+Source: systemd.service(5), "Command lines"; systemd.exec(5), `Environment=`; systemd.syntax(7), "Quoting";
+systemd.unit(5), "Specifiers".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nimble_jobs.errors import UsageError
+
+_MARGIN_S = 30.0  # beside the grace period: the last writes, and the end of the child process
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TORCH_HOME", "XDG_CACHE_HOME")
+_OURS = "NIMBLE_JOBS_"
+_HOME = "NIMBLE_JOBS_HOME"
+_NOT_IN_NAME = re.compile(r"[^A-Za-z0-9]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The worker of one state folder, as a service."""
+
+    home: Path  # absolute
+    grace_s: float  # how long its job has to reach a safe point when it is stopped
+    device: str | None = None  # None: as config.yaml says when it starts
+    gpu_memory_bytes: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside NIMBLE_JOBS_HOME
+    python: str = sys.executable  # absolute
+
+    @property
+    def name(self) -> str:
+        """The unit's name: one for each state folder, and easy to tell apart."""
+        digest = hashlib.sha256(str(self.home).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        words = [part for part in (_NOT_IN_NAME.sub("-", p).strip("-").lower() for p in self.home.parts[-2:]) if part]
+        return f"nimble-jobs-{'-'.join([*words, digest])[-80:].strip('-')}.service"
+
+    @property
+    def command(self) -> list[str]:
+        """What it runs: this interpreter, whatever the PATH is then."""
+        words = [self.python, "-P", "-m", "nimble_jobs.worker", "--home", str(self.home)]
+        if self.device is not None:
+            words += ["--device", self.device]
+        if self.gpu_memory_bytes is not None:
+            words += ["--gpu-memory-bytes", str(self.gpu_memory_bytes)]
+        return words
+
+    @property
+    def stop_s(self) -> int:
+        """Seconds from SIGTERM to SIGKILL."""
+        return math.ceil(self.grace_s + _MARGIN_S)
+
+    def text(self) -> str:
+        """The unit file. Raises UsageError for paths and variables that no unit file can hold."""
+        variables = {_HOME: str(self.home), **self.environment}
+        lines = [
+            "# Written by `nimble-jobs worker service install`, which replaces it.",
+            "[Unit]",
+            f"Description=nimble-jobs worker of {_shown(str(self.home))}",
+            "StartLimitIntervalSec=600",
+            "StartLimitBurst=5",
+            "",
+            "[Service]",
+            "Type=exec",
+            "# The colon keeps systemd from replacing $NAME in it.",
+            "ExecStart=:" + " ".join(_quoted(word) for word in (*_shell(self.python), *self.command)),
+            *(f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()),
+            "Restart=on-failure",
+            "RestartSec=10",
+            "# Bad usage or a bad configuration: starting again would not help.",
+            "RestartPreventExitStatus=2",
+            "# SIGTERM goes to the supervisor alone, which lets its job reach a safe point.",
+            "KillMode=mixed",
+            f"TimeoutStopSec={self.stop_s}",
+            "# The kernel may kill the process that runs jobs for its memory; the supervisor starts another.",
+            "OOMPolicy=continue",
+            "UMask=0077",
+            "",
+            "[Install]",
+            "WantedBy=default.target",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def by_hand(self) -> str:
+        """How to run it where there is no systemd."""
+        variables = {_HOME: str(self.home), **self.environment}
+        words = " ".join(
+            [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(self.command)]
+        )
+        crontab = words.replace("%", r"\%")
+        return (
+            "Let whatever starts programs on this machine run this command in a shell. Start it again when it exits\n"
+            "with another code than 0 or 2. Stop it with SIGTERM to its first process, and with SIGKILL after "
+            f"{self.stop_s} s:\n\n  exec env {words}\n\n"
+            "With cron, it begins at each start of the machine if `crontab -e` gets this line:\n\n"
+            f"  @reboot {crontab}\n"
+        )
+
+
+def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a service keeps of the environment in which it is installed: settings of ours, and where programs are."""
+    ours = {name: value for name, value in environ.items() if name.startswith(_OURS) and name != _HOME}
+    return {name: environ[name] for name in _KEPT if environ.get(name)} | dict(sorted(ours.items()))
+
+
+def _shell(program: str) -> tuple[str, ...]:
+    """What must stand before a program whose name systemd refuses in the first place of a command."""
+    safe = program.isprintable() and not _REFUSED & set(program)
+    return () if safe else ("/bin/sh", "-c", 'exec "$0" "$@"')
+
+
+def _quoted(text: str) -> str:
+    """One word of a unit file. Raises UsageError where it has bytes that are no UTF-8, or a NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UsageError(f"{_shown(text)}: has bytes that are no UTF-8, which a unit file cannot hold") from e
+    if "\0" in text:
+        raise UsageError(f"{_shown(text)}: has a NUL byte, which a unit file cannot hold")
+    escaped = "".join(_ESCAPES.get(letter) or _plain(letter) for letter in text)
+    return f'"{escaped}"'
+
+
+_REFUSED = set("\"'\\")
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def _plain(letter: str) -> str:
+    return letter if letter.isprintable() else "".join(f"\\x{byte:02x}" for byte in letter.encode())
+
+
+def _shown(text: str) -> str:
+    """For a line that somebody reads."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text.encode("utf-8", "replace").decode())
+    return plain.replace("%", "%%")
