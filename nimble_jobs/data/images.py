@@ -165,7 +165,7 @@ class ImageSource:
         stamps = [self.stamps[i] for i in indexes.tolist()]
         if not self._listed:
             return self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw)
-        loaded = self._decoder.load([partial(_as_listed, stamp) for stamp in stamps], raw=raw)
+        loaded = self._decoder.load([partial(_opened, stamp.path) for stamp in stamps], raw=raw)
         return _without(loaded, {i: why for i, stamp in enumerate(stamps) if (why := stamp.trouble()) is not None})
 
     def _common_size(self) -> tuple[int, int]:
@@ -207,15 +207,8 @@ def _unchanged(stamp: Stamp) -> BinaryIO:
     return _opened(stamp.path)
 
 
-def _as_listed(stamp: Stamp) -> BinaryIO:
-    """Raises Undecodable for a file that is not what it was."""
-    if (why := stamp.trouble()) is not None:
-        raise Undecodable(why)
-    return _opened(stamp.path)
-
-
 def _without(loaded: Loaded, moved: dict[int, str]) -> Loaded:
-    """Without what was written to while it was read."""
+    """Without what was not, or did not stay, as it was listed."""
     if not moved:
         return loaded
     read = [i for i in range(len(loaded.x) + len(loaded.bad)) if i not in loaded.bad]

@@ -63,10 +63,8 @@ def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
     left_out: dict[str, str] = {}
     for name, stamp in stamps.items():
         try:
-            reason = stamp.trouble()
-            if reason is None:
-                source = open_one(root / name)
-                reason = stamp.trouble()  # it may have been written to while it was read
+            source = open_one(root / name)
+            reason = stamp.trouble()  # after it was read, so that what is written meanwhile is noticed, too
         except DataError as e:
             reason = stamp.trouble() or str(e)
         if reason is None:

@@ -438,3 +438,29 @@ def test_a_list_that_was_lost(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> 
     assert done.state is JobState.SUCCEEDED
     assert [e.kind for e in inbox.store.jobs.events(job.id)].count("list-gone") == 1
     assert inbox.ids(inbox.job()) == inbox.ids(done)
+
+
+@pytest.mark.parametrize("format_", ["images", "npy"])
+def test_away_only_while_it_was_read(store: Store, tmp_path: Path, format_: str) -> None:
+    """A file that was away for a moment, and is back as it was, has not been read, and is not seen."""
+    inbox = Inbox(store, tmp_path, format_)
+    suffix = {"images": ".png"}.get(format_, f".{format_}")
+    inbox.run = {"error_threshold": 0.5}
+    inbox.output = {"shard_size": 1}
+    for name in ("a", "b", "c"):
+        inbox.put(name + suffix)
+    victim, hidden = inbox.folder / f"b{suffix}", inbox.base / "away"
+    inbox.submit()
+
+    def run(context: JobContext) -> Outcome:
+        def report(**given: Any) -> None:
+            if given.get("phase") == "publish":
+                hidden.rename(victim)
+            context.report(**given)
+
+        return between(lambda: victim.rename(hidden))(JobContext(**{**vars(context), "report": report}))
+
+    job = inbox.work(run)
+    assert counts(job) == {"listed": 3, "new": 3, "vanished": 1}
+    assert sorted(inbox.seen()) == [f"a{suffix}", f"c{suffix}"]
+    assert counts(inbox.job()) == {"listed": 3, "new": 1, "skipped": 2}

@@ -6,15 +6,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from nimble_jobs.data import arrays, open_reader
 from nimble_jobs.data.file_list import NAME, find_list, keep_list
+from nimble_jobs.data.images import ImageDecoder
 from nimble_jobs.data.listing import list_input
 from nimble_jobs.errors import DataError
-from nimble_jobs.seen import Counts, FileList, InputFile, Kind, Scored, Seen, kind_of
+from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, Seen, kind_of
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -196,3 +201,65 @@ def test_many_files_in_pages(store: Store) -> None:
     assert store.seen.forget("n", now=NOW) == 1081
     assert store.seen.sources() == []
     assert [e.message for e in store.jobs.events() if e.kind == "forgotten"][-1] == "1,081 seen files of n forgotten"
+
+
+def listed(folder: Path, format_: str) -> tuple[InputSpec, FileList]:
+    spec = InputSpec(source=str(folder), format=format_)  # type: ignore[arg-type]
+    files = sorted(list_input(spec), key=lambda f: f.path)
+    counts = Counts(listed=len(files), new=len(files))
+    return spec, FileList(root=str(folder), listed_at=NOW, after_run=0, counts=counts, files=files)
+
+
+def test_a_picture_that_is_written_to_while_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a bad record, whatever was read of it, as is one that cannot be decoded; the others keep their places."""
+    for i in range(4):
+        Image.fromarray(np.full((2, 2, 3), i, dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    (tmp_path / "1.png").write_bytes(b"?")
+    spec, files = listed(tmp_path, "images")
+    decoded = ImageDecoder._pixels
+
+    def decode(self: ImageDecoder, opened: BinaryIO) -> np.ndarray:
+        pixels = decoded(self, opened)
+        if pixels[0, 0, 0] == 2:
+            os.utime(tmp_path / "2.png", (1.0, 1.0))
+        return pixels
+
+    with open_reader(spec, files=files) as reader:
+        monkeypatch.setattr(ImageDecoder, "_pixels", decode)
+        batch = reader.take(np.arange(4))
+        assert batch.ids == ["0.png", "3.png"]
+        assert (batch.x[:, 0, 0, 0] * 255).round().tolist() == [0, 3]
+        assert [(b.id, b.reason.partition(":")[0]) for b in batch.bad] == [
+            ("1.png", "cannot be decoded"),
+            ("2.png", CHANGED),
+        ]
+
+
+def test_an_array_that_is_written_to_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad record takes the place of its records; ids name the file, and shards of others cannot be mixed up."""
+    for name, rows in (("a", 2), ("b", 3), ("c", 1)):
+        np.save(tmp_path / f"{name}.npy", np.full((rows, 2), rows, dtype=np.float32))
+    spec, files = listed(tmp_path, "npy")
+    with open_reader(spec, files=files) as reader:
+        whole = reader.fingerprint
+        assert (reader.total, reader.left_out) == (6, {})
+    opened = arrays.open_arrays
+
+    def open_one(spec: InputSpec, path: Path) -> arrays.ArraySource:
+        source = opened(spec, path)
+        if path.name == "b.npy":
+            np.save(path, np.zeros((9, 2), dtype=np.float32))
+        return source
+
+    monkeypatch.setattr(arrays, "open_arrays", open_one)
+    with open_reader(spec, files=files) as reader:
+        assert (reader.total, reader.left_out) == (4, {"b.npy": CHANGED})
+        assert reader.fingerprint != whole
+        batch = reader.take(np.arange(4))
+        assert batch.ids == ["a.npy:0", "a.npy:1", "c.npy:0"]
+        assert [(b.id, b.reason) for b in batch.bad] == [("b.npy", CHANGED)]
+        assert batch.x[:, 0].tolist() == [2, 2, 1]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=rf"none of 3 new files can be read; the first, a.npy: {VANISHED}"):
+        open_reader(spec, files=files)
