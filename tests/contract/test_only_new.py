@@ -440,7 +440,7 @@ def test_a_list_that_was_lost(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> 
     assert inbox.ids(inbox.job()) == inbox.ids(done)
 
 
-@pytest.mark.parametrize("format_", ["images", "npy"])
+@pytest.mark.parametrize("format_", ["images", "csv"])
 def test_away_only_while_it_was_read(store: Store, tmp_path: Path, format_: str) -> None:
     """A file that was away for a moment, and is back as it was, has not been read, and is not seen."""
     inbox = Inbox(store, tmp_path, format_)
