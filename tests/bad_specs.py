@@ -986,4 +986,36 @@ BAD_SPECS = [
             "{file}:8: input.source: no file or folder {dir}/inbox; expected an existing one, or a job in run.after",
         ),
     ),
+    BadSpec(
+        name="notify: an event that is none, twice the same, and words for a variable",
+        text=SCORE
+        + "notify: {on: [failed, failed, started], webhook: 'https://x.example.org/$A', command: [tell, '${A}']}\n",
+        messages=(
+            "{file}:16: notify.on[2]: found 'started'; expected failed, quarantined, missed, recovered or succeeded",
+            "{file}:16: notify.webhook: found a $ that begins no variable; expected ${NAME}, or %24 for the character itself",
+            "{file}:16: notify.command: found '${A}'; expected words without variables: the command gets the environment of the worker",
+        ),
+    ),
+    BadSpec(
+        name="notify: an event twice",
+        text=SCORE + "notify:\n  on: [failed, recovered, failed]\n",
+        messages=("{file}:17: notify.on[2]: failed is given twice; expected each event once",),
+    ),
+    BadSpec(
+        name="notify: a ping with a password",
+        text=SCORE + "notify: {ping: 'https://me:secret@hc-ping.com/x'}\n",
+        messages=(
+            "{file}:16: notify.ping: found an address with a user name or password; expected none, or a variable such as ${HOOK_URL}",
+        ),
+    ),
+    BadSpec(
+        name="notify: a list of hosts, which is the configuration's",
+        text=SCORE + "notify: {on: [failed], hosts: [x.example.org]}\n",
+        messages=("{file}:16: notify.hosts: unknown field; expected one of on, webhook, command, ping",),
+    ),
+    BadSpec(
+        name="notify: an address by itself",
+        text=SCORE + "notify: https://x.example.org/\n",
+        messages=("{file}:16: notify: found 'https://x.example.org/'; expected a mapping",),
+    ),
 ]

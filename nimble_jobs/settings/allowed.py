@@ -43,11 +43,16 @@ def about_host(address: str, allowed: Sequence[str]) -> str | None:
     return None if names is None or not set(names).isdisjoint(allowed) else f"the host {names[0]} is not allowed"
 
 
+def inside(program: str, folders: Sequence[str]) -> bool:
+    """Does a program lie in one of the folders, links resolved?"""
+    real = Path(program).resolve()
+    return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
+
+
 def about_program(program: str, folders: Sequence[str]) -> str | None:
     """Why a command may not run; None where it may."""
     real = Path(program).resolve()
-    homes = [Path(folder).resolve() for folder in folders]
-    if not any(real.is_relative_to(home) for home in homes):
+    if not inside(program, folders):
         return f"{program}: may not be run; allow its folder under notify.commands in config.yaml"
     try:
         for place in (real, real.parent):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
 
 from nimble_jobs.spec import paths
-from nimble_jobs.spec.fields import based
-from nimble_jobs.spec.units import BadValue, parse_bytes, show
+from nimble_jobs.spec.fields import Seconds, based
+from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show
 
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SIZE_PATTERN = r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"
@@ -28,6 +29,30 @@ def _host(text: str) -> str:
     if len(text) > 255 or found is None or int(found[1] or 1) not in range(1, 65_536):
         raise BadValue(f"found {show(text)}", "a host such as hooks.example.org, or localhost:8080")
     return text.lower()
+
+
+def _folder(text: str, base: Path | None) -> str:
+    if text.startswith("~"):
+        raise BadValue(f"found {show(text)}, and ~ is not expanded", "an absolute path, or one relative to config.yaml")
+    return paths.absolute(text, base)
+
+
+def _positive(seconds: float) -> float:
+    """Raises BadValue for 0."""
+    if seconds == 0:
+        raise BadValue("found 0s", "more than 0s")
+    return seconds
+
+
+def at_most(longest_s: float) -> AfterValidator:
+    """Raises BadValue for a longer duration."""
+
+    def validate(seconds: float) -> float:
+        if seconds > longest_s:
+            raise BadValue(f"found {format_duration(seconds)}", f"at most {format_duration(longest_s)}")
+        return seconds
+
+    return AfterValidator(validate)
 
 
 def _size(value: object) -> int:
@@ -51,5 +76,6 @@ Size = Annotated[
 Daily = Annotated[
     str, PlainValidator(_daily), WithJsonSchema({"type": "string", "pattern": f"^(?:off|{_CLOCK.pattern})$"})
 ]
-Folder = Annotated[str, based(paths.absolute)]
+Folder = Annotated[str, based(_folder)]
+Limit = Annotated[Seconds, AfterValidator(_positive)]
 Host = Annotated[str, AfterValidator(_host)]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from nimble_jobs.patience import DEFAULT_LIMIT_S
-from nimble_jobs.settings.fields import Daily, Folder, Host, Size
+from nimble_jobs.settings.fields import Daily, Folder, Host, Limit, Size, at_most
 from nimble_jobs.spec.fields import Device, Frozen, Seconds
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.units import BadValue, show
@@ -24,13 +24,6 @@ def _version(value: object) -> object:
     return value
 
 
-def _positive(value: object) -> object:
-    if value == 0 and not isinstance(value, bool):
-        raise BadValue("found 0", "more than 0, or null for no limit")
-    return value
-
-
-Limit = Annotated[Seconds, BeforeValidator(_positive)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -86,8 +79,12 @@ class NotifySettings(NotifySpec):
     commands: tuple[Folder, ...] = Field(
         default=(), description="Folders whose programs may run as commands; by default none."
     )
-    timeout: Limit = Field(default=10.0, le=600.0, description="Longest wait for a connection, and for an answer.")
-    command_timeout: Limit = Field(default=60.0, le=3600.0, description="Longest time that a command may take.")
+    timeout: Annotated[Limit, at_most(600.0)] = Field(
+        default=10.0, description="Longest wait for a connection, and for an answer."
+    )
+    command_timeout: Annotated[Limit, at_most(3600.0)] = Field(
+        default=60.0, description="Longest time that a command may take."
+    )
     give_up: Limit = Field(default=_DAY_S, description="How long a notification is tried before it is given up.")
 
 
@@ -141,12 +138,12 @@ class Settings(Frozen):
         return twin
 
     def flat(self) -> dict[str, object]:
-        """Each value by its dotted field, in the order of the file."""
+        """Each value by its dotted field, in the order of the file; all but `version`."""
         found: dict[str, object] = {}
-        for name, info in type(self).model_fields.items():
+        for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Frozen):
                 found |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
-            elif info is not None:
+            elif name != "version":
                 found[name] = value
         return found

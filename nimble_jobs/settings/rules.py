@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nimble_jobs.settings.allowed import about_host
+from nimble_jobs.settings.allowed import about_host, inside
 from nimble_jobs.settings.model import Settings
 from nimble_jobs.spec.findings import Finding, place
 from nimble_jobs.spec.tree import Tree
 
 
 def check(settings: Settings, tree: Tree) -> None:
-    """Report every contradiction into the tree."""
-    for found in (*_twice(settings), *_hosts(settings)):
-        if not any(place(found.field)[: len(bad)] == bad or bad[:2] == place(found.field) for bad in tree.bad):
-            tree.report(place(found.field, found.index), found.problem, found.expected)
+    """Report every contradiction into the tree, but none about a field that is wrong by itself already."""
+    for field, items in _lists(settings).items():
+        if _known(tree, field):
+            for index, item in enumerate(items):
+                if item in items[:index]:
+                    tree.report(place(field, index), f"{item} is given twice", "each once")
+    for found, needs in ((_hosts, "notify.hosts"), (_command, "notify.commands")):
+        for finding in found(settings):
+            if _known(tree, needs) and _known(tree, finding.field):
+                tree.report(place(finding.field), finding.problem, finding.expected)
 
 
-def _twice(settings: Settings) -> Iterator[Finding]:
-    lists = {
+def _known(tree: Tree, field: str) -> bool:
+    """Is nothing wrong around the field, at it, or with one of its items?"""
+    where = place(field)
+    return not any(where[: len(bad)] == bad or bad[: len(where)] == where for bad in tree.bad)
+
+
+def _lists(settings: Settings) -> dict[str, tuple[str, ...]]:
+    return {
         "allow_python": settings.allow_python,
         "notify.on": settings.notify.on,
         "notify.hosts": settings.notify.hosts,
         "notify.commands": settings.notify.commands,
     }
-    for field, items in lists.items():
-        for index, item in enumerate(items):
-            if item in items[:index]:
-                yield Finding(field, f"{item} is given twice", "each once", index=index)
 
 
 def _hosts(settings: Settings) -> Iterator[Finding]:
@@ -36,3 +44,9 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         problem = None if address is None else about_host(address, settings.notify.hosts)
         if problem is not None:
             yield Finding(f"notify.{name}", problem, "a host of notify.hosts")
+
+
+def _command(settings: Settings) -> Iterator[Finding]:
+    command = settings.notify.command
+    if command is not None and not inside(command[0], settings.notify.commands):
+        yield Finding("notify.command", f"{command[0]} may not be run", "a program in a folder of notify.commands")

@@ -99,11 +99,12 @@ def _unknown(model: type[BaseModel], where: Where) -> tuple[str, str]:
     known = list(_fields(model, where[:-1]))
     if len(name) <= 60:  # difflib's time grows with the square
         plain = name.lower().replace("-", "_")
-        if near := difflib.get_close_matches(plain, known, 1):
-            return f"unknown field, did you mean {near[0]}?", ""
+        near = difflib.get_close_matches(plain, known, 1)
         elsewhere = [place for place in _places(model) if place.rpartition(".")[2] == plain]
-        if len(elsewhere) == 1:
+        if len(elsewhere) == 1 and plain not in near:
             return f"unknown field, did you mean {elsewhere[0]}?", ""
+        if near:
+            return f"unknown field, did you mean {near[0]}?", ""
     return "unknown field", f"one of {', '.join(known)}"
 
 

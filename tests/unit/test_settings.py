@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from nimble_jobs.errors import SettingsError
-from nimble_jobs.settings import Settings, Watched, check_file, variable
+from nimble_jobs.settings import Settings, Watched, check_file, json_schema, variable
 from tests.bad_settings import BAD_SETTINGS, GOOD, BadSettings
 
 DAY_S = 86400.0
@@ -151,3 +152,31 @@ def test_broken_from_the_start(path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SettingsError, match="found a list; expected a mapping"):
             watched.now()
+
+
+def test_table_is_large_and_named_once() -> None:
+    """The table holds at least sixty, each with a name and a mistake of its own, over a file that is right."""
+    assert len(BAD_SETTINGS) >= 60
+    assert len({bad.name for bad in BAD_SETTINGS}) == len(BAD_SETTINGS)
+    assert len({(bad.text, str(bad.environ), str(bad.given)) for bad in BAD_SETTINGS}) == len(BAD_SETTINGS)
+
+
+def test_schema_describes_every_field() -> None:
+    """Editors get every section and field, each with one short sentence, and refuse what is unknown."""
+    schema = json_schema()
+    json.dumps(schema, allow_nan=False)
+    sections = [schema, *schema["$defs"].values()]
+    for section in sections:
+        assert section["additionalProperties"] is False
+        for name, field in section["properties"].items():
+            target = schema["$defs"].get(field.get("$ref", "").rpartition("/")[2], {})
+            description = field.get("description") or target["description"]
+            assert description.endswith("."), name
+            assert len(description) < 140, name
+    fields = {
+        f"{name}.{inner}" if "$ref" in field else name
+        for name, field in schema["properties"].items()
+        for inner in (schema["$defs"][field["$ref"].rpartition("/")[2]]["properties"] if "$ref" in field else [name])
+    }
+    assert fields - {"version"} == set(Settings().flat())
+    assert schema["properties"]["version"]["const"] == 1
