@@ -2,14 +2,16 @@
 and what they gate.
 
 One wide product takes less time than several narrow ones: each of these leaves most of a GPU idle. Which layers read
-the same is read off a recorded program. The layers then share one weight, and each takes its features of the product;
-that the product runs once is left to `engine.shared_products`.
+the same is read off a recorded program. The layers then share one weight, and each takes its features of the product.
+That the product runs once is seen to by the layers themselves, and in a compiled graph by `engine.shared_products`.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -65,24 +67,56 @@ def merge(module: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
             raise EngineError(f"the module's layers cannot be merged: expected linear ones, found {found}")
         weight = _joined(*(layer.weight for layer in layers))
         bias = _joined(*(layer.bias for layer in layers)) if layers[0].bias is not None else None
-        start = 0
+        start, shared = 0, _Shared(len(group))
         for name, layer in zip(group, layers, strict=True):
             parent, _, last = name.rpartition(".")
-            module.get_submodule(parent).register_module(last, _Part(weight, bias, start, start + layer.out_features))
+            module.get_submodule(parent).register_module(
+                last, _Part(weight, bias, start, start + layer.out_features, shared)
+            )
             start += layer.out_features
+
+
+@dataclass(frozen=True)
+class _Kept:
+    x: weakref.ref[torch.Tensor]
+    version: int  # which a write into x raises
+    product: torch.Tensor
+    left: int  # layers that have yet to ask for it
+
+
+class _Shared:
+    """The product that the layers of a group ask for one after another. It is let go once all have."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._kept: _Kept | None = None
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`x @ weight.T + bias`; the one before if it was of the same x, unchanged since."""
+        kept = self._kept
+        if kept is None or kept.x() is not x or kept.version != x._version:
+            kept = _Kept(weakref.ref(x), x._version, functional.linear(x, weight, bias), self._layers)
+        left = kept.left - 1
+        self._kept = replace(kept, left=left) if left else None
+        return kept.product
 
 
 class _Part(nn.Module):
     """Features `start` to `stop` of a product. Input [..., in_features], output [..., stop - start]."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, stop: int) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, stop: int, shared: _Shared) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
         self.start, self.stop = start, stop
+        self._shared = shared
         self.eval()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)[..., self.start : self.stop]
+        if torch.compiler.is_compiling() or x.is_inference():  # without a version that would tell of writes
+            product = functional.linear(x, self.weight, self.bias)
+        else:
+            product = self._shared.product(x, self.weight, self.bias)
+        return product[..., self.start : self.stop]
 
 
 def _joined(*tensors: torch.Tensor) -> nn.Parameter:

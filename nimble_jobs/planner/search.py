@@ -179,8 +179,8 @@ class Search:
         images = self._variants.differ and self._options.layout == "auto"
         layout: Layout = "channels-last" if images else "given"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
-        if self._pairs:
-            sources.append(Source(kernels="eager", layout=layout, folded=self._pairs))
+        if self._pairs or self._groups:
+            sources.append(Source(kernels="eager", layout=layout, folded=self._pairs, merged=self._groups))
         if self._device.type == "cpu":
             return sources
         untested = tested_version()

@@ -126,6 +126,32 @@ def test_a_schedule_of_another_module_is_refused(group: tuple[str, ...]) -> None
 
 
 def test_a_merged_product_runs_once() -> None:
+    """As it is recorded: one product for each group and one for each other layer, whichever layer asks first."""
+    block = Block().eval()
+    merge(block, (("k", "q", "v"), ("gate", "up")))
+    with torch.no_grad():
+        recording = record(block, {"x": torch.randn(2, 5, 8)}, state_of(block), CPU, block)
+    products = [t.op for t in recording.program.tasks if t.op.startswith(("aten.addmm.", "aten.mm."))]
+    assert len(products) == 4
+
+
+def test_a_merged_product_is_made_anew_after_a_write() -> None:
+    """Into what the layers read; and for another tensor, at the same place."""
+    module = WritesBetween()
+    twin = copy.deepcopy(module)
+    merge(module, (("a", "b"),))
+    with torch.no_grad():
+        for seed in range(3):
+            x = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed))
+            assert torch.allclose(module(x), twin(x), atol=1e-6)
+            assert torch.allclose(module.a(x), twin.a(x), atol=1e-6)  # asked for once: the product is not let go
+            del x
+    with torch.inference_mode():
+        x = torch.randn(2, 8)
+        assert torch.allclose(module(x), twin(x), atol=1e-6)
+
+
+def test_a_merged_product_is_one_in_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three and two equal products one each is left, and the graph computes what it did."""
     block = Block().eval()
     merge(block, GROUPS)
@@ -135,6 +161,7 @@ def test_a_merged_product_runs_once() -> None:
     def call(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(block, state, (x,), tie_weights=True)
 
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with torch.no_grad():
         traced = make_fx(call)(state, x)
         before = traced(state, x)
