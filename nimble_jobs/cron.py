@@ -26,7 +26,7 @@ from nimble_jobs.timers import resume as _resume
 from nimble_jobs.timers import trigger as _trigger
 from nimble_jobs.timers import upcoming as _upcoming
 from nimble_jobs.timers.keep import rhythm_of
-from nimble_jobs.timers.submission import cron_of
+from nimble_jobs.timers.submission import cron_of, rendered
 
 _SHOWN = 5
 
@@ -95,6 +95,19 @@ def look(spec: JobSpec, *, file: Path | None = None, now: float | None = None) -
     rhythm = Rhythm.of(spec.name, spec.cron)
     dues = tuple(map(rhythm.due, islice(rhythm.after(_now(now)), _SHOWN)))
     return Added(name=spec.name, change=None, words=rhythm.expression.words(), zone=spec.cron.timezone, next=dues)
+
+
+def as_of(spec: JobSpec, now: float | None = None) -> tuple[JobSpec, int]:
+    """The job of a spec's last tick up to `now`, without `cron`, and this tick; the coming one where there was none.
+
+    Raises UsageError for a spec without `cron`.
+    """
+    if spec.cron is None:
+        raise UsageError(f"{spec.name}: cron: missing; expected a cron part, with an expression")
+    rhythm = Rhythm.of(spec.name, spec.cron)
+    tick = rhythm.expression.before(_now(now) + 1e-6)
+    tick = next(rhythm.expression.after(_now(now))) if tick is None else tick
+    return specs.restore(rendered(specs.dump(spec), tick, rhythm) | {"cron": None}), tick
 
 
 def timers(*, store: Store | None = None, home: Home = None, now: float | None = None) -> list[Watched]:

@@ -12,6 +12,7 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.cache_rows import brief, removed_for_room, rows_of, shape, with_reason
 from nimble_jobs.cli.telling import telling
+from nimble_jobs.cli.ticked import as_of_a_tick
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def why(
     """
     from nimble_jobs.spec import load
 
-    loaded = load(spec, overrides or ())
+    loaded = as_of_a_tick(load(spec, overrides or ()))
     settings = options.configured(ctx, gpu_memory=gpu_memory)
     with options.store(ctx) as store:
         from nimble_jobs.workloads.ahead import why as ask  # loads torch: the key names the device
@@ -81,7 +82,7 @@ def build(
 
     sizes = _sizes(batch_size or ())
     settings = options.configured(ctx, gpu_memory=gpu_memory)
-    loaded = load(spec, overrides or ())
+    loaded = as_of_a_tick(load(spec, overrides or ()))
     allowed = permitted(loaded, allow_python or (), settings=settings)
     try:
         permission.check(loaded.model, allowed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import cron_change, cron_rows, options, output, render
+from nimble_jobs.cli import cron_change, cron_health, cron_rows, options, output, render
 from nimble_jobs.cli.listing import Selection, print_rows
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add(
         return
     with options.store(ctx) as store:
         _say_added(cron.add(loaded, store=store, file=spec, allow_python=allow_python or (), now=now), now, json=json)
-        cron_rows.warn(store)
+        cron_health.warn(store)
 
 
 def _say_added(added: Added, now: float, *, json: bool) -> None:
@@ -77,7 +77,7 @@ def ls(
         rows = selection.apply(rows, cron_rows.KEYS)
         print_rows(rows, cron_rows.COLUMNS, id_key="name", json=json, quiet=quiet, empty=empty)
         if any(watched.timer.state == "active" for watched in found):
-            cron_rows.warn(store)
+            cron_health.warn(store)
 
 
 @app.command()
@@ -102,7 +102,7 @@ def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -
         else:
             render.sections(cron_rows.panels(row, watched, coming, past))
         if watched.timer.state == "active":
-            cron_rows.warn(store)
+            cron_health.warn(store)
 
 
 @app.command(name="next")
@@ -125,7 +125,7 @@ def next_(
         ]
         print_rows(rows, cron_rows.DUE_COLUMNS, id_key="name", json=json, quiet=False, empty="no tick is to come")
         if rows:
-            cron_rows.warn(store)
+            cron_health.warn(store)
 
 
 cron_change.register(app)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import cron_rows, options, output
+from nimble_jobs.cli import cron_health, cron_rows, options, output
 from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def resume(ctx: typer.Context, names: cron_rows.Names, json: options.Json = Fals
             rows = cron_rows.upcoming_rows(timer, 1, now)
             if rows and not json:
                 output.note(f"  next: {cron_rows.line(rows[0])}")
-        cron_rows.warn(store)
+        cron_health.warn(store)
 
 
 def trigger(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -> None:
@@ -52,7 +52,7 @@ def trigger(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False
             output.emit_json({"name": name} | cron_rows.tick_row(tick, cron_rows.zone_of(store.timers.get(name))))
         else:
             output.emit(str(tick.job))
-        cron_rows.warn_idle(store)
+        cron_health.warn_idle(store)
 
 
 def rm(
@@ -110,7 +110,7 @@ def backfill(
             verb = "would run" if dry_run else "to run"
             output.note(f"{name}: {len(found.runs):,} of {len(found.ticks):,} ticks {verb}, {max_running:,} at once")
         if not dry_run and found.runs:
-            cron_rows.warn(store)
+            cron_health.warn(store)
 
 
 def serve(ctx: typer.Context) -> None:

@@ -16,13 +16,7 @@ from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
     from nimble_jobs.cron import Watched
-    from nimble_jobs.store import Due, Store, Tick, Timer
-
-NOBODY = (
-    "WARNING: nobody fires timers: no worker runs, and no `nimble-jobs cron serve`. Ticks are missed until you start a "
-    "worker with: nimble-jobs worker start --detach"
-)
-NOBODY_RUNS = "no worker is running, so jobs of timers wait; start one with: nimble-jobs worker start --detach"
+    from nimble_jobs.store import Due, Tick, Timer
 
 OUTCOME_STYLE = {
     "submitted": "green",
@@ -158,24 +152,6 @@ def upcoming_rows(timer: Timer, count: int, now: float) -> list[Row]:
     from nimble_jobs.timers import upcoming
 
     return due_rows(timer.name, zone_of(timer), upcoming(timer, count, now=now), now)
-
-
-def warn(store: Store) -> None:
-    """On stderr, loudly, where nobody fires timers; and where nobody runs their jobs."""
-    from nimble_jobs import cron
-
-    if not cron.firing(store=store):
-        output.warn(NOBODY)
-    else:
-        warn_idle(store)
-
-
-def warn_idle(store: Store) -> None:
-    """On stderr, where no worker is there to run the jobs of timers."""
-    from nimble_jobs import client
-
-    if not client.live_workers(store=store):
-        output.note(NOBODY_RUNS)
 
 
 def complete(ctx: typer.Context, incomplete: str) -> Iterator[str]:

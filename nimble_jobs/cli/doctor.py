@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nimble_jobs import __version__
-from nimble_jobs.cli import notifications, options, output, render
+from nimble_jobs.cli import cron_health, notifications, options, output, render
 from nimble_jobs.errors import JobFailed, NimbleError
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
             yield from (
                 Finding(name="notifications", detail=text, status=status)
                 for status, text in notifications.warnings(store)
+            )
+            yield from (
+                Finding(name="timers", detail=text, status=status)
+                for status, text in cron_health.findings(store, time.time())
             )
             workers = client.live_workers(store=store)
             for found in (health_of(worker, home) for worker in workers):

@@ -1,15 +1,16 @@
-"""What `show` says of a job beside its own fields: what it took from the configuration, and who was told about it."""
+"""What `show` says of a job beside its own fields: its tick, values from the configuration, who was told about it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nimble_jobs.cli import output
+from nimble_jobs.cli import output, render
 from nimble_jobs.cli.config import text_of
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Event
+    from nimble_jobs.store import Tick
     from nimble_jobs.store.notices import Notice
 
 Lines = list[tuple[str, str]]
@@ -28,6 +29,24 @@ def settings_lines(settings: Mapping[str, Any]) -> Lines:
         (field, f"{text_of(_FIELDS.get(field, field), each['value'])} ({each['origin']})")
         for field, each in settings.items()
     ]
+
+
+def tick_json(tick: Tick | None) -> dict[str, Any] | None:
+    """The tick of a timer that the job was submitted for."""
+    if tick is None:
+        return None
+    return {
+        "timer": tick.timer,
+        "due": output.iso(tick.due),
+        "kind": tick.kind.value,
+        "outcome": tick.outcome.value,
+        "reason": tick.reason,
+    }
+
+
+def tick_lines(tick: Tick | None) -> Lines:
+    """The same as lines."""
+    return [("tick", f"{tick.kind.value}, of {render.clock(tick.due)}, by the timer {tick.timer}")] if tick else []
 
 
 def notices_json(notices: Sequence[Notice]) -> list[dict[str, Any]]:

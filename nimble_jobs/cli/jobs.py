@@ -47,7 +47,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
             return
         job = found[0]
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
-        notices = store.outbox.list(job=job.id)
+        notices, tick = store.outbox.list(job=job.id), store.timers.tick_of(job.id)
         now = time.time()
         why = waits.reasons(store, [job], now).get(job.id)
         if why and waits.in_line(why) and (ahead := store.jobs.ahead_of(job, now)):
@@ -55,11 +55,15 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     if json:
         output.emit_json(
             render.job_json(job, attempts, events, now, why)
-            | {"settings": job_notes.settings_of(events), "notifications": job_notes.notices_json(notices)}
+            | {
+                "tick": job_notes.tick_json(tick),
+                "settings": job_notes.settings_of(events),
+                "notifications": job_notes.notices_json(notices),
+            }
         )
         return
     row = render.job_row(job, now, why)
-    parts = [("Job", _facts(job, row) + render.weights(events))]
+    parts = [("Job", _facts(job, row) + job_notes.tick_lines(tick) + render.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:

@@ -10,6 +10,7 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.explained import explained
 from nimble_jobs.cli.telling import telling
+from nimble_jobs.cli.ticked import as_of_a_tick, when
 from nimble_jobs.errors import JobFailed, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def validate(
     check_targets(loaded.notify, options.configured(ctx), name_of(spec))
     if data:
         allowed = permitted(loaded, allow_python or (), settings=options.configured(ctx))
-        _look(loaded, allowed, json=json)
+        _look(as_of_a_tick(loaded), allowed, json=json)
     elif json:
         output.emit_json(dump(loaded))
     if not json:
-        output.note(f"{name_of(spec)}: valid")
+        output.note(f"{name_of(spec)}: valid{when(loaded)}")
 
 
 def _look(spec: JobSpec, allowed: tuple[Path, ...], *, json: bool) -> None:
@@ -98,7 +99,7 @@ def explain(
 
     asked = ((Drawing.timeline, timeline), (Drawing.trace, trace), (Drawing.dot, dot))
     drawings = [make(path) for make, path in asked if path is not None]
-    loaded = load(spec, overrides or ())
+    loaded = as_of_a_tick(load(spec, overrides or ()))
     named, settings = allow_python or (), options.configured(ctx, gpu_memory=gpu_memory)
     # A look runs no code.
     allowed = allowed_python(named, settings=settings) if no_build else permitted(loaded, named, settings=settings)

@@ -51,7 +51,8 @@ def check(spec: JobSpec, known: Known, tree: Tree, *, now: float) -> Iterator[Fi
 
 def only_once(file: str) -> Finding:
     """For a spec with `cron` that is to be run, not kept as a timer."""
-    return Finding("cron", "found a timer", f"`nimble-jobs cron add {file}`, or cron=null to run the job once")
+    shown = "-" if file.startswith("<") else file  # <stdin>
+    return Finding("cron", "found a timer", f"`nimble-jobs cron add {shown}`, or cron=null to run the job once")
 
 
 def _templated(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:

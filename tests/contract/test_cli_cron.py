@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs import cron
-from nimble_jobs.cli.cron_rows import NOBODY, NOBODY_RUNS
+from nimble_jobs.cli.cron_health import NOBODY, NOBODY_RUNS
 from nimble_jobs.store import TimerChange
 from nimble_jobs.worker.cron import ROLE
 from tests.bad_specs import lay_out
@@ -227,3 +227,44 @@ def test_from_python(cli: Cli) -> None:
         assert cron.history("digits-score", store=store) == [tick]
         assert cron.remove("digits-score", store=store).name == "digits-score"
         assert cron.timers(store=store) == []
+
+
+def test_doctor_says_whether_timers_are_fired(cli: Cli) -> None:
+    """Nothing where there are none; a problem where nobody fires them."""
+
+    def timers() -> list[tuple[str, str]]:
+        answer = cli("doctor", "--no-device", "--json")
+        return [(found["status"], found["detail"]) for found in answer.json["findings"] if found["name"] == "timers"]
+
+    assert timers() == []
+    done(cli("cron", "add", "digits-score.yaml"))
+    assert timers() == [("problem", NOBODY.removeprefix("WARNING: ")), ("ok", "1 active, 0 paused")]
+    with closing(cli.store()) as store, store.workers.hold({"role": ROLE, "status": "ready"}):
+        assert timers() == [("ok", "1 active, 0 paused")]
+    done(cli("cron", "pause", "digits-score"))
+    assert timers() == [("ok", "0 active, 1 paused")]
+
+
+def test_show_says_which_tick_a_job_is_for(cli: Cli) -> None:
+    done(cli("cron", "add", "digits-score.yaml"))
+    job = done(cli("cron", "trigger", "digits-score")).out.strip()
+    tick = done(cli("show", job, "--json")).json["tick"]
+    assert (tick["timer"], tick["kind"], tick["outcome"]) == ("digits-score", "manual", "submitted")
+    assert "job.tick: manual, of " in done(cli("show", job)).out
+
+
+def test_a_template_is_filled_in_where_a_model_is_looked_at(cli: Cli, tmp_path: Path) -> None:
+    """`validate --data` reads the input of the last tick."""
+    path = tmp_path / "dated.yaml"
+    text = timer(NIGHTLY).replace("digits.npz", "'{{ tick:%Y-%m-%d }}.npz'")
+    path.write_text(text)
+    answer = cli("validate", path, "--data")
+    assert answer.code != 0
+    (note, *_) = answer.lines
+    assert note.startswith("with the templates of the last tick, 20")
+    assert "{{" not in answer.err
+
+
+def test_validate_says_when(cli: Cli) -> None:
+    answer = done(cli("validate", "digits-score.yaml"))
+    assert answer.lines == ["digits-score.yaml: valid; a timer: at 02:15 every day, Europe/Berlin"]
