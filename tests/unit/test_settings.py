@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nimble_jobs.cli.config import text_of
 from nimble_jobs.errors import SettingsError
 from nimble_jobs.settings import Settings, Watched, check_file, json_schema, variable
 from tests.bad_settings import BAD_SETTINGS, GOOD, BadSettings
@@ -180,3 +181,22 @@ def test_schema_describes_every_field() -> None:
     }
     assert fields - {"version"} == set(Settings().flat())
     assert schema["properties"]["version"]["const"] == 1
+
+
+def test_the_page_has_every_field() -> None:
+    """docs/configuration.md says of each field what its default is and what it means."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    for field, value in Settings().flat().items():
+        assert f"| `{field}` | `{text_of(field, value)}` | " in page, field
+
+
+def test_the_examples_of_the_pages(path: Path) -> None:
+    """What the pages show is valid."""
+    docs = Path(__file__).parents[2] / "docs"
+    first = (docs / "configuration.md").read_text().split("```yaml\n")[1].split("```")[0]
+    path.write_text(first)
+    assert check_file(path).retention.daily == "03:30"
+    parts = (docs / "notifications.md").read_text().split("```yaml\n")[1:3]
+    notify, allowed = (part.split("```")[0].partition("notify:\n")[2] for part in parts)
+    path.write_text(f"notify:\n{notify}{allowed}")
+    assert check_file(path).notify.ping == "https://hc-ping.com/${CHECK_ID}"
