@@ -13,6 +13,7 @@ from worker_processes import Start
 
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[Start]:
     def begin(*, idle: float = 0, grace: float = 20, device: str = "auto", target: str = "") -> subprocess.Popen[str]:
         log = (tmp_path / f"worker-{len(started)}.log").open("w")
         command = [sys.executable, worker_fakes.__file__, str(store.home), str(idle), str(grace), device, target]
-        started.append(subprocess.Popen(command, stderr=log, text=True))
+        started.append(prefork.start(command, stderr=log, text=True))
         log.close()
         return started[-1]
 

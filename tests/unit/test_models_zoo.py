@@ -98,8 +98,10 @@ def test_any_size_of_image_goes(name: str, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_one_graph_holds_the_network(name: str) -> None:
+def test_one_graph_holds_the_network(name: str, pytestconfig: pytest.Config) -> None:
     """torch.compile finds one graph without breaks, and inputs are not written to."""
+    if name == "nasnet_a_mobile" and not pytestconfig.getoption("--all"):
+        pytest.skip("the larger one has its cells, and more; with --all")
     module, x = small(name), torch.randn(1, 3, 64, 64)
     before = x.clone()
     compiled = torch.compile(module, fullgraph=True, backend="eager")

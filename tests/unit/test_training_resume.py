@@ -18,6 +18,8 @@ from tests import prefork
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 ASKED = 22  # how often the training in tests.trainings asks: 14 steps, 2 epochs, 3 batches in each validation
+# The first steps, before and after a checkpoint, both validations and what follows them, and the end; `--all`: each.
+FEW = (1, 2, 3, 5, 8, 10, 12, 16, 19, 21, 22)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +57,14 @@ def kept(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f".{path.name}.training/*/step-*"))
 
 
-@pytest.mark.parametrize("number", range(1, ASKED + 1))
+@pytest.fixture(params=range(1, ASKED + 1))
+def number(request: pytest.FixtureRequest) -> int:
+    """When a training is interrupted."""
+    if request.param not in FEW and not request.config.getoption("--all"):
+        pytest.skip("as others; with --all")
+    return int(request.param)
+
+
 def test_stopped_anywhere(folder: Path, undisturbed: dict[str, str], number: int) -> None:
     """Told to stop after a step or within a validation, a training does, and keeps the step it is at; the next attempt
     publishes the bytes of an undisturbed one.
@@ -113,29 +122,24 @@ for number in map(int, sys.argv[2:]):
 """
 
 
-@pytest.fixture(scope="module")
-def killed(folder: Path) -> None:
-    """A process killed wherever it asks."""
-    numbers = [str(n) for n in range(1, ASKED + 1)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(folder), *numbers]
-    prefork.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
-
-
-@pytest.mark.parametrize("number", range(1, ASKED + 1))
-def test_killed_anywhere(folder: Path, undisturbed: dict[str, str], killed: None, number: int) -> None:
+def test_killed_anywhere(folder: Path, undisturbed: dict[str, str], pytestconfig: pytest.Config) -> None:
     """SIGKILL after any step or within a validation, whatever the checkpoint thread is at: the next attempt publishes
     the same bytes, by the schedule that the first one stored.
     """
-    spec = spec_of(folder, output=f"killed-{number}/net")
-    assert not spec.output.path.exists()
-    second = Attempt(spec, number=2)
-    outcome = second.run()
-    assert (outcome.stop, outcome.schedule["hit"]) == (Stop.GO, "stored")
-    assert number <= 2 or second.said("resumed")
-    assert all("not bit for bit" not in said for said in second.said("resumed"))
-    assert digests(spec.output.path) == undisturbed
-    assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]
+    numbers = range(1, ASKED + 1) if pytestconfig.getoption("--all") else FEW
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED, str(folder), *map(str, numbers)]
+    prefork.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
+    for number in numbers:
+        spec = spec_of(folder, output=f"killed-{number}/net")
+        assert not spec.output.path.exists(), number
+        second = Attempt(spec, number=2)
+        outcome = second.run()
+        assert (outcome.stop, outcome.schedule["hit"]) == (Stop.GO, "stored"), number
+        assert number <= 2 or second.said("resumed"), number
+        assert all("not bit for bit" not in said for said in second.said("resumed")), number
+        assert digests(spec.output.path) == undisturbed, number
+        assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"], number
 
 
 def test_it_goes_on_with_what_it_began_with(folder: Path, undisturbed: dict[str, str]) -> None:
