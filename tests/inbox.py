@@ -43,7 +43,7 @@ class Inbox:
     def __init__(self, store: Store, base: Path, format_: str = "npy") -> None:
         self.store, self.base, self.format = store, base, format_
         self.folder = base / "in"
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         (base / "model.py").write_text(MODEL)
         self.station = real_station(store, "w", "cpu", None)
         self.settings: dict[str, Any] = {}
@@ -51,7 +51,7 @@ class Inbox:
         self.run: dict[str, Any] = {}
         self.output: dict[str, Any] = {}
         self.source = str(self.folder)
-        self._count = 0
+        self.count = 0
 
     def put(self, name: str, value: float = 1.0, *, rows: int = 2, age_s: float = OLD_S) -> Path:
         """A file of `rows` records, or one picture, last written `age_s` ago."""
@@ -73,7 +73,7 @@ class Inbox:
 
     def submit(self, *, name: str = "n") -> Job:
         """Queue a job."""
-        self._count += 1
+        self.count += 1
         spec = {
             "version": 1,
             "name": name,
@@ -82,7 +82,7 @@ class Inbox:
             "input": {"source": self.source, "format": self.format, "batch_size": 4, "only_new": self.settings},
             "schedule": {"on_miss": "eager"},
             "output": {
-                "path": str(self.base / f"out-{self._count}"),
+                "path": str(self.base / f"out-{self.count}"),
                 "format": "jsonl",
                 "fields": ["id", "logits"],
                 **self.output,
@@ -120,7 +120,9 @@ class Inbox:
         return self.work()
 
     def ids(self, job: Job) -> list[str]:
-        """The records that a job published."""
+        """The records that a job published; none if it was empty."""
+        if job.outputs.get("empty"):
+            return []
         parts = sorted(Path(job.outputs["path"]).glob("part-*.jsonl"))
         return [json.loads(line)["id"] for part in parts for line in part.read_text().splitlines()]
 

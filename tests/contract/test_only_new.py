@@ -354,7 +354,7 @@ def test_a_folder_that_is_taken(inbox: Inbox) -> None:
     inbox.put("a.npy")
     first = inbox.job()
     inbox.put("b.npy")
-    inbox._count -= 1
+    inbox.count -= 1
     second = inbox.job()
     assert second.state is JobState.FAILED
     assert "expected a folder of its own for each run of input.only_new" in str(second.error)
