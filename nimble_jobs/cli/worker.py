@@ -37,7 +37,7 @@ KEYS = {
     "residents": Kind.TEXTS,
 }
 
-_STILL_S = 60.0  # so long without progress is said in words
+_STILL_S = 60.0  # so long without progress is said in words, by the minute
 _STATUS = {"pause": "paused", "drain": "draining"}
 
 COLUMNS = (
@@ -46,9 +46,9 @@ COLUMNS = (
     Column(header="DEVICE", cell=lambda row: row["device"] or "-"),
     Column(header="STATUS", cell=lambda row: row["health"] or row["status"] or "-"),
     Column(header="JOB", cell=lambda row: row["job"] or "-"),
-    Column(header="PHASE", cell=lambda row: row["phase"] or "-"),
+    Column(header="PHASE", cell=lambda row: row["phase"] or "-", from_width=100),
     Column(header="PROGRESS", cell=lambda row: _progress(row)),
-    Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right"),
+    Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right", from_width=100),
     Column(header="UP", cell=lambda row: render.duration(row["up_s"]), justify="right"),
 )
 
@@ -193,8 +193,9 @@ def _progress(row: Row) -> str:
     seconds = row["progress_s"]
     if seconds is None:
         return "-"
-    since = render.duration(seconds)
-    return f"{since} ago" if seconds < _STILL_S else f"no progress for {since}"
+    if seconds < _STILL_S:
+        return f"{render.duration(seconds)} ago"
+    return f"no progress for {render.duration(seconds - seconds % _STILL_S).removesuffix(' 00s')}"
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -14,6 +14,7 @@ from nimble_jobs.settings.taken import taken
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.leftovers import tidy
+from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.owed import Owed
 from nimble_jobs.worker.process import Child
 from nimble_jobs.worker.running import Running, Verdict
@@ -106,12 +107,16 @@ class Charge:
         self.running = None
         if verdict is Verdict.STALLED:
             reason = running.stalled(stopped=not child.end())
-            self.owed.add(partial(endings.stalled, jobs, job, reason))
+            self.owed.add(partial(self._stall, job, reason))
         else:
             child.kill()
             ending = endings.timed_out if verdict is Verdict.OVERTIME else endings.cancelled
             self.owed.add(partial(ending, jobs, job))
         self.owed.add(partial(tidy, self._store, job.id))
+
+    def _stall(self, job: Job, reason: str) -> None:
+        with job_log(self._store.home, job.id):  # where the child has just written its stacks
+            endings.stalled(self._store.jobs, job, reason)
 
     def _lose(self, job: Job, reason: str) -> None:
         state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
