@@ -28,6 +28,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
 FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
+TIMERS = "NIMBLE_JOBS_TIMER_ROUNDS"
 TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
 _SERVER = pytest.StashKey[prefork.Server]()
 _RESTING = pytest.StashKey[int]()
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ.setdefault(ROUNDS, "20" if complete else "4")
     os.environ.setdefault(FAULTS, "200" if complete else "8")
+    os.environ.setdefault(TIMERS, "200" if complete else "3")
     os.environ.setdefault(TROUBLE, "125" if complete else "8")
     if complete:
         os.environ[prefork.COLD] = "1"
