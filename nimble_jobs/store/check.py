@@ -29,7 +29,7 @@ def problems_of(store: Store, database: Database) -> list[str]:
 
 
 def _problems(store: Store, database: Database) -> Iterator[str]:
-    for look in (_database, _jobs, _schedules):
+    for look in (_database, _jobs, _timers, _schedules):
         try:
             yield from look(store, database)
         except StoreError as e:
@@ -62,6 +62,12 @@ def _jobs(store: Store, database: Database) -> Iterator[str]:
             yield f"job {row.id}: state {row.state!r} is none of {', '.join(JobState)}"
         elif row.state == JobState.RUNNING.value and not store.workers.alive(row.worker or ""):
             yield f"job {row.id}: runs on worker {row.worker}, which is gone; the next worker that starts takes it back"
+
+
+def _timers(store: Store, _database: Database) -> Iterator[str]:
+    for timer in store.timers.list():
+        if timer.damaged:
+            yield f"timer {timer.name}: its spec is not what was stored; add it again"
 
 
 def _schedules(store: Store, _database: Database) -> Iterator[str]:

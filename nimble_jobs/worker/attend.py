@@ -25,7 +25,7 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
     """Hold a lock, which others see with `info`, and do `body` until SIGTERM or SIGINT, or until it says that it is
     over; 0 then. Where it says that it is not, because its folder was replaced, all begins anew.
 
-    Raises StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
+    Raises SettingsError, StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
     """
     logs.to_stderr()
     known = None
@@ -35,6 +35,8 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
         if known is not None:
             vouch(home, known)
         with closing(open_impatient(home, create=known is None)) as store:
+            if known is None:
+                store.settings.now()  # nobody begins with a configuration that is not valid
             known = known or identity(home)
             # One that nobody can see must not begin: on a full disk it waits for room.
             patience = Patience(limit_s=patience_s(home), check=lambda _waited_s: _unless(signals), tell=_tell)

@@ -1,18 +1,15 @@
-"""A worker's life: it takes a lock, supervises a child, and begins anew if its folder was replaced."""
+"""A worker's life: it holds a lock, supervises a child that runs jobs, and does its duties."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 
 from nimble_jobs.courier import Courier
-from nimble_jobs.patience import Patience
-from nimble_jobs.store import Store
-from nimble_jobs.store.home import identity, vouch
+from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker import child as child_process
-from nimble_jobs.worker import logs, trouble
+from nimble_jobs.worker.attend import attend
 from nimble_jobs.worker.duties import Duty
 from nimble_jobs.worker.firing import Fire
 from nimble_jobs.worker.process import Child, Target
@@ -20,7 +17,6 @@ from nimble_jobs.worker.pruning import Prune
 from nimble_jobs.worker.ranking import Ranking
 from nimble_jobs.worker.reread import Reread
 from nimble_jobs.worker.sending import LAST_NOTICES_S, Send
-from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.supervisor import Supervisor
 from nimble_jobs.worker.upkeep import Recover, Sweep
@@ -48,53 +44,20 @@ def run(
     Raises SettingsError, UsageError where `device` is not there, StoreError when the state folder cannot be used,
     HomeReplaced when another one has its place, NimbleError when no child process comes up.
     """
-    logs.to_stderr()
-    known = None
 
-    def work(signals: StopSignals) -> bool:
-        nonlocal known
-        if known is not None:
-            vouch(home, known)
-        with closing(open_impatient(home, create=known is None)) as store:
-            if known is None:
-                store.settings.now()  # a worker does not start with a configuration that is not valid
-            known = known or identity(home)
-            # A worker that nobody can see must not claim: one that starts on a full disk waits for room.
-            hold = partial(store.workers.hold, {"role": "worker", "device": device})
-            with Patience(limit_s=patience_s(home), check=lambda _waited_s: _unless(signals), tell=_tell).through(
-                hold
-            ) as lease:
+    def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
+        def spawn() -> Child:
+            return Child(target, home, lease.id, device, gpu_memory_bytes)
 
-                def spawn() -> Child:
-                    return Child(target, home, lease.id, device, gpu_memory_bytes)
+        log.info("worker %s starts", lease.id)
+        courier = Courier(store, lease.id)
+        duties = (*duties_of(store), Send(courier))
+        with closing(
+            Supervisor(store, lease, signals, spawn, duties=duties, max_idle_s=max_idle_s, grace_s=grace_s)
+        ) as supervisor:
+            over = supervisor.loop()
+        courier.finish(LAST_NOTICES_S)
+        log.info("worker %s ends", lease.id)
+        return over
 
-                log.info("worker %s starts", lease.id)
-                courier = Courier(store, lease.id)
-                duties = (*duties_of(store), Send(courier))
-                with closing(
-                    Supervisor(store, lease, signals, spawn, duties=duties, max_idle_s=max_idle_s, grace_s=grace_s)
-                ) as supervisor:
-                    over = supervisor.loop()
-                courier.finish(LAST_NOTICES_S)
-                log.info("worker %s ends", lease.id)
-                return over
-
-    with StopSignals() as signals, suppress(_Told):
-        over = work(signals)
-        while not over and not signals.count:
-            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
-    return 0
-
-
-class _Told(Exception):
-    """To stop, before it had begun."""
-
-
-def _unless(signals: StopSignals) -> None:
-    if signals.count:
-        raise _Told
-
-
-def _tell(reason: str | None) -> None:
-    if reason is not None:
-        log.error("waits until this works again: %s", reason)
+    return attend(home, {"role": "worker", "device": device}, body)
