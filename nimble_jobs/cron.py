@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from nimble_jobs import client
 from nimble_jobs import spec as specs
@@ -55,6 +57,8 @@ class Added:
     words: str
     zone: str
     next: tuple[Due, ...]  # the next five ticks
+    changed: tuple[str, ...] = ()  # the fields that an edit changed, dotted
+    file_before: str | None = None  # the other file from which the timer came before
 
 
 def add(
@@ -84,6 +88,11 @@ def add(
     with client.opened(store, home) as store:
         folders = client.permitted(spec, allow_python, settings=store.settings.now())
         specs.check_home(spec, store.home)
+        with suppress(NotFound):
+            before = store.timers.get(spec.name)
+            looked = replace(looked, changed=_changed(before.spec, specs.dump(spec)))
+            if Path(before.base, Path(before.file).name) != file.absolute():
+                looked = replace(looked, file_before=before.file)
         _, change = _put(store, spec, file=file, allow_python=folders, now=at)
         return replace(looked, change=change)
 
@@ -128,6 +137,16 @@ def history(name: str, *, store: Store | None = None, home: Home = None, limit: 
     """What became of a timer's ticks, the newest first. Raises NotFound."""
     with client.opened(store, home) as store:
         return store.timers.ticks(store.timers.get(name).name, limit=limit)
+
+
+def state_of(store: Store, tick: Tick) -> JobState | None:
+    """The state of a tick's job; None where there is none, or it was pruned."""
+    if tick.job is None:
+        return None
+    try:
+        return store.jobs.get(tick.job).state
+    except NotFound:
+        return None
 
 
 def upcoming(
@@ -225,12 +244,18 @@ def _watched(store: Store, timer: Timer, last: Tick | None, now: float) -> Watch
         cron, words = cron_of(timer), _words(timer)
     except NimbleError as e:  # the other timers are shown
         cron, words = None, str(e)
-    state = None
-    if last is not None and last.job is not None:
-        with suppress(NotFound):
-            state = store.jobs.get(last.job).state
+    state = None if last is None else state_of(store, last)
     late_s = max(0.0, now - due.at) if due is not None else 0.0
     return Watched(timer=timer, cron=cron, words=words, last=last, last_state=state, next=due, late_s=late_s)
+
+
+def _changed(before: Any, after: Any, where: str = "") -> tuple[str, ...]:
+    """The dotted names of the values that differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = sorted({*before, *after})
+        inside = (_changed(before.get(name), after.get(name), f"{where}.{name}") for name in names)
+        return tuple(itertools.chain.from_iterable(inside))
+    return () if before == after else (where.lstrip("."),)
 
 
 def _words(timer: Timer) -> str:

@@ -49,11 +49,14 @@ def _say_added(added: Added, now: float, *, json: bool) -> None:
     rows = cron_rows.due_rows(added.name, added.zone, added.next, now)
     change = added.change.value if added.change else None
     if json:
-        output.emit_json({"name": added.name, "change": change, "words": added.words, "next": rows})
+        told = {"name": added.name, "change": change, "changed": added.changed, "file_before": added.file_before}
+        output.emit_json(told | {"words": added.words, "next": rows})
         return
     if change:
         output.emit(added.name)
-    lines = [f"{added.name}: {change or 'would be kept; nothing was'}", f"  {added.words}; next:"]
+    fields = f": {render.few(added.changed)}" if added.changed else ""
+    before = f"; it came from {added.file_before} before" if added.file_before else ""
+    lines = [f"{added.name}: {change or 'would be kept; nothing was'}{fields}{before}", f"  {added.words}; next:"]
     output.note("\n".join(lines + [f"  {cron_rows.line(row)}" for row in rows]))
 
 
@@ -92,7 +95,7 @@ def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -
         zone = cron_rows.zone_of(watched.timer)
         ticks = cron.history(name, store=store, limit=_TICKS_SHOWN)
         ahead = [due for _, due in cron.upcoming(name, _AHEAD, store=store, now=now)] if watched.cron else []
-        past = [cron_rows.tick_row(tick, zone) for tick in ticks]
+        past = [cron_rows.tick_row(tick, zone, cron.state_of(store, tick)) for tick in ticks]
         coming = cron_rows.due_rows(name, zone, ahead, now)
         if json:
             spec = watched.timer.spec

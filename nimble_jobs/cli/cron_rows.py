@@ -116,8 +116,8 @@ def timer_row(watched: Watched, now: float) -> Row:
     }
 
 
-def tick_row(tick: Tick, zone: str) -> Row:
-    """A tick that was."""
+def tick_row(tick: Tick, zone: str, state: JobState | None = None) -> Row:
+    """A tick that was; `state` is its job's."""
     return {
         "tick": output.iso(tick.due),
         "local": local_text(tick.due, zone),
@@ -126,6 +126,7 @@ def tick_row(tick: Tick, zone: str) -> Row:
         "kind": tick.kind.value,
         "outcome": tick.outcome.value,
         "job": tick.job,
+        "state": state.value if state else None,
         "reason": tick.reason,
         "at": output.iso(tick.at),
     }
@@ -137,7 +138,7 @@ def tick_words(row: Row) -> str:
     if row["count"] > 1:
         text += f", with the next {row['count'] - 1:,} ticks"
     if row["job"]:
-        text += f" as {row['job']}"
+        text += f" as {row['job']}" + (f", {row['state']}" if row["state"] else "")
     return f"{text}: {row['reason']}" if row["reason"] else text
 
 

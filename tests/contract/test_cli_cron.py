@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -49,7 +51,16 @@ def test_add_keeps_a_timer_and_shows_its_next_five_ticks(cli: Cli) -> None:
     again = done(cli("cron", "add", "digits-score.yaml", "--json"))
     assert again.json["change"] == "unchanged"
     assert len(again.json["next"]) == 5
-    assert done(cli("cron", "add", "digits-score.yaml", "cron.timezone=UTC")).lines[0] == "digits-score: edited"
+    edited = done(cli("cron", "add", "digits-score.yaml", "cron.timezone=UTC"))
+    assert edited.lines[0] == "digits-score: edited: cron.timezone"
+
+
+def test_a_name_that_another_file_has_is_told(cli: Cli, tmp_path: Path) -> None:
+    """A copy whose name was not changed edits the timer of the first one."""
+    done(cli("cron", "add", "digits-score.yaml"))
+    (tmp_path / "copy.yaml").write_text((tmp_path / "digits-score.yaml").read_text().replace("15 2", "15 3"))
+    told = done(cli("cron", "add", "copy.yaml")).lines[0]
+    assert told == "digits-score: edited: cron.expression; it came from digits-score.yaml before"
 
 
 def test_a_dry_run_keeps_nothing(cli: Cli) -> None:
@@ -152,7 +163,7 @@ def test_show_holds_the_spec_and_the_history(cli: Cli) -> None:
     assert [(tick["kind"], tick["outcome"], tick["job"]) for tick in shown["ticks"]] == [("manual", "submitted", job)]
     text = done(cli("cron", "show", "digits-score")).out
     assert "timer.when: at 02:15 every day, Europe/Berlin\n" in text
-    assert f": manual, submitted as {job}\n" in text
+    assert f": manual, submitted as {job}, queued\n" in text
     missing = cli("cron", "show", "digits")
     assert missing.code == 102
     assert missing.err == "nimble-jobs: timer digits: no such timer; see them with: nimble-jobs cron ls\n"
@@ -268,3 +279,11 @@ def test_a_template_is_filled_in_where_a_model_is_looked_at(cli: Cli, tmp_path: 
 def test_validate_says_when(cli: Cli) -> None:
     answer = done(cli("validate", "digits-score.yaml"))
     assert answer.lines == ["digits-score.yaml: valid; a timer: at 02:15 every day, Europe/Berlin"]
+
+
+def test_timers_load_no_torch() -> None:
+    """Neither the commands, nor whoever fires them where no worker is."""
+    code = (
+        "import sys, nimble_jobs.cron, nimble_jobs.cli.cron, nimble_jobs.worker.cron; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nimble_jobs.ticks import (
     BadExpression,
     BadMoment,
     BadTemplate,
+    BadTick,
     BadZone,
     Expression,
     jitter_s,
@@ -230,6 +234,31 @@ def test_moments() -> None:
 def test_bad_moments(text: str) -> None:
     with pytest.raises(BadMoment, match="expected a date such as 2027-01-31"):
         parse_moment(text, "UTC")
+
+
+TERMS = ["*", "0", "5", "31", "*/2", "1-5", "L", "LW", "5L", "1#2", "MON", "FEB", "7-7/3", "-", "/"]
+TEXTS = st.one_of(
+    st.text(max_size=30),
+    st.text("0123456789*/-,# LWMONSUJAFEB@{}%:tickYmd_T+Z", max_size=30),
+    st.lists(st.sampled_from(TERMS), min_size=5, max_size=5).map(" ".join),
+)
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """By errors of ours alone; what is read as an expression is due."""
+    now = at("2026-11-22T12:00")
+    with suppress(BadTick):
+        found = Expression.parse(text, "America/New_York")
+        assert next(found.after(now)) > now
+        assert found.words().endswith(", America/New_York")
+    with suppress(BadTick):
+        Expression.parse("@daily", text)
+    with suppress(BadTick):
+        parse_moment(text, "UTC", last=True)
+    with suppress(BadTick):
+        render(text, tick=now, previous=now, zone="UTC")
 
 
 def test_jitter_depends_on_name_and_tick_alone() -> None:

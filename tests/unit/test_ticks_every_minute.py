@@ -109,6 +109,7 @@ def test_ticks_are_those_of_every_minute(data: st.DataObject, zone: str, text: s
         assert expression.before(tick) == earlier
 
 
+@pytest.mark.timeout(1200)  # with --all it looks at 2.6 million minutes
 @pytest.mark.parametrize("zone", sorted(YEARS))
 def test_five_years(zone: str, request: pytest.FixtureRequest) -> None:
     """All ticks of five years, for expressions that are drawn anew in each run and for those that clocks hurt most.
@@ -119,7 +120,7 @@ def test_five_years(zone: str, request: pytest.FixtureRequest) -> None:
     texts = ["30 2 * * *", "0 0 * * *", "*/30 * * * *", "15 1-3 * * SUN", "0 */2 * * *", "59 23 L * *"]
     seed = random.randrange(2**32)
     chance = random.Random(seed)
-    while complete and len(texts) < 14:
+    while complete and len(texts) < 10:
         text = " ".join(
             chance.choice(some)
             for some in (
