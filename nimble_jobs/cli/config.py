@@ -19,7 +19,7 @@ app = typer.Typer(
 COLUMNS = (
     Column(header="FIELD", cell=lambda row: row["field"]),
     Column(header="VALUE", cell=lambda row: row["text"], flexible=True),
-    Column(header="FROM", cell=lambda row: row["origin"], flexible=True, gives_first=True),
+    Column(header="FROM", cell=lambda row: row["from"], flexible=True, gives_first=True),
     Column(header="VARIABLE", cell=lambda row: row["variable"], from_width=140),
 )
 
@@ -29,13 +29,15 @@ def show(ctx: typer.Context, json: options.Json = False) -> None:
     """Show every value that is in force here, and where it comes from."""
     from nimble_jobs.settings import variable
 
-    settings = options.configured(ctx)
+    settings, folder = options.configured(ctx), f"{options.chosen_home(ctx)}/"
+    shown = output.on_terminal()
     rows: list[Row] = [
         {
             "field": field,
             "value": value,
             "text": text_of(field, value),
             "origin": settings.origin(field),
+            "from": settings.origin(field).removeprefix(folder) if shown else settings.origin(field),
             "variable": variable(field),
         }
         for field, value in settings.flat().items()

@@ -41,7 +41,7 @@ COLUMNS = (
     Column(header="CHANNEL", cell=lambda row: row["channel"]),
     Column(header="STATE", cell=lambda row: row["state"], style=lambda row: _STYLES[row["state"]]),
     Column(header="TRIES", cell=lambda row: str(row["attempts"]), justify="right"),
-    Column(header="AGE", cell=lambda row: render.duration(row["age_s"]), justify="right"),
+    Column(header="AGE", cell=lambda row: render.duration(row["age_s"]), justify="right", from_width=100),
     Column(header="TARGET", cell=lambda row: row["target"], flexible=True, gives_first=True, from_width=120),
     Column(header="ERROR", cell=lambda row: row["error"] or "-", flexible=True, gives_first=True),
 )

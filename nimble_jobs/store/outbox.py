@@ -52,13 +52,15 @@ class Outbox:
         longest_s = max(lease_s, command_s or 0.0)
         ends = case((NoticeRow.channel == Channel.COMMAND.value, now + (command_s or lease_s)), else_=now + lease_s)
 
+        # Looked for outside the transaction that writes: among many that wait it takes a while.
+        chosen = self._db.read(lambda session: list(session.scalars(_next(now, longest_s, limit))))
+        if not chosen:
+            return []
+
         def work(session: Session) -> list[Notice]:
-            chosen = list(session.scalars(_next(now, longest_s, limit)))
-            if not chosen:
-                return []
             taken = (
                 update(NoticeRow)
-                .where(NoticeRow.seq.in_(chosen), _PENDING, _unleased(now, longest_s))
+                .where(NoticeRow.seq.in_(chosen), _PENDING, _due(now), _unleased(now, longest_s))
                 .values(attempts=NoticeRow.attempts + 1, leased_until=ends, sender=sender)
                 .returning(NoticeRow)
             )

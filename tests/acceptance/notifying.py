@@ -1,6 +1,6 @@
 """Processes that end jobs and that send notifications, to be killed at any moment.
 
-`python notifying.py HOME (end | send)`
+`python notifying.py HOME (end | send | cron)`
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from pathlib import Path
 from nimble_jobs.courier import Courier, courier
 from nimble_jobs.errors import StoreError
 from nimble_jobs.store import Store, open_store
-
-courier.LEASE_SPARE_S = 0.2  # those of killed senders lapse soon
-courier.FIRST_S = 0.05
+from nimble_jobs.worker import cron
 
 
 def end_jobs(store: Store) -> None:
@@ -39,5 +37,9 @@ def send(store: Store) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[2] == "cron":
+        sys.exit(cron.serve(Path(sys.argv[1])))
+    courier.LEASE_SPARE_S = 0.2  # those of killed senders lapse soon
+    courier.FIRST_S, courier.FURTHEST_S = 0.05, 0.5
     with open_store(Path(sys.argv[1])) as opened:
         {"end": end_jobs, "send": send}[sys.argv[2]](opened)

@@ -1,6 +1,6 @@
 """Jobs end and notifications go out while whoever ends and sends is killed: none is lost, none comes too early.
 
-NIMBLE_JOBS_KILL_ROUNDS times five kills; NIMBLE_JOBS_KILL_SEED sets their moments.
+NIMBLE_JOBS_KILL_ROUNDS times four kills; NIMBLE_JOBS_KILL_SEED sets their moments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests import prefork
 from tests.configured import configure
 from tests.receiver import Message, receiving
 
-KILLS = 5 * int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
+KILLS = 4 * int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
 
 
@@ -99,3 +99,22 @@ def test_a_worker_sends_while_a_receiver_hangs(store: Store, start: Start, tmp_p
         start()
         until(lambda: store.outbox.counts().get(NoticeState.SENT) == 3, 90)
     assert {message.json["name"] for message in receiver.taken} == {"bad-0", "bad-1", "bad-2"}
+
+
+def test_where_no_worker_runs_cron_serve_sends(store: Store) -> None:
+    """It ends with 0 when it is told to, with what was due sent."""
+    with receiving() as receiver:
+        configure(store.home, f"notify: {{hosts: ['{receiver.host}'], webhook: '{receiver.url}/all'}}\n")
+        process = begin(store.home, "cron")
+        try:
+            until(lambda: store.workers.live())
+            job = worker_fakes.submit(store, store.home, name="bad", do="x")
+            store.jobs.claim("0-w", device="cpu", now=time.time())
+            store.jobs.fail(job.id, 1, error="bad", retry=False, lost=False, now=time.time())
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+    (message,) = receiver.taken
+    assert message.json["job"] == job.id
