@@ -155,6 +155,13 @@ class HomeReplaced(StoreError):
     """Another state folder is where this process's own one was."""
 
 
+class DiskTrouble(NimbleError, OSError):
+    """A disk is full or reports errors."""
+
+    exit_code = 100
+    retryable = True
+
+
 class StateFolderRefused(StoreError, PermissionError):
     """The state folder could be written by others, or belongs to somebody else."""
 

@@ -32,17 +32,21 @@ def passes(error: BaseException, *, begun: bool = True) -> bool:
     What is refused (a read-only file system, a missing permission) counts only once the job has `begun` to write there:
     before, it is the user's mistake.
     """
-    numbers = _FULL | _SCARCE | (_REFUSED if begun else set())
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, StoreTrouble):
-            return True
-        words = _IN_WORDS.search(str(cause)) if not isinstance(cause, OSError) else None
-        number = cause.errno if isinstance(cause, OSError) else int(words[1]) if words else None
-        if number in numbers:
+        if is_trouble(cause, "" if isinstance(cause, OSError) else str(cause), begun=begun):
             return True
         cause = cause.__cause__
     return False
+
+
+def is_trouble(error: BaseException, text: str, *, begun: bool) -> bool:
+    """As `passes`, of an error without its causes. `text` is what it says."""
+    if isinstance(error, StoreTrouble):
+        return True
+    words = _IN_WORDS.search(text) if not isinstance(error, OSError) else None
+    number = error.errno if isinstance(error, OSError) else int(words[1]) if words else None
+    return number in _FULL | _SCARCE | (_REFUSED if begun else set())
 
 
 @dataclass(frozen=True, kw_only=True)

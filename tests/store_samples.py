@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.schedule import (
     Buffer,
     BufferKind,
@@ -185,6 +185,22 @@ def claim_everything(home: str, go: Any, results: Any) -> None:
             assert store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
             mine.append(job.id)
         results.put(mine)
+
+
+def claim_groups(home: str, go: Any, results: Any) -> None:
+    """Process: claim and finish jobs until all have ended; put the ids, and the most that ran at once of each group."""
+    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
+        go.wait()
+        mine: list[str] = []
+        most: dict[str, int] = {}
+        while store.jobs.counts()[JobState.QUEUED]:
+            job = store.jobs.claim(lease.id, device="cpu", now=NOW)
+            for name, (running, _limit) in store.jobs.group_limits(["g", "h"]).items():
+                most[name] = max(running, most.get(name, 0))
+            if job is not None:
+                assert store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
+                mine.append(job.id)
+        results.put((mine, most))
 
 
 def work_until_killed(home: str, ready: Any, seed: int) -> None:

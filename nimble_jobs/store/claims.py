@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.seen import Scored
+from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed
 from nimble_jobs.store.groups import has_room, lock_groups, running
 from nimble_jobs.store.queries import JobQueries
@@ -157,7 +158,7 @@ class JobClaims(JobQueries):
                 outcome="lost" if lost else "stalled" if stalled else "failed",
                 error=reason,
                 event="requeued" if to == JobState.QUEUED else to.value,
-                message=f"{reason}; next attempt in {wait_s:g} s" if to == JobState.QUEUED else reason,
+                message=f"{reason}; next attempt in {format_duration(wait_s)}" if to == JobState.QUEUED else reason,
                 now=now,
                 **again,
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from nimble_jobs.errors import DeviceFault, JobFailed, NimbleError, OutOfMemory
+from nimble_jobs.errors import DeviceFault, DiskTrouble, JobFailed, NimbleError, OutOfMemory
+from nimble_jobs.patience import is_trouble
 
 # How CUDA, cuBLAS and cuDNN word a fault after which every later call of the process fails too.
 _FAULTS = (
@@ -33,6 +34,10 @@ def explain(error: BaseException, device: str) -> NimbleError:
             return fault
     if not _context_answers(device):
         return DeviceFault(f"{_words(error)}; the device does not answer any more")
+    if isinstance(error, NimbleError) and error.retryable:
+        return error
+    if any(is_trouble(cause, _text(cause), begun=False) for cause in _chain(error)):
+        return DiskTrouble(_text(error) if isinstance(error, NimbleError) else _words(error))
     return error if isinstance(error, NimbleError) else JobFailed(_words(error))
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 
-from nimble_jobs.errors import CheckFailed, DataError, DeviceFault, EngineError, JobFailed, NimbleError, OutOfMemory
+from nimble_jobs.errors import (
+    CheckFailed,
+    DataError,
+    DeviceFault,
+    DiskTrouble,
+    EngineError,
+    JobFailed,
+    NimbleError,
+    OutOfMemory,
+    StoreTrouble,
+)
 from nimble_jobs.worker.faults import explain
 
 ASSERT = (
@@ -30,6 +42,10 @@ ASSERT = (
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), JobFailed, "RuntimeError: mat1"),
         (KeyError("weights"), JobFailed, "KeyError: 'weights'"),
         (DataError("x.npy: no such file"), DataError, "x.npy: no such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskTrouble, "No space left on device"),
+        (OSError(errno.EIO, "Input/output error"), DiskTrouble, "Input/output error"),
+        (PermissionError(errno.EACCES, "Permission denied"), JobFailed, "Permission denied"),
+        (StoreTrouble("locked for 30 s"), StoreTrouble, "locked for 30 s"),
         (CheckFailed(), CheckFailed, "does not agree"),
     ],
 )
@@ -50,6 +66,18 @@ def test_causes_count() -> None:
     later = EngineError("the file is gone")
     later.__context__ = fault
     assert explain(later, "cpu") is later
+
+
+def test_what_another_attempt_may_survive() -> None:
+    """A full disk and trouble with the store are worth another attempt, also as the cause of another error."""
+    full = DataError("part-00000.parquet: cannot be written")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    missing = DataError("x.npy: cannot be read")
+    missing.__cause__ = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert explain(full, "cpu").retryable
+    assert str(explain(full, "cpu")) == "part-00000.parquet: cannot be written"
+    assert explain(StoreTrouble(), "cpu").retryable
+    assert not explain(missing, "cpu").retryable
 
 
 def test_a_device_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
