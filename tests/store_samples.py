@@ -176,18 +176,6 @@ def submit(store: Store, name: str = "a", *, retry: dict[str, Any] | None = None
 
 
 def claim_everything(home: str, go: Any, results: Any) -> None:
-    """Process: claim and finish jobs until none is left; put the ids."""
-    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
-        go.wait()
-        mine = []
-        while (job := store.jobs.claim(lease.id, device="cpu", now=NOW)) is not None:
-            store.jobs.progress(job.id, job.attempt, done=1, total=1, bad=0)
-            assert store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
-            mine.append(job.id)
-        results.put(mine)
-
-
-def claim_groups(home: str, go: Any, results: Any) -> None:
     """Process: claim and finish jobs until all have ended; put the ids, and the most that ran at once of each group."""
     with open_store(Path(home)) as store, store.workers.hold({"device": "cpu"}) as lease:
         go.wait()
