@@ -24,6 +24,8 @@ STATE_STYLE: dict[str, str] = {
 _LISTED = 8  # of a list, or of events of one kind in a row; JSON has all
 
 _FILES = {
+    "listed": "",
+    "new": "",
     "changed": " since they were scored; scored again",
     "again": " scored again by the changed model",
     "skipped": " scored by earlier runs",
@@ -182,7 +184,8 @@ def only_new(job: Job, events: Sequence[Event]) -> dict[str, int] | None:
 
 def files(counts: dict[str, int]) -> list[tuple[str, str]]:
     """A line for each count of `only_new` that is not zero, with what it means."""
-    return [(name, f"{n:,}{_FILES.get(name, '')}") for name, n in counts.items() if n or name in ("listed", "new")]
+    shown = [name for name in _FILES if counts.get(name) or name in ("listed", "new")]
+    return [(name, f"{counts.get(name, 0):,}{_FILES[name]}") for name in shown]
 
 
 def event_json(event: Event) -> dict[str, Any]:

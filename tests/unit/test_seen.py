@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sqlalchemy.dialects import postgresql, sqlite
 
 from nimble_jobs.data import arrays, open_reader
 from nimble_jobs.data.file_list import NAME, find_list, keep_list
@@ -22,6 +24,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, Seen, kind_of
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import Store, open_store
+from nimble_jobs.store import seen as seen_files
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.words import FileName
 from tests.store_samples import NOW
@@ -263,3 +266,11 @@ def test_an_array_that_is_written_to_while_it_is_opened(tmp_path: Path, monkeypa
         path.unlink()
     with pytest.raises(DataError, match=rf"none of 3 new files can be read; the first, a.npy: {VANISHED}"):
         open_reader(spec, files=files)
+
+
+def test_the_statement_of_either_database() -> None:
+    """Rows take the place of older ones by one statement, in SQLite and in PostgreSQL."""
+    for dialect in (sqlite.dialect(), postgresql.dialect()):
+        session: Any = SimpleNamespace(get_bind=lambda d=dialect: SimpleNamespace(dialect=d))
+        text = str(seen_files._upsert(session).compile(dialect=dialect))  # type: ignore[attr-defined]
+        assert "ON CONFLICT (source, path) DO UPDATE SET size = excluded.size" in text
