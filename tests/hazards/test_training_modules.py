@@ -545,7 +545,7 @@ OTHERS: dict[str, tuple[Any, Draw, bool]] = {
 }
 
 
-OTHERS_RECORDED = {"args", "kwargs", "LSTM", "LSTM of two layers", "GRU", "RNN"}
+OTHERS_RECORDED = {"args", "kwargs", "LSTM", "LSTM of two layers", "packed LSTM", "GRU", "RNN"}
 
 
 @pytest.mark.parametrize("name", OTHERS)
