@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from nimble_jobs import spec
 from nimble_jobs.errors import Problem, SpecError
+from tests.bad_timers import timer
 from tests.unit.test_spec_good import FULL_SCORE, FULL_TRAIN
+from tests.unit.test_spec_timers import FULL
 
 BASE = Path("/nowhere")
+TIMER = timer(FULL)
 FRAGMENTS = [
     b"&a ",
     b"*a",
@@ -86,7 +89,7 @@ def test_random_bytes(raw: bytes) -> None:
     accept(raw)
 
 
-@given(st.sampled_from([FULL_SCORE, FULL_TRAIN]), st.data())
+@given(st.sampled_from([FULL_SCORE, FULL_TRAIN, TIMER]), st.data())
 def test_damaged_specs(text: str, data: st.DataObject) -> None:
     """A good spec with pieces cut out and put in."""
     raw = bytearray(text.encode())
@@ -108,6 +111,21 @@ def test_any_value_anywhere(section: str, field: str, value: object) -> None:
 def test_any_override(text: str) -> None:
     """An override is an assignment or a problem."""
     accept(FULL_SCORE, text)
+
+
+@given(
+    st.sampled_from([*spec.json_schema()["$defs"]["CronSpec"]["properties"], "x"]),
+    values | st.text("0123456789*/-: T+Z"),
+)
+def test_any_value_in_cron(field: str, value: object) -> None:
+    """Any JSON value in any field of a timer."""
+    accept(TIMER, f"cron.{field}={json.dumps(value)}")
+
+
+@given(st.text("{}%:tickprevous_ Ymd./", max_size=30) | st.text(max_size=20))
+def test_any_template(text: str) -> None:
+    """Any text where templates may stand."""
+    accept(TIMER, *(f"{field}={json.dumps(text)}" for field in ("input.source", "output.path", "run.key")))
 
 
 @pytest.mark.parametrize(
