@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from torchvision.models import get_model_builder, get_model_weights, list_models
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.arguments import called
+from nimble_jobs.models.download import download
 from nimble_jobs.models.source import similar
 from nimble_jobs.models.torchvision_import import import_other_models
 from nimble_jobs.models.weights import read_weights
 
+_HASH_IN_NAME = re.compile(r"-([a-f0-9]+)\.")  # torchvision's files have the beginning of their SHA-256 in their names
 # Their own initialisation without `init_weights` is announced to change, and makes deep random activations overflow
 # fp16. Theirs are the only builders that neither scale random weights nor say so.
 _UNSCALED = ("googlenet", "inception_v3")
@@ -72,8 +75,9 @@ def _fetched(name: str, entry: str) -> Any:
     file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rsplit("/", 1)[1]
     if not file.is_file():
         try:
-            weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
-        except (OSError, RuntimeError) as e:  # no network, no room, or bytes that are not what the name promises
+            named = _HASH_IN_NAME.search(file.name)
+            download(weights.url, file, hash_prefix=named[1] if named else None)
+        except OSError as e:  # no network, no room, or bytes that are not what the name promises
             raise ModelError(
                 f"model.weights: {entry} of {name} is not in {file.parent} and could not be downloaded ({e}); "
                 f"put the file {file.name} there, or let model.weights name a file"

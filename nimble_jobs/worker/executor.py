@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs import moves
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, foreseen
 from nimble_jobs.job import Job
@@ -174,7 +175,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
     )
     try:
         # a model's prints must not mix with what commands print
-        with redirect_stdout(sys.stderr), station.store.patient(patience):
+        with redirect_stdout(sys.stderr), station.store.patient(patience), moves.told_to(pulse.moved):
             station.residents.begin()
             outcome = station.run(context)
     except Stopped:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 Target = Callable[[Connection, Path, str, str, int | None, int, Connection], None]  # child.main
 
 STACKS_S = 1.0  # how long a process that hangs has to write down where it is
+SEND_S = 1.0  # how long it may take to hear an order
 LEAVING_S = 30.0  # how long one that ends by itself may take
 
 
@@ -37,6 +39,7 @@ class Child:
         self.link, theirs = context.Pipe()
         self._stamps, their_stamps = context.Pipe(duplex=False)
         os.set_blocking(self._stamps.fileno(), False)
+        self._sending = threading.Lock()  # one message after the other
         self.started_at = time.monotonic()
         self.leaving_since: float | None = None  # it ends by itself, after what it ran
         self.device: str | None = None  # known once it is ready
@@ -144,7 +147,16 @@ class Child:
                 os.killpg(pid, number)
 
     def _send(self, message: Any) -> None:
+        """In a thread: a long message to a process that was stopped fills the pipe, and nobody must wait for that."""
+        sender = threading.Thread(target=self._send_whole, args=(message,), name="sender", daemon=True)
+        sender.start()
+        sender.join(SEND_S)
+        if sender.is_alive():
+            log.warning("the child process does not take its orders")
+
+    def _send_whole(self, message: Any) -> None:
         try:
-            self.link.send(message)
+            with self._sending:
+                self.link.send(message)
         except OSError:
             log.warning("the child process no longer listens")

@@ -58,7 +58,7 @@ class Pulse:
     def __enter__(self) -> Self:
         self._computing = threading.get_ident()
         self._thread.start()
-        self._moved()
+        self.moved()
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class Pulse:
 
     def stop(self) -> Stop:
         """What the workload should do now. Raises FencedOut when the attempt no longer owns the job."""
-        self._moved()
+        self.moved()
         self._check_fence()
         if self._cancel:
             return Stop.CANCEL
@@ -111,7 +111,7 @@ class Pulse:
         timings: dict[str, Any] | None = None,
     ) -> None:
         """Take the newest values; None leaves one as it was. The phase "publish" is written at once, for its fence."""
-        self._moved()
+        self.moved()
         self._check_fence()
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
         with self._lock:
@@ -139,7 +139,8 @@ class Pulse:
                 raise
         self._check_fence()
 
-    def _moved(self) -> None:
+    def moved(self) -> None:
+        """There was progress, if it is the computing thread that says so."""
         if threading.get_ident() == self._computing:
             self._on_move()
 

@@ -134,7 +134,7 @@ def test_without_network_the_file_is_named(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("network is unreachable")
 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(from_torchvision.get_model_weights("resnet18"), "get_state_dict", unreachable)
+    monkeypatch.setattr(from_torchvision, "download", unreachable)
     with pytest.raises(ModelError, match=r"network is unreachable.*put the file resnet18-\w+\.pth there"):
         of("torchvision:resnet18", weights="DEFAULT")
 
