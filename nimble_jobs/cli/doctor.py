@@ -16,6 +16,7 @@ import typer
 from nimble_jobs import __version__
 from nimble_jobs.cli import cron_health, notifications, options, output, render
 from nimble_jobs.errors import JobFailed, NimbleError
+from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
 _OPTIONAL = ("triton", "timm", "transformers")
 _FREE_BYTES = 1 << 30
+_NEWEST = 5000  # jobs that are read, unless --all asks for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +44,12 @@ def doctor(
     ctx: typer.Context,
     json: options.Json = False,
     no_device: Annotated[bool, typer.Option("--no-device", help="Do not look for a GPU; saves loading torch.")] = False,
+    all_jobs: Annotated[
+        bool, typer.Option("--all", help=f"Read every job; else the newest {_NEWEST:,} and those that run.")
+    ] = False,
 ) -> None:
     """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 when something is wrong."""
-    findings = [*_software(), *_home(ctx), *(() if no_device else _device())]
+    findings = [*_software(), *_home(ctx, all_jobs=all_jobs), *(() if no_device else _device())]
     problems = [finding for finding in findings if finding.status == "problem"]
     if json:
         output.emit_json({"ok": not problems, "findings": findings})
@@ -77,7 +82,7 @@ def _software() -> Iterator[Finding]:
     yield Finding(name="sqlite", detail=f"{sqlite3.sqlite_version}, {journal}")
 
 
-def _home(ctx: typer.Context) -> Iterator[Finding]:
+def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
     import shutil
 
     from nimble_jobs import client
@@ -89,11 +94,14 @@ def _home(ctx: typer.Context) -> Iterator[Finding]:
         free = shutil.disk_usage(home).free
         yield Finding(name="free disk", detail=render.size(free), status="ok" if free >= _FREE_BYTES else "problem")
         with options.store(ctx) as store:
-            problems = store.check()
+            jobs = sum(store.jobs.counts().values())
+            newest = None if all_jobs or jobs <= _NEWEST else _NEWEST
+            problems = store.check(newest=newest)
             yield from (Finding(name="store", detail=problem, status="problem") for problem in problems)
             if not problems:
-                jobs, schedules = sum(store.jobs.counts().values()), len(store.schedules.list())
-                yield Finding(name="store", detail=f"sound: {jobs} jobs, {schedules} schedules")
+                kept = f"{count(jobs, 'job')}, {count(len(store.schedules.list()), 'schedule')}"
+                part = "" if newest is None else f" (the newest {newest:,} jobs were read; --all reads each)"
+                yield Finding(name="store", detail=f"sound: {kept}{part}")
             yield from _left(store)
             problem = store.settings.problem
             if problem is not None:
@@ -120,9 +128,9 @@ def _left(store: Store) -> Iterator[Finding]:
     """Hidden folders beside outputs, whose jobs have ended."""
     import shlex
 
-    from nimble_jobs.data import hidden
+    from nimble_jobs.retention.folders import left_over
 
-    for path, job in hidden.left(store.jobs.list()).items():
+    for path, job in left_over(store).items():
         what = "checkpoints, from which the same training goes on" if path.suffix == ".training" else "never published"
         detail = f"{path}: left by job {job.id} ({job.state}), {what}; to remove it: rm -r {shlex.quote(str(path))}"
         yield Finding(name="left", detail=detail, status="note")

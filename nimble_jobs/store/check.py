@@ -21,29 +21,40 @@ if TYPE_CHECKING:
     from nimble_jobs.store.store import Store
 
 _JSON = ("after", "allow_python", "spec", "schedule", "timings", "outputs")
+_EMPTY = ("[]", "{}")
+_AT_ONCE = 500
 
 
-def problems_of(store: Store, database: Database) -> list[str]:
-    """One line for each thing that is wrong."""
-    return list(dict.fromkeys(_problems(store, database)))  # two looks may find the same
+def problems_of(store: Store, database: Database, *, newest: int | None = None) -> list[str]:
+    """One line for each thing that is wrong.
+
+    With `newest`: of jobs only those that run and the newest so many are read, and no index is compared with its table.
+    """
+    return list(dict.fromkeys(_problems(store, database, newest)))  # two looks may find the same
 
 
-def _problems(store: Store, database: Database) -> Iterator[str]:
-    for look in (_database, _jobs, _timers, _schedules):
+def _problems(store: Store, database: Database, newest: int | None) -> Iterator[str]:
+    for look in (_database, _states, _jobs):
         try:
-            yield from look(store, database)
+            yield from look(store, database, newest)
+        except StoreError as e:
+            yield str(e)
+    for other in (_timers, _schedules):
+        try:
+            yield from other(store)
         except StoreError as e:
             yield str(e)
     yield from _artifacts(store)
     yield from _permissions(store)
 
 
-def _database(_store: Store, database: Database) -> Iterator[str]:
+def _database(_store: Store, database: Database, newest: int | None) -> Iterator[str]:
     if not database.is_sqlite:
         return
+    look = "integrity_check" if newest is None else "quick_check"
 
     def work(session: Session) -> list[str]:
-        found = [str(line) for line in session.scalars(text("PRAGMA integrity_check"))]
+        found = [str(line) for line in session.scalars(text(f"PRAGMA {look}"))]
         orphans = session.execute(text("PRAGMA foreign_key_check")).all()
         return [line for line in found if line != "ok"] + [
             f"table {o[0]}, row {o[1]}: its {o[2]} is gone" for o in orphans
@@ -52,25 +63,49 @@ def _database(_store: Store, database: Database) -> Iterator[str]:
     yield from (f"{database.name}: {line}" for line in database.read(work))
 
 
-def _jobs(store: Store, database: Database) -> Iterator[str]:
-    query = select(JobRow).order_by(JobRow.seq)
-    for row in database.read(lambda session: session.scalars(query).all()):
-        if sha256(row.spec) != row.spec_digest:
-            yield f"job {row.id}: its stored spec is not what was submitted"
-        yield from (f"job {row.id}: column {name} is damaged" for name in _JSON if not _is_json(getattr(row, name)))
-        if row.state not in list(JobState):
-            yield f"job {row.id}: state {row.state!r} is none of {', '.join(JobState)}"
-        elif row.state == JobState.RUNNING.value and not store.workers.alive(row.worker or ""):
-            yield f"job {row.id}: runs on worker {row.worker}, which is gone; the next worker that starts takes it back"
+def _states(store: Store, database: Database, _newest: int | None) -> Iterator[str]:
+    known = list(JobState)
+    strange = select(JobRow.id, JobRow.state).where(JobRow.state.not_in(known)).order_by(JobRow.seq)
+    running = select(JobRow.id, JobRow.worker).where(JobRow.state == JobState.RUNNING.value).order_by(JobRow.seq)
+    for job, state in database.read(lambda session: session.execute(strange).all()):
+        yield f"job {job}: state {state!r} is none of {', '.join(known)}"
+    for job, worker in database.read(lambda session: session.execute(running).all()):
+        if not store.workers.alive(worker or ""):
+            yield f"job {job}: runs on worker {worker}, which is gone; the next worker that starts takes it back"
 
 
-def _timers(store: Store, _database: Database) -> Iterator[str]:
+def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str]:
+    """Rows as they were written. Many are read in several transactions, so that others can write meanwhile."""
+    columns = (JobRow.seq, JobRow.id, JobRow.spec_digest, *(getattr(JobRow, name) for name in _JSON))
+    below, left = None, newest
+    while left is None or left > 0:
+        query = select(*columns).order_by(JobRow.seq.desc()).limit(_AT_ONCE if left is None else min(left, _AT_ONCE))
+        if below is not None:
+            query = query.where(JobRow.seq < below)
+        rows = database.read(lambda session, query=query: session.execute(query).all())  # type: ignore[misc]
+        for _, job, digest, *texts in rows:
+            values = dict(zip(_JSON, texts, strict=True))
+            sound = sha256(values["spec"]) == digest
+            if not sound:
+                yield f"job {job}: its stored spec is not what was submitted"
+            yield from (
+                f"job {job}: column {name} is damaged"
+                for name, value in values.items()
+                if value not in _EMPTY and not (sound and name == "spec") and not _is_json(value)
+            )
+        if not rows:
+            return
+        below = rows[-1][0]
+        left = None if left is None else left - len(rows)
+
+
+def _timers(store: Store) -> Iterator[str]:
     for timer in store.timers.list():
         if timer.damaged:
             yield f"timer {timer.name}: its spec is not what was stored; add it again"
 
 
-def _schedules(store: Store, _database: Database) -> Iterator[str]:
+def _schedules(store: Store) -> Iterator[str]:
     for entry in store.schedules.list():
         if entry.state != ScheduleState.READY:
             continue  # whoever needs it will build it again

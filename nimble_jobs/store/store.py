@@ -86,9 +86,12 @@ class Store:
         for folder in (self.home, self.home / "artifacts"):
             self._patience.through(partial(home_module.guard, folder))
 
-    def check(self) -> list[str]:
-        """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it."""
-        return problems_of(self, self._database)
+    def check(self, *, newest: int | None = None) -> list[str]:
+        """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it.
+
+        With `newest` only that many jobs are read, and those that run: for a look that must be quick among very many.
+        """
+        return problems_of(self, self._database, newest=newest)
 
     def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
         """After a save: remove the least recently used schedules while they are over cache.size, and

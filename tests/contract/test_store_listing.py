@@ -185,6 +185,31 @@ def test_maintenance_reads_no_queue(store: Store, monkeypatch: pytest.MonkeyPatc
         assert "SCAN jobs" not in plan
 
 
+def test_a_quick_check_reads_the_newest_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed spec is found among them, and anywhere when every job is asked for; states are looked at in all."""
+    cli = Cli(tmp_path / "home", capsys)
+    with cli.store() as store:
+        ids = many_jobs(store, 20, now=NOW)
+        with store.jobs._db._engine.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE jobs SET spec = spec || ' ' WHERE id IN ('{ids[4]}', '{ids[15]}')")
+            connection.exec_driver_sql(f"UPDATE jobs SET outputs = 'x', state = 'odd' WHERE id = '{ids[0]}'")
+        odd = f"job {ids[0]}: state 'odd' is none of {', '.join(JobState)}"
+        new, old = (f"job {ids[n]}: its stored spec is not what was submitted" for n in (15, 4))
+        assert store.check(newest=5) == [odd, new]
+        assert store.check() == [odd, new, old, f"job {ids[0]}: column outputs is damaged"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nimble_jobs.cli.doctor._NEWEST", 5)
+        assert old not in cli("doctor", "--no-device").out
+        assert old in cli("doctor", "--no-device", "--all").out
+
+
+def test_doctor_counts(cli: Cli) -> None:
+    """One is one."""
+    with cli.store() as store:
+        queue(store, "a")
+    assert "ok\tstore\tsound: 1 job, 0 schedules" in cli("doctor", "--no-device").out.splitlines()
+
+
 @pytest.fixture
 def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(tmp_path / "home", capsys)
