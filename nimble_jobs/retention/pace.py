@@ -1,8 +1,8 @@
-"""How many rows go in one transaction: as many as take a twentieth of a second."""
+"""How many rows go in one transaction: as many as take a tenth of a second."""
 
 from __future__ import annotations
 
-TARGET_S = 0.05
+TARGET_S = 0.1
 
 
 class Pace:

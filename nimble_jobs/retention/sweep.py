@@ -25,13 +25,28 @@ KINDS = (
     *("jobs", "attempts", "events", "waits", "logs", "worker logs"),
     *("left-over folders", "checkpoints", "publications", "ticks", "notifications"),
 )
-PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 WORTH_BYTES = 1 << 20
 _READ = 2000  # rows in one look
 _SOME = 500  # rows in one transaction that removes them, where each is small
 _EVENTS = 200
 _KEEP = 30  # the default of `cron.keep`
 _TICK_BYTES, _NOTICE_BYTES = 150, 1000  # of a row, about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """How long the pause after a step is, in seconds, by how long the step took."""
+
+    factor: float
+    least_s: float
+    most_s: float
+
+    def after(self, took_s: float) -> float:
+        return min(max(self.factor * took_s, self.least_s), self.most_s)
+
+
+_IDLE = Pauses(factor=0.25, least_s=0.002, most_s=0.1)
+_BUSY = Pauses(factor=3.0, least_s=0.05, most_s=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +104,11 @@ class Sweep:
         return self.done
 
     def paced(self) -> Iterator[Step]:
-        """The steps, each followed by a pause at least as long, in which others have the database."""
+        """The steps, each followed by a pause: while workers run, one that is several times as long.
+
+        Whoever waits for SQLite's lock asks for it as rarely as ten times a second, and must find it free.
+        """
+        pauses = _BUSY if self._store.workers.live() else _IDLE
         steps = self.steps()
         while True:
             began = self._clock()
@@ -98,7 +117,7 @@ class Sweep:
                 return
             yield step
             if self._remove:
-                self._sleep(min(max(self._clock() - began, PAUSE_S), LONGEST_PAUSE_S))
+                self._sleep(pauses.after(self._clock() - began))
 
     def steps(self) -> Iterator[Step]:
         """Each ends within about a tenth of a second, however much there is, and can be the last. Raises StoreError."""
@@ -125,7 +144,7 @@ class Sweep:
         expiry = self._store.expiry
         if not self._remove or (before := expiry.free_bytes()) < WORTH_BYTES:
             return
-        pace, more = Pace(first=100, least=16, most=2000), True
+        pace, more = Pace(first=250, least=100, most=2000), True
         while more:
             began = self._clock()
             more = expiry.give_back(pace.size)
@@ -150,7 +169,7 @@ class Sweep:
 
     def _jobs(self) -> Iterator[Step]:
         spared = self._spared()
-        pace = Pace(first=50, least=10, most=500)
+        pace = Pace(first=100, least=50, most=200)  # a commit alone takes as long as the removal of a hundred
         above = 0
         before = None if spared.timed else self._before()
         while page := self._store.expiry.ended(above=above, limit=_READ, before=before):

@@ -28,6 +28,8 @@ FileId = tuple[int, int]  # device, inode
 
 BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
 PATIENCE_S = 30.0  # how long a whole transaction is tried again
+_IMMEDIATE = "BEGIN IMMEDIATE"
+_ASK_S = (0.001, 0.004)  # between two tries for the write lock
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
 
@@ -77,7 +79,7 @@ class Database:
         self._soon_lock = threading.Lock()
         if self.is_sqlite:
             _prepare_sqlite(self._engine, busy_timeout_s)
-        self._writer = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._writer = self._engine.execution_options(begin=_IMMEDIATE)
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that sees one state of the database and changes nothing."""
@@ -153,8 +155,8 @@ class Database:
             if _pragma(session, "auto_vacuum") != _INCREMENTAL:
                 return False
             cursor = session.connection().connection.cursor()
-            cursor.execute(f"PRAGMA incremental_vacuum({int(pages)})")
-            cursor.fetchall()  # each row that is fetched moves one page
+            for _ in range(min(pages, _pragma(session, "freelist_count"))):
+                cursor.execute("PRAGMA incremental_vacuum(1)")  # Python's module makes one step, one page, of each call
             return _pragma(session, "freelist_count") > 0
 
         return self.write(work)
@@ -280,7 +282,37 @@ def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+        statement = connection.get_execution_options().get("begin", "BEGIN")
+        if statement == _IMMEDIATE:
+            _await_lock(connection, busy_timeout_s)
+        else:
+            connection.exec_driver_sql(statement)
+
+
+def _await_lock(connection: Connection, timeout_s: float) -> None:
+    """Begin a transaction with the write lock, which may take `timeout_s`.
+
+    SQLite itself asks for the lock as rarely as every 100 ms: a waiter then misses the moments between the short
+    transactions of others, and waits for seconds. This asks every few milliseconds. A commit still waits inside SQLite:
+    there it keeps new readers out.
+    """
+    cursor = connection.connection.cursor()
+    deadline = time.monotonic() + timeout_s
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                cursor.execute(_IMMEDIATE)
+            except sqlite3.OperationalError as e:
+                if not _busy(e) or time.monotonic() >= deadline:
+                    connection.exec_driver_sql(_IMMEDIATE)  # raises it as SQLAlchemy's errors are
+                    return
+            else:
+                return
+            time.sleep(random.uniform(*_ASK_S))  # noqa: S311  # spreads out those who wait; no secret
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
+        cursor.close()
 
 
 def _pragma(session: Session, name: str) -> int:

@@ -142,13 +142,14 @@ class Expiry:
         A job stays that was tried again since it was read, or that another waits for now.
         """
         seen = {job.id: (job.state.value, job.attempt) for job in jobs}
+        hanging = self.hanging(jobs)  # before anybody is kept from writing: what hangs on a job that ended is final
 
         def work(session: Session) -> tuple[list[str], Tally]:
             waited_for = exists().where(WaitRow.parent == JobRow.id)
             query = select(JobRow.id, JobRow.state, JobRow.attempt).where(JobRow.id.in_(seen), ~waited_for)
             found = session.execute(query.with_for_update()).all()
             going = {job for job, state, attempt in found if seen[job] == (state, attempt)}
-            tally = _tally(session, [job for job in jobs if job.id in going])
+            tally = hanging if len(going) == len(jobs) else _tally(session, [job for job in jobs if job.id in going])
             for table, column in ((EventRow, EventRow.job), (AttemptRow, AttemptRow.job), (WaitRow, WaitRow.job)):
                 changed(session, delete(table).where(column.in_(going)))
             changed(session, delete(JobRow).where(JobRow.id.in_(going)))

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Measure commands, claims and pruning while the queue grows.
+
+    python scripts/bench_queue.py [--jobs 1000 10000 100000] [--quiet-s 10] [--out docs/measurements/queue]
+
+Writes OUT.json and OUT.md. Exits with 1 when a listing of twenty among the most jobs takes over 0.1 s of a processor,
+or a claim beside `prune` waits for over 0.5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy import update
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nimble_jobs.job import JobState  # noqa: E402
+from nimble_jobs.store import Store, open_store  # noqa: E402
+from nimble_jobs.store.home import DATABASE, resolve  # noqa: E402
+from nimble_jobs.store.tables import JobRow  # noqa: E402
+from scripts.bench_store import command, environment, row, timed  # noqa: E402
+from tests.store_samples import many_jobs  # noqa: E402
+
+LISTING_LIMIT_MS = 100.0
+CLAIM_LIMIT_MS = 500.0
+WORKERS = 4
+JOB_S = 0.25  # how long a worker pretends to compute before each write
+CALLS = 10
+CLAIMS = 100
+OLD_S = 60 * 86400.0
+
+
+def main() -> int:
+    """Measure, write; 0 when listings and claims are quick enough."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 10_000, 100_000], help="how many, each in turn")
+    parser.add_argument("--quiet-s", type=float, default=10.0, help="seconds that workers run without a prune")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "measurements" / "queue", help="without a suffix")
+    options = parser.parse_args()
+    grown = []
+    for count in options.jobs:
+        with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
+            grown.append({"jobs": count, "rows": measure(Path(folder), count)})
+    with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
+        pruned = measure_prune(Path(folder), options.jobs[-1], options.quiet_s)
+    figures = {"environment": environment(), "grown": grown, "prune": pruned}
+    options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(figures))
+    listing = max(r["processor_ms"] for r in grown[-1]["rows"] if r["bounded"])
+    claim = pruned["claims"]["beside prune"]["longest_ms"]
+    print(f"slowest listing: {listing} ms of a processor; longest claim beside prune: {claim} ms")
+    return 0 if listing < LISTING_LIMIT_MS and claim < CLAIM_LIMIT_MS else 1
+
+
+def measure(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Commands and claims among that many jobs."""
+    home = folder / "home"
+    with open_store(resolve(str(home))) as store:
+        ids = many_jobs(store, count, now=time.time() - count)
+    data, spec = folder / "x.npy", folder / "job.yaml"
+    np.save(data, np.zeros((4, 3, 8, 8), dtype=np.float32))
+    spec.write_text(
+        "version: 1\nname: small\nkind: score\nmodel: {source: torchvision:resnet18}\n"
+        "input: {source: x.npy, format: npy}\noutput: {path: out/small}\n"
+    )
+    some = ["-n", "20"]
+    listings = {
+        "ls -n 20": ["ls", *some],
+        "ls --json -n 20": ["ls", "--json", *some],
+        "ls --filter state=failed -n 20": ["ls", "--filter", "state=failed", *some],
+        "ls --filter name=job-3 -n 20": ["ls", "--filter", "name=job-3", *some],
+        "ls --filter name='*-3' --filter since=1d -n 20": ["ls", "--filter", "name=*-3", "--filter", "since=1d", *some],
+        "ls --sort -finished -n 20": ["ls", "--sort", "-finished", *some],
+        "ls --sort -elapsed -n 20": ["ls", "--sort", "-elapsed", *some],
+        "ls --filter text='such file' -n 20": ["ls", "--filter", "text=such file", *some],
+        "show ID": ["show", ids[count // 2]],
+        "submit SPEC": ["submit", str(spec)],
+        "worker ls": ["worker", "ls"],
+    }
+    rows = [command(home, what, words, calls=CALLS) for what, words in listings.items()]
+    others = {
+        "doctor --no-device": ["doctor", "--no-device"],
+        "doctor --no-device --all": ["doctor", "--no-device", "--all"],
+        "prune --dry-run": ["prune", "--dry-run"],
+        "ls -q, every job": ["ls", "-q"],
+        "ls --json, every job": ["ls", "--json"],
+    }
+    rows += [command(home, what, words, calls=2, bounded=False) for what, words in others.items()]
+    with open_store(home) as store:
+        claims = timed(lambda _: claim(store), range(min(CLAIMS, count // 10)))
+    rows.append(row("claim and finish, with their commits", claims) | {"bounded": False})
+    return [r | {"processor_ms": r["processor_median_ms"]} for r in rows]
+
+
+def claim(store: Store) -> None:
+    """Take the next job, and finish it."""
+    now = time.time()
+    job = store.jobs.claim("w", device="cpu", now=now)
+    assert job is not None
+    store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=now)
+
+
+def measure_prune(folder: Path, count: int, quiet_s: float) -> dict[str, Any]:
+    """Remove nine of ten jobs while workers take the others."""
+    home = folder / "home"
+    with open_store(resolve(str(home))) as store:
+        ids = many_jobs(store, count, now=time.time() - OLD_S - count)
+        age(store, ids[: count * 9 // 10], ids[count * 9 // 10 :])
+    before = (home / DATABASE).stat().st_size
+    context = multiprocessing.get_context("spawn")
+    stop, results, began = context.Event(), context.Queue(), context.Barrier(WORKERS + 1)
+    workers = [context.Process(target=work, args=(str(home), began, stop, results)) for _ in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    began.wait()
+    time.sleep(quiet_s)
+    start = time.time()
+    prune = [str(Path(sys.executable).with_name("nimble-jobs")), "--home", str(home), "prune", "--yes", "--json"]
+    done = subprocess.run(prune, capture_output=True, text=True, check=False, cwd=ROOT)
+    end = time.time()
+    stop.set()
+    times = [entry for _ in workers for entry in results.get()]
+    for worker in workers:
+        worker.join()
+    if done.returncode:
+        raise RuntimeError(f"prune: exit code {done.returncode}: {done.stderr}")
+    phases = {"without": (0.0, start), "beside prune": (start, end)}
+    return {
+        "told": json.loads(done.stdout),
+        "took_s": round(end - start, 1),
+        "bytes": {"before": before, "after": (home / DATABASE).stat().st_size},
+        **{
+            what: {
+                phase: summary([t for kind, at, t in times if kind == what and first <= at < last])
+                for phase, (first, last) in phases.items()
+            }
+            for what in ("claims", "heartbeats", "ends")
+        },
+    }
+
+
+def age(store: Store, old: list[str], new: list[str]) -> None:
+    """Let the old ones have ended, and the new ones wait."""
+
+    def work(session: Any) -> None:
+        for first in range(0, len(old), 500):
+            mine = JobRow.id.in_(old[first : first + 500])
+            ended = update(JobRow).where(mine, JobRow.state == JobState.QUEUED.value)
+            session.execute(ended.values(state="cancelled", finished_at=JobRow.created_at))
+        for first in range(0, len(new), 500):
+            session.execute(update(JobRow).where(JobRow.id.in_(new[first : first + 500])).values(state="queued"))
+
+    store.jobs._db.write(work)
+
+
+def work(home: str, began: Any, stop: Any, results: Any) -> None:
+    """Process: take jobs, pretend to run them, and note how long each write took."""
+    times: list[tuple[str, float, float]] = []
+
+    def note(kind: str, call: Any) -> Any:
+        at, start = time.time(), time.perf_counter()
+        value = call()
+        times.append((kind, at, (time.perf_counter() - start) * 1e3))
+        return value
+
+    with open_store(Path(home)) as store, store.workers.hold({"device": "cpu", "role": "worker"}) as lease:
+        began.wait()
+        while not stop.is_set():
+            now = time.time()
+            job = note("claims", lambda now=now: store.jobs.claim(lease.id, device="cpu", now=now))
+            if job is None:
+                break
+            time.sleep(JOB_S)
+            note("heartbeats", lambda job=job: store.jobs.progress(job.id, job.attempt, done=1, total=2, bad=0))
+            time.sleep(JOB_S)
+            ended = {"outputs": {}, "timings": {}, "schedule": {}, "now": now}
+            note("ends", lambda job=job, ended=ended: store.jobs.finish(job.id, job.attempt, **ended))
+    results.put(times)
+
+
+def summary(times: list[float]) -> dict[str, Any]:
+    """Of times in ms."""
+    times = sorted(times)
+    at = min(len(times) - 1, int(len(times) * 0.99))
+    return {
+        "calls": len(times),
+        "median_ms": round(statistics.median(times), 1),
+        "p99_ms": round(times[at], 1),
+        "longest_ms": round(times[-1], 1),
+    }
+
+
+def page(figures: dict[str, Any]) -> str:
+    """The figures as a page."""
+    made, grown, pruned = figures["environment"], figures["grown"], figures["prune"]
+    counts = [each["jobs"] for each in grown]
+    head = " | ".join(f"{count:,} jobs" for count in counts)
+    told = {row["kind"]: row["count"] for row in pruned["told"]["rows"]}
+    sizes = pruned["bytes"]
+    lines = [
+        "# The queue with many jobs\n",
+        "    python scripts/bench_queue.py\n",
+        "The median time of a command, in milliseconds: on the wall, and in brackets on a processor. It is taken in a",
+        "process that has imported what it needs. Of ten jobs one failed, three wait, six succeeded; a spec has",
+        "1.4 kB.\n",
+        f"| command | {head} |",
+        "|---|" + "---|" * len(counts),
+    ]
+    for at, first in enumerate(grown[0]["rows"]):
+        cells = (f"{r['median_ms']:,.0f} ({r['processor_ms']:,.0f})" for r in (each["rows"][at] for each in grown))
+        lines.append(f"| {first['what']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"## `prune` beside {WORKERS} workers\n",
+        f"{counts[-1]:,} jobs, of which {told.get('jobs', 0):,} ended 60 days ago. {WORKERS} processes claim the",
+        f"others, report progress and finish them, {JOB_S * 1e3:.0f} ms between two steps. `prune` took"
+        f" {pruned['took_s']:,.0f} s. It removed",
+        ", ".join(f"{count:,} {kind}" for kind, count in told.items()) + ".",
+        f"The database's file went from {sizes['before'] / 1e6:,.0f} MB to {sizes['after'] / 1e6:,.0f} MB.\n",
+        "| a worker's | while | calls | median | 99th percentile | longest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for what in ("claims", "heartbeats", "ends"):
+        for phase, r in pruned[what].items():
+            lines.append(
+                f"| {what} | {phase} | {r['calls']:,} | {r['median_ms']} ms | {r['p99_ms']} ms | {r['longest_ms']} ms |"
+            )
+    lines += [
+        "",
+        f"The machine's load was {made['load']} on {made['cores']} cores at the end; other work ran on it.",
+        f"{made['date']}, {made['device']}; Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
