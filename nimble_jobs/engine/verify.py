@@ -196,7 +196,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Infinite where they have other shapes, or where one is finite and the other is not."""
+    """Infinite for other shapes, and huge where only one is NaN; where only one has overflowed, nothing is compared."""
     if one.shape != other.shape:
         return torch.full((1,), float("inf"), dtype=torch.float64)
     a, b = in_double(one), in_double(other)

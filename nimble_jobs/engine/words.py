@@ -88,9 +88,8 @@ class Words:
     def seal(self) -> None:
         """Remember what the words are now."""
         for addresses in self._addresses:
-            index = (
-                np.unique(np.array(addresses, dtype=np.int64)) // _WORD - 1
-            )  # in order: neighbours share cache lines
+            # In order, since neighbours share cache lines.
+            index = np.unique(np.array(addresses, dtype=np.int64)) // _WORD - 1
             self._levels.append((index, _memory().take(index).tobytes()))
 
     def unchanged(self) -> bool:

@@ -64,12 +64,8 @@ class Fact:
             if type(before) is not type(after) or not _equal(before, after):
                 if name == _ADDRESS:
                     return "was moved to other memory"
-                which = f"{name} " if name else ""
-                return (
-                    f"was changed: its {which}was {before!r}, and is {after!r}"
-                    if which
-                    else (f"was {before!r}, and is {after!r}")
-                )
+                words = f"was {before!r}, and is {after!r}"
+                return f"was changed: its {name} {words}" if name else words
         return None
 
 

@@ -223,9 +223,8 @@ def _found(
     if stored is not None:
         return stored
     with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
-        stored = load(
-            call, key, example, device, store, observed, will_build=True
-        )  # another process may have built it since
+        # Another process may have built it since.
+        stored = load(call, key, example, device, store, observed, will_build=True)
         return stored or _searched(call, example, key, parts, options, device, store, observed)
 
 

@@ -33,7 +33,7 @@ def order_is_free(module: nn.Module, signature: Signature, example: Mapping[str,
         return True
     try:
         one, other = call(turned=False), call(turned=True)
-    except (NimbleError, RuntimeError, TypeError, ValueError, LookupError):  # the order is none that it can take
+    except (NimbleError, RuntimeError, TypeError, ValueError, LookupError):  # it cannot take this order
         return False
     return list(one) == list(other) and all(relative_norm(other[n], one[n]) <= _CLOSE for n in one)
 

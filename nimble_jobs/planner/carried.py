@@ -15,8 +15,8 @@ from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 class Carried:
     """A module as it was before a job's first batch.
 
-    Holds copies of tensors that are no parameters; parameters are told by their version and the sum of their bits,
-    which takes a read of all weights: see `weigh`.
+    Holds copies of tensors that are no parameters. A parameter is known by its version and by the sum of its bits, for
+    which all weights are read: see `weigh`.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -77,7 +77,7 @@ class Limits:
 def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -> Limits:
     """The bounds of a model's input of whole numbers, `shape` [batch, *record]; the module is left as it was.
 
-    Bounds are not kept with a schedule: they cost one call, where loading a schedule takes eight, and models that run
+    Bounds are not kept with a schedule: they cost one call, where loading a schedule takes nine, and models that run
     in eager need them, too. A model that refuses random numbers has none that are known, and the reason is given.
     Raises OutOfMemory, torch.AcceleratorError.
     """

@@ -41,4 +41,4 @@ def check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> None
     """What ran must be what the key names: its parts, `before`, were made before the code ran. Raises ModelChanged."""
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if changed:
-        raise ModelChanged(f"the model changed while it was being loaded: {', '.join(changed)}; another attempt may do")
+        raise ModelChanged(f"the model changed while it was being loaded: {', '.join(changed)}; retrying may succeed")

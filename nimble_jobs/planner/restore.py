@@ -47,8 +47,8 @@ def restore(
     *,
     own: bool = False,
 ) -> Restored:
-    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong. Weights
-    that are nobody else's, so `own` says, may be moved.
+    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong. With
+    `own`, weights may be moved: nobody else has them.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
