@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from nimble_jobs import spec as specs
@@ -66,6 +68,8 @@ class Inbox:
                 np.savez(path, x=np.full((rows, 3), value, dtype=np.float32))
             case ".csv":
                 path.write_text("a,b,c\n" + f"{value},{value},{value}\n" * rows)
+            case ".parquet":
+                pq.write_table(pa.table({name: [float(value)] * rows for name in "abc"}), path)
             case _:
                 path.write_bytes(b"?")
         age(path, age_s)
@@ -89,7 +93,7 @@ class Inbox:
             },
             "run": self.run,
         }
-        if self.format == "csv":
+        if self.format in ("csv", "parquet"):
             spec["input"]["fields"] = {"x": "a,b,c"}  # type: ignore[index]
         resolved = specs.dump(specs.restore(spec))
         allowed = [str(self.base)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import job_notes, options, output, progress, render, waits
+from nimble_jobs.cli import file_counts, job_notes, options, output, progress, render, waits
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
@@ -68,8 +68,8 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
         parts.append(("Timings", render.flat(job.timings)))
-    if counts := render.only_new(job, events):
-        parts.append(("Files", render.files(counts)))
+    if counts := file_counts.only_new(job, events):
+        parts.append(("Files", file_counts.lines(counts)))
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
         parts.append(("Outputs", render.flat(outputs)))
     if settings := job_notes.settings_of(events):

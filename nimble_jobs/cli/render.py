@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.cli import output
+from nimble_jobs.cli import file_counts, output
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.job import Attempt, Event, Job, JobState
 
@@ -22,20 +22,6 @@ STATE_STYLE: dict[str, str] = {
 }
 
 _LISTED = 8  # of a list, or of events of one kind in a row; JSON has all
-
-_FILES = {
-    "listed": "",
-    "new": "",
-    "changed": " since they were scored; scored again",
-    "again": " scored again by the changed model",
-    "skipped": " scored by earlier runs",
-    "ignored": " changed since they were scored; left as they are",
-    "settling": " written too recently; the next run scores them",
-    "elsewhere": " on the list of another job of this name that has not ended",
-    "unusable": " that are no readable files",
-    "vanished": " before they were read",
-    "moved": " written to after they were listed; the next run scores them",
-}
 
 Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
 
@@ -158,7 +144,7 @@ def job_json(
         "schedule": job.schedule,
         "timings": job.timings,
         "outputs": job.outputs,
-        "only_new": only_new(job, events),
+        "only_new": file_counts.only_new(job, events),
         "attempts": [
             {
                 "number": attempt.number,
@@ -172,20 +158,6 @@ def job_json(
         ],
         "events": [event_json(event) for event in events],
     }
-
-
-def only_new(job: Job, events: Sequence[Event]) -> dict[str, int] | None:
-    """How many of the input's files were what, of a job that scores only what is new; of one at work, when it listed
-    them. None for others, and before that.
-    """
-    counts = job.outputs.get("only_new") or next((e.data for e in reversed(events) if e.kind == "only-new"), None)
-    return dict(counts) if counts else None
-
-
-def files(counts: dict[str, int]) -> list[tuple[str, str]]:
-    """A line for each count of `only_new` that is not zero, with what it means."""
-    shown = [name for name in _FILES if counts.get(name) or name in ("listed", "new")]
-    return [(name, f"{counts.get(name, 0):,}{_FILES[name]}") for name in shown]
 
 
 def event_json(event: Event) -> dict[str, Any]:
