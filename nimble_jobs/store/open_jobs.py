@@ -13,6 +13,7 @@ from nimble_jobs.store.timer_records import OpenJob, Tick, TickKind, TickOutcome
 from nimble_jobs.store.timer_tables import TickRow
 
 OPEN = (JobState.QUEUED.value, JobState.RUNNING.value)
+AT_ONCE = 1000  # ids in one statement
 WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait
 
 
@@ -37,20 +38,25 @@ class Standing:
 
 def standing(session: Session, timer: str) -> Standing:
     """As the transaction sees it."""
-    jobs = (
-        select(JobRow.id, JobRow.state, TickRow.due, TickRow.kind)
-        .join(TickRow, TickRow.job == JobRow.id)
-        .where(JobRow.name == timer, JobRow.state.in_(OPEN), TickRow.timer == timer)
-        .order_by(TickRow.due)
-    )
+    # In two steps: a join would look at all ticks of the timer, and it may have half a million.
+    jobs = select(JobRow.id, JobRow.state).where(JobRow.name == timer, JobRow.state.in_(OPEN))
+    states: dict[str, str] = {job: state for job, state in session.execute(jobs)}  # noqa: C416  # rows are no pairs to mypy
+    opened: list[OpenJob] = []
+    ids = list(states)
+    for first in range(0, len(ids), AT_ONCE):
+        ticks = select(TickRow.job, TickRow.timer, TickRow.due, TickRow.kind).where(
+            TickRow.job.in_(ids[first : first + AT_ONCE])
+        )
+        opened += [
+            OpenJob(id=job, state=JobState(states[job]), due=due, kind=TickKind(kind))
+            for job, of, due, kind in session.execute(ticks)
+            if of == timer and job is not None
+        ]
     waiting = select(TickRow).where(TickRow.timer == timer, TickRow.outcome == TickOutcome.WAITING.value)
     waiting = waiting.order_by(TickRow.due).limit(WAITING_AT_MOST)
     backfill = TickRow.kind == TickKind.BACKFILL.value  # apart: thousands of them must not hide the others
     return Standing(
-        open=tuple(
-            OpenJob(id=job, state=JobState(state), due=due, kind=TickKind(kind))
-            for job, state, due, kind in session.execute(jobs)
-        ),
+        open=tuple(sorted(opened, key=lambda job: job.due)),
         waiting=tuple(tick_record(row) for row in session.scalars(waiting.where(~backfill))),
         backfill=tuple(tick_record(row) for row in session.scalars(waiting.where(backfill))),
     )

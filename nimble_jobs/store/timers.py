@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, and_, delete, func, or_, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound
 from nimble_jobs.store.asked import Asked
@@ -153,11 +153,15 @@ class Timers(Asked):
 
     def last_ticks(self) -> dict[str, Tick]:
         """The newest tick of each timer that has any."""
-        other = aliased(TickRow)
-        newest = select(func.max(other.due)).where(other.timer == TickRow.timer).scalar_subquery()
-        # From the timers on, so that each costs one look into the key.
-        query = select(TickRow).join(TimerRow, TimerRow.name == TickRow.timer).where(TickRow.due == newest)
-        return self._db.read(lambda session: {row.timer: tick_record(row) for row in session.scalars(query)})
+        query = select(TickRow).order_by(TickRow.due.desc()).limit(1)
+
+        def work(session: Session) -> dict[str, Tick]:
+            # One look into the key for each timer: a single query would go through all ticks.
+            names = session.scalars(select(TimerRow.name)).all()
+            rows = [session.scalar(query.where(TickRow.timer == name)) for name in names]
+            return {row.timer: tick_record(row) for row in rows if row is not None}
+
+        return self._db.read(work)
 
     def tick_of(self, job: str) -> Tick | None:
         """The tick that a job was submitted for."""
