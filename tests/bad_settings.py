@@ -139,6 +139,11 @@ BAD_SETTINGS = (
     BadSettings(name="a variable that is no YAML", environ={'NIMBLE_JOBS_ALLOW_PYTHON': '[a'}, messages=("environment NIMBLE_JOBS_ALLOW_PYTHON: allow_python: not valid YAML: expected ',' or ']', but got '<stream end>'",)),
     BadSettings(name="a variable that is a mapping", environ={'NIMBLE_JOBS_LIMITS_GRACE': '{a: 1}'}, messages=(f"environment NIMBLE_JOBS_LIMITS_GRACE: limits.grace: found a mapping; {_DURATION}",)),
     BadSettings(name="a host of a variable", environ={'NIMBLE_JOBS_NOTIFY_HOSTS': 'https://x'}, messages=(f"environment NIMBLE_JOBS_NOTIFY_HOSTS: notify.hosts[0]: found 'https://x'; {_HOST}",)),
+    BadSettings(
+        name="a variable with a typo",
+        environ={"NIMBLE_JOBS_LIMITS_GRCE": "5s", "NIMBLE_JOBS_LIMITS_STALL": ""},
+        messages=("environment NIMBLE_JOBS_LIMITS_GRCE: names no field, did you mean NIMBLE_JOBS_LIMITS_GRACE?",),
+    ),
     BadSettings(name="an option that is no device", given={'device': 'gpu'}, messages=("command line --device: device: found 'gpu'; expected auto, cpu, cuda or cuda:N",)),
     BadSettings(name="an option that is no size", given={'gpu_memory': '20 gigs'}, messages=(f"command line --gpu-memory: gpu_memory: found '20 gigs'; {_SIZE}",)),
 )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from nimble_jobs import __version__
 from nimble_jobs.courier import command, http
-from nimble_jobs.courier.http import NotTaken, Post
+from nimble_jobs.courier.http import Post
+from nimble_jobs.courier.refusals import NotTaken, Refused
 from nimble_jobs.courier.secrets import Missing, filled, hidden
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice
@@ -15,14 +16,6 @@ from nimble_jobs.store.routes import STARTED, Channel
 
 TEST = "test"  # changes nothing at a switch
 _PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail", TEST: "/log"}
-
-
-class Refused(Exception):
-    """The attempt failed. Its text holds no secret; `retry_after_s` is how long the receiver wants to be left alone."""
-
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 async def send(notice: Notice, settings: NotifySettings, environ: Mapping[str, str], now: float) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from nimble_jobs.courier.http import NotTaken
+from nimble_jobs.courier.refusals import NotTaken
 from nimble_jobs.settings.allowed import about_program
 
 _TAIL_BYTES = 2000

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from nimble_jobs.courier import http
-from nimble_jobs.courier.attempt import Refused, send
+from nimble_jobs.courier.refusals import Refused
 from nimble_jobs.errors import NimbleError, SettingsError
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store import Store
@@ -88,6 +87,8 @@ class Courier:
             log.exception("sending notifications failed")
 
     async def _round(self) -> int:
+        from nimble_jobs.courier import http  # loads httpx2, which few processes need, and those not at their start
+
         now = self._clock()
         outbox = self._store.outbox
         settings = self._store.settings.usable()
@@ -108,6 +109,8 @@ class Courier:
         return len(notices)
 
     async def _attempt(self, notice: Notice, settings: NotifySettings) -> None:
+        from nimble_jobs.courier.attempt import send
+
         try:
             await send(notice, settings, self._environ, self._clock())
         except Refused as e:

@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx2
 
+from nimble_jobs.courier.refusals import NotTaken
 from nimble_jobs.settings.allowed import about_host
 from nimble_jobs.spec.notify import hosts_of
 from nimble_jobs.spec.units import BadValue
@@ -22,14 +23,6 @@ _MOST_RETRY_AFTER_S = 3600.0
 # They would log each address, and addresses hold secrets.
 for _name in ("httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.WARNING)
-
-
-class NotTaken(Exception):
-    """The receiver did not take the message; `retry_after_s` is what it asked for."""
-
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, kw_only=True)

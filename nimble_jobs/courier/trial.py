@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nimble_jobs.courier.attempt import TEST, Refused, send
+from nimble_jobs.courier.attempt import TEST, send
+from nimble_jobs.courier.refusals import Refused
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice, NoticeState
 from nimble_jobs.store.routes import Route, routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -61,6 +62,7 @@ def _settings(
         tree.bad.add(())
     if () not in tree.bad:
         _override(tree, environ, given)
+        _unknown(tree, environ)
         base = Path(os.path.abspath(path)).parent  # noqa: PTH100 - resolve() would follow symlinks
         settings = validate(tree, Settings, base)
         if settings is not None:
@@ -79,6 +81,17 @@ def _override(tree: Tree, environ: Mapping[str, str], given: Mapping[str, str | 
         option = given.get(field)
         if option is not None:
             put(tree, where, _as_yaml(field, option), Origin(f"{COMMAND_LINE} --{field.replace('_', '-')}", 0))
+
+
+def _unknown(tree: Tree, environ: Mapping[str, str]) -> None:
+    """Report variables that begin as those of a section do and name none of its fields."""
+    known = {variable(field) for field in Settings().flat()}
+    sections = tuple({f"{PREFIX}{field.partition('.')[0].upper()}_" for field in Settings().flat() if "." in field})
+    for name in sorted(environ):
+        if name.startswith(sections) and name not in known and environ[name]:
+            near = difflib.get_close_matches(name[:60], sorted(known), 1)
+            problem = f"names no field, did you mean {near[0]}?" if near else "names no field"
+            tree.report_at(Origin(f"environment {name[:100]}", 0), (), problem)
 
 
 def _as_yaml(field: str, text: str) -> str:
