@@ -101,17 +101,20 @@ class Expression:
         """Walk through one span of equal offsets after another."""
         offset_s = zones.offset_s(t, self.zone)
         while True:
-            change = None
+            change, quiet = None, t  # no change of the clocks up to `quiet`
             for wall in CronSim(self.fields, _EPOCH + timedelta(seconds=t + offset_s)):
                 tick = _seconds(wall) - offset_s
-                change = zones.first_change(t, tick, offset_s, self.zone)
-                if change is not None:
-                    break
+                if tick > quiet:
+                    ahead = max(tick, quiet + zones.DAY_S)
+                    change = zones.first_change(quiet, ahead, offset_s, self.zone)
+                    quiet = ahead if change is None else change - 1
+                    if tick > quiet:
+                        break
                 yield tick
-                t = tick
-            if change is None:
+            else:
                 return
             # From the second before the change on, by the clocks after it: the change's own second may match.
+            assert change is not None
             t, offset_s = change - 1, zones.offset_s(change, self.zone)
 
 

@@ -12,7 +12,8 @@ from nimble_jobs.ticks.templates import Template
 
 YEAR_S = 366 * 86_400
 _MOST = 50_000  # ticks that are walked through one by one: those of a month for a timer of every minute
-_AROUND_S = 2 * 86_400
+_AROUND_S = 86_400
+_LEAST_S = 60  # no two ticks are closer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,12 @@ def coming(expression: Expression, since: float, until: float) -> Iterator[tuple
 
 def closest_s(expression: Expression, since: float, until: float) -> int | None:
     """The least distance of two ticks in a row, in seconds; None where there are no two."""
-    return min((second - first for first, second in coming(expression, since, until)), default=None)
+    closest = None
+    for first, second in coming(expression, since, until):
+        closest = second - first if closest is None else min(closest, second - first)
+        if closest <= _LEAST_S:
+            break
+    return closest
 
 
 def clash(text: str, expression: Expression, since: float, until: float) -> Clash | None:

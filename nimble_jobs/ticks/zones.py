@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from nimble_jobs.ticks.errors import BadZone
 
 EXPECTED = "an IANA name such as Europe/Berlin, or UTC"
-_DAY_S = 86_400
+DAY_S = 86_400
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def first_change(after: int, until: int, offset: int, zone: ZoneInfo) -> int | N
     Looks once a day, and then halves the day: offsets that change and change back within a day go unnoticed.
     """
     while after < until:
-        probe = min(after + _DAY_S, until)
+        probe = min(after + DAY_S, until)
         if offset_s(probe, zone) != offset:
             low, high = after, probe
             while high - low > 1:
