@@ -20,6 +20,7 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.planner.build import Built
 from nimble_jobs.planner.plans import capture_several
+from nimble_jobs.plural import count
 from nimble_jobs.schedule import Plan
 
 _SAMPLES = 5
@@ -67,7 +68,7 @@ def _of_plan(cell: Cell, unit: Unit, built: Built, plan: Plan, number: int, samp
             records_per_s=_rate(replay, streams, cell, sample_s),
             records_per_s_with_copies=_rate(with_copies, streams, cell, sample_s),
             peak_bytes=meter.running(),
-            note=f"{plan.streams} stream{'s' if plan.streams != 1 else ''} each",
+            note=f"{count(plan.streams, 'stream')} each",
         )
     finally:
         for instance in instances:

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import KeyList, count, found, removed_for_room, shape, with_reason
+from nimble_jobs.cli.cache_rows import KeyList, found, removed_for_room, shape, with_reason
+from nimble_jobs.plural import count
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +31,7 @@ def export(
 
         chosen = [entry.key for entry in found(store, keys)]
         nbytes = write_bundle(store, chosen, file, time.time())
-    output.note(f"{file}: {count(len(chosen))}, {render.size(nbytes)}")
+    output.note(f"{file}: {count(len(chosen), 'schedule')}, {render.size(nbytes)}")
 
 
 def import_(
@@ -62,5 +63,5 @@ def import_(
         return
     for each in taken.schedules:
         output.note(with_reason(f"{each.key[:12]}  {each.model} {shape(each.input)}", each.said, sys.stderr))
-    what = count(sum(each.taken for each in taken.schedules))
+    what = count(sum(each.taken for each in taken.schedules), "schedule")
     output.note(f"would import {what}" if dry_run else f"imported {what}")

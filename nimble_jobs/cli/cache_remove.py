@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import KeyList, count, found, named, with_reason
+from nimble_jobs.cli.cache_rows import KeyList, found, named, with_reason
 from nimble_jobs.errors import StoreError, UsageError
+from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -91,7 +92,7 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
     """Say what goes, ask, remove. Whether anything was removed."""
     from nimble_jobs.store.prune import remove
 
-    what = count(len(removals.schedules))
+    what = count(len(removals.schedules), "schedule")
     if removals.artifacts:
         what += f" and {count(len(removals.artifacts), 'artifact')}"
     what += f", {render.size(removals.bytes)}"

@@ -15,6 +15,7 @@ import typer
 from nimble_jobs.cli import output, render
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Row
+from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store
@@ -120,16 +121,13 @@ def brief(entry_key: str, reason: str | None) -> str:
     return (reason or "no reason was noted").removeprefix(f"schedule {entry_key}: ")
 
 
-def count(number: int, noun: str = "schedule") -> str:
-    """1 schedule, 2 schedules."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def removed_for_room(keys: Sequence[str]) -> str:
     """What a size cap took away."""
     from nimble_jobs.store.cap import FIELD
 
-    return f"{FIELD}: removed {count(len(keys))}, least recently used: {', '.join(key[:12] for key in keys)}"
+    return (
+        f"{FIELD}: removed {count(len(keys), 'schedule')}, least recently used: {', '.join(key[:12] for key in keys)}"
+    )
 
 
 def shape(text: str) -> str:

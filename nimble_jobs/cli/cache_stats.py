@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import count
+from nimble_jobs.plural import count
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def _sections(found: dict[str, Any]) -> list[render.Section]:
     states = [f"{found[state]:,} {state}" for state in ("ready", "stale", "quarantined") if found[state]]
     uses = found["uses"]
     schedules = [
-        ("stored", count(found["schedules"]) + (f": {', '.join(states)}" if states else "")),
+        ("stored", count(found["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
         ("size", f"{render.size(found['bytes'])} with {count(found['artifacts'], 'artifact')}"),
         ("hits", f"{found['hits']:,} of these schedules"),
     ]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import count, found, shape, with_reason
+from nimble_jobs.cli.cache_rows import found, shape, with_reason
 from nimble_jobs.cli.steps import steps
 from nimble_jobs.errors import JobFailed
+from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store
@@ -52,7 +53,7 @@ def verify(
         _tell(rows, leftovers, replay=replay)
     unsound = sum(not row["sound"] for row in rows)
     if unsound:
-        said = f"{unsound:,} of {count(len(rows))} not sound: jobs do not use what is quarantined"
+        said = f"{unsound:,} of {count(len(rows), 'schedule')} not sound: jobs do not use what is quarantined"
         raise JobFailed(f"{said}; `nimble-jobs cache prune --quarantined` removes it")
 
 
@@ -105,4 +106,4 @@ def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
     sound = sum(row["sound"] for row in rows)
     hashed = render.size(sum(row["hashed_bytes"] for row in rows))
     replayed = f", {sum(bool(row['replayed']) and row['sound'] for row in rows):,} replayed" if replay else ""
-    output.note(f"{sound:,} of {count(len(rows))} sound, {hashed} hashed{replayed}")
+    output.note(f"{sound:,} of {count(len(rows), 'schedule')} sound, {hashed} hashed{replayed}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import cron_health, cron_rows, options, output
+from nimble_jobs.plural import count
 from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def backfill(
                 there = "" if tick.before is None else f"; was {tick.before.outcome}"
                 output.emit(f"{local_text(tick.due, zone)}: {'runs' if tick.runs else 'has a job'}{there}")
             verb = "would run" if dry_run else "to run"
-            output.note(f"{name}: {len(found.runs):,} of {len(found.ticks):,} ticks {verb}, {max_running:,} at once")
+            ticks = f"{len(found.runs):,} of {count(len(found.ticks), 'tick')}"
+            output.note(f"{name}: {ticks} {verb}, {max_running:,} at once")
         if not dry_run and found.runs:
             cron_health.warn(store)
 

@@ -13,6 +13,7 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.listing import Column, Row, print_rows
 from nimble_jobs.errors import NotFound
+from nimble_jobs.plural import plural
 
 if TYPE_CHECKING:
     from nimble_jobs.seen import Seen
@@ -78,7 +79,8 @@ def ls(
         rows = [_file_row(seen) for seen in islice(_matching(store, name, path), limit or _AT_MOST)]
     print_rows(rows, FILES, id_key="path", json=json, quiet=quiet, empty=f"no seen file of {name} matches {path}")
     if limit is None and len(rows) == _AT_MOST:
-        output.note(f"{known:,} files of {name} are seen; --limit shows more than the first {_AT_MOST:,}")
+        what = f"{known:,} {plural(known, 'file')} of {name} {plural(known, 'is')} seen"
+        output.note(f"{what}; --limit shows more than the first {_AT_MOST:,}")
 
 
 @app.command()
@@ -104,12 +106,12 @@ def forget(
                 count += 1
                 few += [seen.path] if count <= _NAMED else []
             named = ", ".join(few) + (f" and {count - _NAMED:,} more" if count > _NAMED else "")
-        what = f"{count:,} {'file' if count == 1 else 'files'} of {name}"
+        what = f"{count:,} {plural(count, 'file')} of {name}"
         done = not dry_run and count > 0 and options.confirmed(f"Forget {what} ({named})?", yes=yes)
         if done:
             which = None if path is None else lambda seen: fnmatchcase(seen.path, path)
             count = store.seen.forget(name, now=time.time(), which=which)
-            what = f"{count:,} {'file' if count == 1 else 'files'} of {name}"
+            what = f"{count:,} {plural(count, 'file')} of {name}"
     if json:
         output.emit_json({"name": name, "files": count, "forgotten": done})
     elif not count:

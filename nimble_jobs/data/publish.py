@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from nimble_jobs.data.files import exchange, remove_tree, sync_folder
 from nimble_jobs.errors import DataError, OutputExists
 from nimble_jobs.job import Publication
+from nimble_jobs.plural import count
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.spec.places import about_home
@@ -217,7 +218,7 @@ def _why_kept(path: Path, found: Found | None) -> str | None:
         return None
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     return (
-        f"is not replaced: it holds {len(others)} {'file' if len(others) == 1 else 'files'} that job {found.job_id} "
+        f"is not replaced: it holds {count(len(others), 'file')} that job {found.job_id} "
         f"did not publish so: {', '.join(others[:_NAMED])}{more}; move what you want to keep, or choose another "
         "output.path"
     )

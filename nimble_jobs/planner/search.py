@@ -38,6 +38,7 @@ from nimble_jobs.planner.plans import capture_several, durations_us, plans_with_
 from nimble_jobs.planner.samples import Samples
 from nimble_jobs.planner.source import Kernels, Layout, Source, Variants, record_source
 from nimble_jobs.planner.stages import Clock
+from nimble_jobs.plural import count
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 PAYS = 0.98  # more streams must come out below this share of fewer
@@ -396,4 +397,4 @@ class Search:
 
 
 def _name(source: Source, plan: Plan) -> str:
-    return f"{source.name}, {plan.streams} stream{'s' if plan.streams != 1 else ''}"
+    return f"{source.name}, {count(plan.streams, 'stream')}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
+from nimble_jobs.plural import count
 from nimble_jobs.store.firing import Firing
 from nimble_jobs.store.new_job import NewJob, insert_job
 from nimble_jobs.store.timer_records import Tick, TickKind, TickOutcome, Timer, tick_record, tick_values, utc
@@ -82,7 +83,8 @@ class Asked(Firing):
             ]
             if ticks:
                 session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
-                message = f"{timer.name}: backfill of {len(ticks)} ticks from {utc(wanted[0])} to {utc(wanted[-1])}"
+                span = f"{utc(wanted[0])} to {utc(wanted[-1])}"
+                message = f"{timer.name}: backfill of {count(len(ticks), 'tick')} from {span}"
                 record_event(session, "timer", message, now=now, data={"timer": timer.name})
             return wanted
 

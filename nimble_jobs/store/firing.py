@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound, StoreError, UsageError
 from nimble_jobs.job import JobState
+from nimble_jobs.plural import plural
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.missed import queue_missed
 from nimble_jobs.store.new_job import NewJob, insert_job
@@ -175,7 +176,8 @@ class Firing:
             row.moved_at = now
             row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
             session.flush()
-            message = f"{timer.name}: the clock was set back by {back_s:.0f} s; {gone} ticks are to come again"
+            ticks = f"{gone:,} {plural(gone, 'tick')} {plural(gone, 'is')} to come again"
+            message = f"{timer.name}: the clock was set back by {back_s:.0f} s; {ticks}"
             record_event(session, "timer", message, now=now, data={"timer": timer.name})
             return True
 
