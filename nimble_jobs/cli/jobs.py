@@ -25,6 +25,9 @@ JobIds = Annotated[
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
 
 
+_LISTED = 100  # jobs of an array
+
+
 def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command()(logs)
@@ -91,7 +94,9 @@ def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
         return
     states = [(state, f"{number:,}") for state, number in render.counts(jobs).items() if number]
     first = [("id", str(jobs[0].array)), ("created", render.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
-    lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows]
+    lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows[:_LISTED]]
+    if len(rows) > _LISTED:
+        lines.append(("...", f"{len(rows) - _LISTED:,} more; nimble-jobs ls {jobs[0].array} lists all"))
     render.sections([("Array", first + states), ("Jobs", lines)])
 
 

@@ -16,7 +16,7 @@ from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed
 from nimble_jobs.store.groups import forget_groups, idle_groups
 from nimble_jobs.store.ids import new_id
-from nimble_jobs.store.new_job import NewJob, insert_job
+from nimble_jobs.store.new_job import NewJob, insert_job, insert_jobs
 from nimble_jobs.store.orders import JobOrders
 from nimble_jobs.store.ranks import aging_s, bring_back, set_aging
 from nimble_jobs.store.records import job_record, load_object
@@ -87,7 +87,7 @@ class Jobs(JobOrders):
 
         def work(session: Session) -> tuple[str, list[Job]]:
             array = new_id(now)
-            return array, [insert_job(session, job, now, array=array, array_index=i) for i, job in enumerate(new)]
+            return array, insert_jobs(session, new, now, array)
 
         return self._insert(work)
 

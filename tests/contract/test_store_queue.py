@@ -177,6 +177,13 @@ def test_an_array_is_awaited_whole(store: Store) -> None:
     assert [(job.array, job.array_index) for job in jobs] == [(array, 0), (array, 1)]
 
 
+def test_a_large_array(store: Store) -> None:
+    """Thousands of jobs of one moment have ids of their own, in their order."""
+    new = [NewJob(spec={}, name="n", kind="score")] * 3000
+    ids = [job.id for job in store.jobs.queue_array(new, NOW)[1]]
+    assert ids == sorted(set(ids))
+
+
 def test_a_group_has_room_for_so_many(store: Store) -> None:
     """The next of a group waits until one has ended; others go on meanwhile; retries count too."""
     for _ in range(3):
@@ -244,11 +251,12 @@ def test_age_makes_up_for_priority(store: Store) -> None:
 def test_another_pace_of_ageing(store: Store) -> None:
     """It holds for jobs that wait already, and for later ones."""
     submit(store, "old")
+    submit(store, "later", now=NOW + 50)
     submit(store, "high", priority=1, now=NOW + 100)
     assert store.jobs.set_aging(60.0, NOW)
     assert not store.jobs.set_aging(60.0, NOW)
     submit(store, "higher", priority=2, now=NOW + 130)
-    assert [claimed(store, NOW + 1e6).name for _ in range(3)] == ["old", "higher", "high"]
+    assert [claimed(store, NOW + 1e6).name for _ in range(4)] == ["old", "higher", "high", "later"]
     (event,) = [event for event in store.jobs.events() if event.kind == "ranked"]
     assert event.message == "queue.aging was 1h and is 1m; the queue is ranked anew"
 
