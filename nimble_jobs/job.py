@@ -91,7 +91,7 @@ class Job:
     records_done: int
     records_total: int | None
     records_bad: int
-    phase: str | None  # what the running attempt does right now: load, wait, build, check, run, publish
+    phase: str | None  # what the running attempt does right now: list, load, wait, build, check, run, publish
     error: str | None
     after_when: dict[str, When] = field(default_factory=dict)  # for each id of `after`, the end that it waits for
     held: bool = False  # no worker claims it until it is released

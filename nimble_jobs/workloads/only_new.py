@@ -120,7 +120,7 @@ def model_identity(model: ModelSpec) -> str:
 
 
 def _new_list(context: JobContext, model: str, now: float) -> FileList:
-    """List the input and compare it with what is seen. One job of a name and folder does so at a time."""
+    """List the input and compare it with what is seen. One job of a name does so at a time."""
     spec, wanted = context.spec, context.spec.input.only_new
     assert wanted is not None
     context.report(phase="list")
@@ -129,7 +129,7 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
     files: list[InputFile] = []
     changed: list[str] = []
     unusable: list[str] = []
-    with context.store.builds.turn(_lock_key(spec.name, root), limit_s=float("inf"), waiting=_waiting(context)):
+    with context.store.builds.turn(_lock_key(spec.name), limit_s=float("inf"), waiting=_waiting(context)):
         others = _elsewhere(context, root)
         after_run = context.store.seen.newest_run(spec.name, root)
         listed = _watched(context, list_input(spec.input))
@@ -244,7 +244,7 @@ def _waiting(context: JobContext) -> Callable[[Wait], None]:
     def wait(found: Wait) -> None:
         nonlocal told
         if not told:
-            context.event("wait", f"process {found.pid} lists the same folder for a job of this name", {})
+            context.event("wait", f"process {found.pid} lists the input of another job of this name", {})
             told = True
         _go_on(context)
 
@@ -256,8 +256,9 @@ def _go_on(context: JobContext) -> None:
         raise Stopped
 
 
-def _lock_key(name: str, root: str) -> str:
-    return f"list-{hashlib.sha256(f'{name}/{root}'.encode(errors='surrogateescape')).hexdigest()[:32]}"
+def _lock_key(name: str) -> str:
+    """One file for each name, whatever folders a template makes of its source: lock files stay for ever."""
+    return f"list-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _few(names: list[str]) -> str:

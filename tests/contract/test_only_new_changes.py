@@ -172,9 +172,9 @@ def test_two_jobs_at_once(inbox: Inbox) -> None:
 
 
 def test_a_job_waits_while_another_one_lists(inbox: Inbox) -> None:
-    """Each would miss the other's list. The wait says whose it is, and can be cancelled; another folder goes on."""
+    """Each would miss the other's list. The wait says whose it is, and can be cancelled; another name goes on."""
     inbox.put("a.npy")
-    key = only_new._lock_key("n", str(inbox.folder))
+    key = only_new._lock_key("n")
 
     def run(context: JobContext) -> Outcome:
         def event(kind: str, message: str, data: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def test_a_job_waits_while_another_one_lists(inbox: Inbox) -> None:
         assert inbox.work().state is JobState.SUCCEEDED
     assert waited.state is JobState.CANCELLED
     (event,) = [e for e in inbox.store.jobs.events(waited.id) if e.kind == "wait"]
-    assert event.message == f"process {os.getpid()} lists the same folder for a job of this name"
+    assert event.message == f"process {os.getpid()} lists the input of another job of this name"
     assert inbox.job().state is JobState.SUCCEEDED
 
 
