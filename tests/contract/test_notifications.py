@@ -343,8 +343,8 @@ def script(folder: Path, text: str) -> list[str]:
     return [str(path), "one word"]
 
 
-def told(store: Store, command: list[str], allowed: str) -> str | None:
-    configure(store.home, f"notify: {{commands: [{allowed}], command_timeout: 0.5s}}")
+def told(store: Store, command: list[str], allowed: str, timeout: str = "30s") -> str | None:
+    configure(store.home, f"notify: {{commands: [{allowed}], command_timeout: {timeout}}}")
     run(store, {"on": ["failed"], "webhook": None, "command": command, "ping": None}, error="bad; rm -rf $HOME")
     courier(store).deliver()
     return store.outbox.list()[0].error
@@ -385,7 +385,7 @@ def test_commands_that_fail(store: Store, tmp_path: Path) -> None:
     command = script(folder, "echo first >&2; echo cannot reach it >&2; exit 3")
     assert told(store, command, str(folder)) == f"{command[0]}: exit code 3: cannot reach it"
     command = script(folder, f"(sleep 2; touch {tmp_path}/late) & sleep 60")
-    assert told(store, command, str(folder)) == f"{command[0]}: took longer than 0.5 s and was killed"
+    assert told(store, command, str(folder), "0.5s") == f"{command[0]}: took longer than 0.5 s and was killed"
     command = script(folder, "kill -9 $$")
     assert told(store, command, str(folder)) == f"{command[0]}: was killed by SIGKILL"
     assert not (tmp_path / "late").exists()
