@@ -132,6 +132,7 @@ class Database:
     def _vacuum(self) -> None:
         connection = self._engine.raw_connection()
         try:
+            connection.cursor().execute("PRAGMA auto_vacuum = INCREMENTAL")  # from now on, for a file of before
             connection.cursor().execute("VACUUM")
             connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
         finally:
@@ -269,7 +270,8 @@ def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
         cursor = connection.cursor()
         try:
             cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
-            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file, and for the next VACUUM
+            if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # it would write to any other file
+                cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             wanted = journal_mode()
             found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
             if found.upper() != wanted:
