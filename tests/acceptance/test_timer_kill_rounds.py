@@ -1,7 +1,7 @@
 """SIGKILL between any two statements of eight processes that fire the same fifty timers: exactly one row a tick, and
 exactly one job for each that was submitted.
 
-NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, three by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
+NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, two by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
 the random moments. docs/measurements/timer-kill-rounds.md holds the result of two hundred.
 """
 

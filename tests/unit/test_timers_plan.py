@@ -110,10 +110,10 @@ def test_start_and_end_bound_the_ticks() -> None:
     assert (missed(found), fired(found), found.then) == ([NOON + HOUR], [NOON + 2 * HOUR], None)
 
 
-def test_a_year_of_minutes_is_bounded() -> None:
+def test_days_of_minutes_are_bounded() -> None:
     """A thousand ticks that nobody fired get one row; together with the last ones each tick is counted once."""
     rhythm, cron = of("* * * * *")
-    next_due, now, rows, count, parts = int(NOON), NOON + 30 * DAY, 0, 0, 0
+    next_due, now, rows, count, parts = int(NOON), NOON + 5 * DAY, 0, 0, 0
     while True:
         found = plan(rhythm, cron, next_due=next_due, now=now)
         rows += len(found.verdicts)
@@ -127,8 +127,8 @@ def test_a_year_of_minutes_is_bounded() -> None:
         assert one.until == one.due + (AT_ONCE - 1) * MINUTE
         assert one.missed is not None
         assert one.missed.startswith("nobody fired these 1000 ticks; ")
-    assert count == 30 * 1440 + 1
-    assert (parts, rows) == (44, 43 + 201)
+    assert count == 5 * 1440 + 1
+    assert (parts, rows) == (8, 7 + 201)
     assert fired(found) == [now]
 
 
