@@ -2,7 +2,7 @@
 exactly one job for each that was submitted.
 
 NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, two by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
-the random moments. docs/measurements/timer-kill-rounds.md holds the result of two hundred.
+the random moments. docs/measurements/timer-kill-rounds.md holds what was measured.
 """
 
 from __future__ import annotations
@@ -119,7 +119,12 @@ def test_eight_processes_fire_the_same_timers(capsys: Any) -> None:
     """Whatever statement a process dies at, and whatever the clock does."""
     chance = random.Random(SEED)
     total, began = Counter[str](), time.monotonic()
-    with farm() as process, tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+    with (
+        farm() as process,
+        tempfile.TemporaryDirectory(
+            prefix="nimble-timers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+        ) as name,
+    ):
         new = timers_in(Path(name) / "new")
         for number in range(ROUNDS):
             home = shutil.copytree(new, Path(name) / "home")
