@@ -1,14 +1,21 @@
-"""What is told about ticks that got no job: one notification for all of one look at a timer."""
+"""What is told about ticks that got no job: one notification for all of one look at a timer, and for those of earlier
+looks that has not been sent yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from nimble_jobs.store.notices import queue
+from nimble_jobs.store.notices import NoticeState, queue
+from nimble_jobs.store.outbox_table import NoticeRow
+from nimble_jobs.store.records import dump, load_object
 from nimble_jobs.store.timer_records import Tick, TickOutcome, Timer, utc
 
+_EVENT = "missed"
 _REASON_CHARS = 300
 
 
@@ -18,20 +25,43 @@ def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: flo
     if not lost:
         return
     first, last = lost[0], lost[-1]
+    until = utc(last.due if last.until is None else last.until)
     count = sum(tick.count for tick in lost)
-    until = last.due if last.until is None else last.until
-    when = utc(first.due) if count == 1 else f"{count} ticks, {utc(first.due)} to {utc(until)}"
-    reason = " ".join((last.reason or "").split())[:_REASON_CHARS]
     facts = {
         "name": timer.name,
         "timer": timer.name,
         "ticks": count,
         "first_due": utc(first.due),
-        "last_due": utc(until),
+        "last_due": until,
         "outcome": last.outcome.value,
-        "reason": reason or None,
+        "reason": " ".join((last.reason or "").split())[:_REASON_CHARS] or None,
         "at": utc(now),
     }
-    text = f"{timer.name}: missed: {when}" + (f": {reason}" if reason else "")
+    if _add_to_unsent(session, facts):
+        return
     notify = timer.spec.get("notify")
-    queue(session, "missed", name=timer.name, text=text, facts=facts, now=now, notify=notify)
+    queue(session, _EVENT, name=timer.name, text=_text(facts), facts=facts, now=now, notify=notify)
+
+
+def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:
+    """Let what nobody has tried to send yet tell of these ticks, too. After a long absence there are many looks."""
+    unsent = select(NoticeRow).where(
+        NoticeRow.state == NoticeState.PENDING.value,
+        NoticeRow.event == _EVENT,
+        NoticeRow.name == facts["name"],
+        NoticeRow.attempts == 0,
+    )
+    rows = list(session.scalars(unsent.with_for_update()))
+    for row in rows:
+        body = load_object(row.body)
+        told = {**facts, "ticks": body["ticks"] + facts["ticks"], "first_due": body["first_due"]}
+        row.body = dump({**body, **told, "text": _text(told)})
+    session.flush()
+    return bool(rows)
+
+
+def _text(facts: Mapping[str, Any]) -> str:
+    """In one line."""
+    several = f"{facts['ticks']} ticks, {facts['first_due']} to {facts['last_due']}"
+    when = facts["first_due"] if facts["ticks"] == 1 else several
+    return f"{facts['timer']}: missed: {when}" + (f": {facts['reason']}" if facts["reason"] else "")

@@ -441,6 +441,14 @@ def test_missed_ticks(store: Store, receiver: Receiver, tmp_path: Path) -> None:
     assert notice.body["text"].startswith(
         "nightly: missed: 3 ticks, 2027-03-01 13:00 UTC to 2027-03-01 15:00 UTC: nobody fired it in time"
     )
+    timers.fire(store, timers.NOON + 6 * timers.HOUR + 600)
+    (longer,) = store.outbox.list()  # nobody has sent it yet: it tells of the next look, too
+    assert (longer.id, longer.body["id"], longer.body["ticks"]) == (notice.id, notice.id, 6)
+    assert longer.body["text"].startswith("nightly: missed: 6 ticks, 2027-03-01 13:00 UTC to 2027-03-01 18:00 UTC: ")
+    assert store.outbox.lease("sender", timers.NOON + 6 * timers.HOUR + 600, lease_s=60.0)
+    timers.fire(store, timers.NOON + 7 * timers.HOUR + 600)
+    newest, older = store.outbox.list()
+    assert (newest.body["ticks"], older.body["ticks"]) == (1, 6)
 
 
 def test_what_sends_is_loaded_late() -> None:
