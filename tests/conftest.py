@@ -30,6 +30,7 @@ ROUNDS = "NIMBLE_JOBS_KILL_ROUNDS"
 FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
 TIMERS = "NIMBLE_JOBS_TIMER_ROUNDS"
 TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
+_LONGEST = {"test_fault_rounds", "test_training_kill_rounds", "test_a_worker_runs_what_the_files_say"}
 _SERVER = pytest.StashKey[prefork.Server]()
 _RESTING = pytest.StashKey[int]()
 
@@ -49,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if complete else "quick")
     if hasattr(config, "workerinput"):
         return
-    os.environ.setdefault(ROUNDS, "20" if complete else "4")
-    os.environ.setdefault(FAULTS, "200" if complete else "8")
+    os.environ.setdefault(ROUNDS, "20" if complete else "3")
+    os.environ.setdefault(FAULTS, "200" if complete else "4")
     os.environ.setdefault(TIMERS, "200" if complete else "2")
     os.environ.setdefault(TROUBLE, "125" if complete else "8")
     if complete:
@@ -66,6 +67,17 @@ def _leave_to_rest(config: pytest.Config) -> None:
     gc.collect()
     gc.freeze()
     config.stash[_RESTING] = len(sys.modules)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each test process begin with one of the longest: at the end the others would wait for it."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    longest = [item for item in items if item.name in _LONGEST][:processes]
+    others = [item for item in items if item not in longest]
+    share = -(-len(items) // processes)
+    for process, item in enumerate(longest):
+        others.insert(process * share, item)
+    items[:] = others
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -18,7 +18,6 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.models.arguments import called
 from nimble_jobs.models.download import download
 from nimble_jobs.models.source import similar
-from nimble_jobs.models.torchvision_import import import_other_models
 from nimble_jobs.models.weights import read_weights
 
 _HASH_IN_NAME = re.compile(r"-([a-f0-9]+)\.")  # torchvision's files have the beginning of their SHA-256 in their names
@@ -42,14 +41,10 @@ def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = T
     Random weights of googlenet and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights
     are never downloaded. Raises ModelError.
     """
-    if name not in list_models():
-        import_other_models()
-    if name not in list_models():
-        raise ModelError(f"model.source: torchvision has no model {name!r}{similar(name, list_models())}")
+    builder = _builder(name)
     for key in ("weights", "pretrained", "weights_backbone", "pretrained_backbone"):
         if args.get(key):
             raise ModelError(f"model.args.{key}: weights are chosen by model.weights, for the whole model")
-    builder = get_model_builder(name)
     chosen = {**args, "progress": False}
     if "weights_backbone" in inspect.signature(builder).parameters:
         chosen["weights_backbone"] = None
@@ -63,6 +58,13 @@ def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = T
     if scale and drawn:
         _he_initialise(module)
     return module
+
+
+def _builder(name: str) -> Any:
+    with contextlib.suppress(ValueError):
+        if name == name.lower():  # torchvision takes others, too
+            return get_model_builder(name)
+    raise ModelError(f"model.source: torchvision has no model {name!r}{similar(name, list_models())}")
 
 
 def _fetched(name: str, entry: str) -> Any:

@@ -1,13 +1,15 @@
 """Import torchvision's models for classification alone: what else torchvision imports takes several times as long.
 
 While `torchvision.models` is imported, the places of the parts below are held by empty modules. Afterwards they are
-imported when somebody names them. Another torchvision, which needs more of them, is imported as usual.
+imported when somebody names them, or asks the registry of models for one that is not there yet. Another torchvision,
+which needs more of them, is imported as usual.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,7 @@ _LATER = {"torchvision": ("datasets",), "torchvision.models": _OTHER_MODELS}
 
 
 def import_torchvision() -> None:
-    """Make sure that torchvision.models is imported; `import_other_models` registers what is not for classification."""
+    """Make sure that torchvision.models is imported."""
     if "torchvision" not in sys.modules:
         before = set(sys.modules)
         places = _places()
@@ -49,6 +51,52 @@ def import_other_models() -> None:
         importlib.import_module(f"torchvision.models.{name}")
 
 
+class _Registry(dict[str, Any]):
+    """torchvision's models by name. It knows those for classification, and imports the others for further questions.
+
+    `in` answers for what is there: torchvision asks it before it registers a model.
+    """
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__(known)
+        self._whole = False
+
+    def _fill(self) -> None:
+        if not self._whole:
+            self._whole = True
+            try:
+                import_other_models()
+            except BaseException:
+                self._whole = False
+                raise
+
+    def __missing__(self, name: str) -> Any:
+        self._fill()
+        if dict.__contains__(self, name):
+            return dict.__getitem__(self, name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._fill()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._fill()
+        return super().__len__()
+
+    def keys(self) -> Any:
+        self._fill()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._fill()
+        return super().values()
+
+    def items(self) -> Any:
+        self._fill()
+        return super().items()
+
+
 def _places() -> dict[str, ModuleType]:
     names = [f"{package}.{name}" for package, several in _LATER.items() for name in several]
     names += [_COMPILER, _UTILITIES] if _COMPILER not in sys.modules else []
@@ -75,6 +123,11 @@ def _let_import() -> None:
             return importlib.import_module(f"{package}.{name}")
 
         module.__getattr__ = found
+    api: Any = sys.modules.get("torchvision.models._api")
+    if isinstance(getattr(api, "BUILTIN_MODELS", None), dict):
+        api.BUILTIN_MODELS = _Registry(api.BUILTIN_MODELS)
+    else:
+        import_other_models()
 
 
 def _is_compile_supported(device_type: str) -> bool:

@@ -1,6 +1,6 @@
 """Random faults over scoring and training: nothing is lost, doubled or different.
 
-NIMBLE_JOBS_FAULT_ROUNDS sets the number of rounds, eight by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
+NIMBLE_JOBS_FAULT_ROUNDS sets the number of rounds, four by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
 the faults and their moments. docs/measurements/fault-rounds.md holds the result of two hundred.
 """
 

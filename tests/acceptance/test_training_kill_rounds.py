@@ -1,6 +1,6 @@
 """SIGKILL at random moments of trainings, checkpoint writes included: the published bytes are always the same.
 
-NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, four by default and twenty with --all;
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, three by default and twenty with --all;
 NIMBLE_JOBS_KILL_SEED the random moments.
 docs/measurements/training-kill-rounds.md holds the result of thirty.
 """

@@ -1,6 +1,6 @@
 """SIGKILL at random moments: every accepted job succeeds, once, with the output of an undisturbed run.
 
-NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, four by default and twenty with --all;
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, three by default and twenty with --all;
 NIMBLE_JOBS_KILL_SEED the random moments.
 docs/measurements/kill-rounds.md holds the result of fifty.
 """

@@ -80,18 +80,33 @@ def test_a_dry_run_queues_nothing(cli: Cli, good: Path) -> None:
     assert cli("ls", "--json").json == []
 
 
+SORTED = (
+    "id, name, kind, state, attempt, created_at, started_at, finished_at, elapsed_s, records_done, records_total, "
+    "records_bad, records_per_s, phase, hit, runs, device, priority, urgency, held, group, array, array_index, worker, "
+    "error, waits"
+)
+FILTERED = f"{SORTED}, since, until, text"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["sumbit"], "nimble-jobs: No such command 'sumbit'. Did you mean 'submit'? (see nimble-jobs --help)"),
-        (["submit"], "nimble-jobs: Missing argument 'SPEC' (see nimble-jobs submit --help)"),
+        (["submit"], "nimble-jobs: no spec; expected SPEC, or --from FILE"),
         (["ls", "--bogus"], "nimble-jobs: No such option: --bogus (see nimble-jobs ls --help)"),
         (
             ["ls", "--filter", "state"],
-            "nimble-jobs: --filter: 'state' is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=",
+            "nimble-jobs: --filter: 'state' is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=; "
+            f"KEY is one of {FILTERED}",
         ),
-        (["ls", "--filter", "stat=x"], "nimble-jobs: --filter: unknown key 'stat'; did you mean state?"),
-        (["ls", "--sort", "nme"], "nimble-jobs: --sort: unknown key 'nme'; did you mean name?"),
+        (
+            ["ls", "--filter", "stat=x"],
+            f"nimble-jobs: --filter: unknown key 'stat'; did you mean state? expected one of {FILTERED}",
+        ),
+        (
+            ["ls", "--sort", "nme"],
+            f"nimble-jobs: --sort: unknown key 'nme'; did you mean name? expected one of {SORTED}",
+        ),
         (
             ["worker", "start", "--max-idle", "soon"],
             "nimble-jobs: --max-idle: found 'soon'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",

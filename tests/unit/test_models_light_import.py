@@ -54,12 +54,18 @@ OTHERS = (
     BUILT
     + """
 import torchvision
-assert "fcn_resnet50" not in torchvision.models.list_models()
 told = []
 torch.onnx.register_custom_op_symbolic = lambda name, *_: told.append(name)
+assert torchvision.models.get_model_builder("resnet50") and "torchvision.models.video" not in sys.modules
+torchvision.models.get_model("lraspp_mobilenet_v3_large", weights=None, weights_backbone=None)  # as a model file does
 build(ModelSpec(source="torchvision:quantized_mobilenet_v2"))
 build(ModelSpec(source="torchvision:r3d_18"))
 assert told.count("torchvision::nms") == 1, told
+assert "fcn_resnet50" in torchvision.models.list_models()
+try:
+    torchvision.models.get_model("no_such_model")
+except ValueError as e:
+    assert str(e) == "Unknown model no_such_model"
 """
 )
 
