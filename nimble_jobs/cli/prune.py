@@ -52,8 +52,8 @@ def prune(
 ) -> None:
     """Remove jobs that ended long ago, with their attempts, events, logs, ticks and hidden folders.
 
-    An output always stays, and so does a job that another one waits for. Defaults are those of config.yaml. Asks first
-    on a terminal. Exits 100 when something could not be removed.
+    An output always stays, and so does a job that another one waits for. Defaults are those of config.yaml. Asks first;
+    where nobody can answer, give --yes. Exits 100 when something could not be removed.
     """
     from nimble_jobs.retention import Sweep, rules_of
     from nimble_jobs.settings import Settings
@@ -66,8 +66,7 @@ def prune(
             per_name=per_name,
         )
         now = time.time()
-        asks = sys.stdin.isatty() and not (dry_run or yes)
-        if dry_run or asks:
+        if dry_run or not yes:
             looked = Sweep(store, rules, now, remove=False).run()
             if dry_run or not _confirmed(looked, json=json):
                 _print(looked, removed=False, json=json)
@@ -83,7 +82,7 @@ def _confirmed(looked: Done, *, json: bool) -> bool:
         return False
     if not json:
         _print(looked, removed=False, json=False)
-    return typer.confirm(f"Remove {_summary(looked)}?", err=True)
+    return options.confirmed(f"Remove {_summary(looked)}?", yes=False)
 
 
 def _carry_out(store: Store, rules: Rules, now: float) -> Done:

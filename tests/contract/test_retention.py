@@ -338,7 +338,9 @@ def test_the_command(cli: Cli) -> None:
     assert cli("prune", "--keep", "1 month").code == 2
     assert cli("prune", "--per-name", "0").code == 2
     assert cli("prune").err == "nothing to remove\n"
-    real = cli("prune", "--keep", "1m")
+    asked = cli("prune", "--keep", "1m")
+    assert (asked.code, "nobody to ask; pass --yes" in asked.err) == (2, True)
+    real = cli("prune", "--keep", "1m", "--yes")
     assert (real.code, real.out) == (0, dry.out)
     assert real.lines[-1].startswith("removed 1 job and ")
     assert cli("prune", "--keep", "0s", "--json").json["rows"] == []
