@@ -20,7 +20,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.model import CronSpec
 from nimble_jobs.store import Due, Store, Tick, Timer, TimerChange, TimerState, WorkerInfo
-from nimble_jobs.ticks import parse_moment
+from nimble_jobs.ticks import BadMoment, parse_moment
 from nimble_jobs.timers import Backfill, Fired, Firer, Rhythm
 from nimble_jobs.timers import backfill as _backfill
 from nimble_jobs.timers import put as _put
@@ -211,8 +211,8 @@ def backfill(
     """
     with client.opened(store, home) as store:
         zone = cron_of(store.timers.get(name)).timezone
-        begin = parse_moment(since, zone) if isinstance(since, str) else since
-        end = parse_moment(until, zone, last=True) if isinstance(until, str) else until
+        begin = _moment("--from", since, zone, last=False)
+        end = _moment("--to", until, zone, last=True)
         if end < begin:
             raise UsageError(f"--to: found {until}, which is before --from; expected a later time")
         return _backfill(store, name, since=begin, until=end, max_running=max_running, dry_run=dry_run, now=_now(now))
@@ -234,6 +234,13 @@ def firing(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]
     """The processes that fire timers now: workers and `cron serve`."""
     with client.opened(store, home) as store:
         return [info for info in store.workers.live() if info.info.get("role") in FIRING_ROLES]
+
+
+def _moment(option: str, at: float | str, zone: str, *, last: bool) -> float:
+    try:
+        return parse_moment(at, zone, last=last) if isinstance(at, str) else at
+    except BadMoment as e:
+        raise BadMoment(f"{option}: {e.problem}", e.expected) from None
 
 
 def _watched(store: Store, timer: Timer, last: Tick | None, now: float) -> Watched:

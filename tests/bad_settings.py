@@ -112,6 +112,7 @@ BAD_SETTINGS = (
     _bad("an age that is off", "queue: {aging: off}\n", f"{{file}}:1: queue.aging: found 'off'; {_DURATION}"),
     _bad("a cache of nothing", "cache: {size: 0B}\n", "{file}:1: cache.size: found 0; expected more than 0 bytes"),
     _bad("an event that is none", "notify: {on: [failed, started]}\n", f"{{file}}:1: notify.on[1]: found 'started'; {_EVENTS}"),
+    _bad("only an event that is none", "notify: {on: [fail]}\n", f"{{file}}:1: notify.on[0]: found 'fail'; {_EVENTS}"),
     _bad("an event by itself", "notify: {on: failed}\n", "{file}:1: notify.on: found 'failed'; expected a list"),
     _bad("no event", "notify: {on: []}\n", "{file}:1: notify.on: found an empty list; expected at least one item"),
     _bad("an event twice", "notify: {on: [failed, failed]}\n", "{file}:1: notify.on[1]: failed is given twice; expected each once"),

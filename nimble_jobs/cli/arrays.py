@@ -103,6 +103,8 @@ def _load(wanted: Wanted, home: Path) -> list[JobSpec]:
         if wanted.grid:
             raise UsageError("--from and --grid: expected one of them")
         if wanted.spec is not None:  # the first override came where a spec would
+            if "=" not in str(wanted.spec):
+                raise UsageError(f"--from and SPEC {wanted.spec}: expected one of them")
             overrides.insert(0, str(wanted.spec))
         return many.load_lines(wanted.lines, overrides, check_files=check_files, home=home)
     if wanted.spec is None:

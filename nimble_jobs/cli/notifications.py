@@ -85,8 +85,11 @@ def retry(
     if bool(ids) == given_up:
         raise UsageError("name notifications, or give --given-up")
     with options.store(ctx) as store:
-        for notice_id in store.outbox.retry(None if given_up else ids, time.time()):
-            output.emit(notice_id)
+        again = store.outbox.retry(None if given_up else ids, time.time())
+    for notice_id in again:
+        output.emit(notice_id)
+    if not again:
+        output.note("no notification was given up")
 
 
 @app.command("test")

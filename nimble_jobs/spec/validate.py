@@ -53,7 +53,9 @@ def validate(tree: Tree, model: type[Model], base: Path) -> Model | None:
         except ValidationError as e:
             for error in e.errors(include_url=False):
                 where = error["loc"]
-                if round_ == 0 and not any(where[: len(bad)] == bad for bad in tree.bad):
+                # A list whose items are all wrong counts as empty: its items say enough.
+                emptied = error["type"] == "too_short" and any(bad[: len(where)] == where for bad in tree.bad)
+                if round_ == 0 and not emptied and not any(where[: len(bad)] == bad for bad in tree.bad):
                     _report(tree, model, error)
                 if error["type"] != "extra_forbidden":
                     tree.bad.add(where)

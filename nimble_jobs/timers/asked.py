@@ -102,6 +102,8 @@ def _look(store: Store, timer: Timer, since: float, until: float) -> Backfill:
     after = rhythm_of(timer).after(since - 1e-6)
     dues = list(islice(takewhile(lambda tick: tick <= until, after), MOST + 1))
     between = f"from {utc(since)} to {utc(until)}"
+    if since > until:
+        raise UsageError(f"timer {timer.name}: no tick since {utc(since)} is past; expected a range with past ticks")
     if not dues:
         raise UsageError(f"timer {timer.name}: no tick {between}; expected a range with past ticks")
     if len(dues) > MOST:

@@ -152,6 +152,7 @@ def test_ls_and_retry(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:
     assert cli("notifications", "retry").code == 2
     assert cli("notifications", "retry", "nothing").code == 102
     assert cli("notifications", "retry", row["id"][:5]).out == f"{row['id']}\n"
+    assert cli("notifications", "retry", "--given-up").err == "no notification was given up\n"
     assert cli("notifications", "ls", "-q", "--filter", "state=pending").out == f"{row['id']}\n"
 
 

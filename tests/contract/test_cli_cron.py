@@ -180,7 +180,10 @@ def test_backfill_looks_first_where_it_is_asked_to(cli: Cli) -> None:
     assert (kept["kept"], kept["runs"]) == (True, 3)
     ticks = done(cli("cron", "show", "digits-score", "--json")).json["ticks"]
     assert [(tick["kind"], tick["outcome"]) for tick in ticks] == [("backfill", "waiting")] * 3
-    assert cli(*asked[:4], "yesterday", "--to", "2026-01-05").code == 2
+    wrong = cli(*asked[:4], "yesterday", "--to", "2026-01-05")
+    assert (wrong.code, "--from: found 'yesterday'; expected a date" in wrong.err) == (2, True)
+    wrong = cli(*asked[:4], "2026-01-03", "--to", "now")
+    assert (wrong.code, "--to: found 'now'; expected a date" in wrong.err) == (2, True)
     assert cli(*asked[:4], "2026-01-05", "--to", "2026-01-03").code == 2
 
 

@@ -267,6 +267,7 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
         (["job.yaml", "--grid", "a=1", "--follow"], "--follow goes with one job; expected neither --from nor --grid"),
         (["--from", "none.jsonl"], "none.jsonl: no such file; expected specs, one a line, in JSON"),
         (["--from", "empty.jsonl"], "empty.jsonl: found 0 specs; expected from 1 to 100,000, one a line, in JSON"),
+        (["job.yaml", "--from", "jobs.jsonl"], "--from and SPEC job.yaml: expected one of them"),
         (["job.yaml", "--grid", "input.batch=1"], "override input.batch=1: input.batch: unknown field"),
         (
             ["job.yaml", "--grid", "model.seed=1,2"],
