@@ -12,6 +12,7 @@ from nimble_jobs.schedule import Schedule
 
 LEFT, RIGHT, TOP, ROW, BAR = 108, 20, 30, 34, 22  # pixels
 _TICKS = 10  # about so many
+_LEAST_US = 1e-9  # less is no time: pixels for each microsecond would be no number
 LETTER = 6.05  # pixels, of the bars' monospaced font
 _FAMILIES = list(labels.FAMILIES)
 
@@ -28,7 +29,7 @@ class Scale:
 
     @property
     def per_us(self) -> float:
-        return (self.width - LEFT - RIGHT) / self.span_us if self.span_us else 0.0
+        return (self.width - LEFT - RIGHT) / self.span_us if self.span_us > _LEAST_US else 0.0
 
 
 def escape(text: str) -> str:

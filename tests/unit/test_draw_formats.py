@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from nimble_jobs.draw import Drawing, labels, simulate, to_chrome_trace, to_dot, to_html, to_svg, write
-from nimble_jobs.draw.chart import ticks
+from nimble_jobs.draw.chart import Scale, ticks
 from nimble_jobs.errors import UsageError
 from nimble_jobs.graph.dag import build_dag
 from nimble_jobs.graph.reduction import minimum_equivalent_graph
@@ -92,6 +92,12 @@ def test_the_page_shows_every_task_and_every_sync(drawn: Schedule) -> None:
     assert len(page.of_class("mark")) == len(timing.critical)
     assert len([1 for tag, _ in page.elements if tag == "tr"]) == len(drawn.program.tasks) + 1
     assert dict(zip(page.text["dt"], page.text["dd"], strict=True)) == dict(labels.summary(drawn, timing))
+
+
+@pytest.mark.parametrize("span_us", [0.0, 1e-308])
+def test_no_time_has_no_pixels(span_us: float) -> None:
+    """Also where its reciprocal is no number."""
+    assert Scale(800.0, span_us).per_us == 0.0
 
 
 @settings(deadline=None, max_examples=60)
