@@ -16,7 +16,7 @@ from nimble_jobs import client
 from nimble_jobs import spec as specs
 from nimble_jobs.client import Home
 from nimble_jobs.errors import NimbleError, NotFound, UsageError
-from nimble_jobs.job import JobState
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.model import CronSpec
 from nimble_jobs.store import Due, Store, Tick, Timer, TimerChange, TimerState, WorkerInfo
@@ -44,6 +44,7 @@ class Watched:
     words: str  # at 02:15 every day, Europe/Berlin; or why it cannot be read
     last: Tick | None
     last_state: JobState | None  # of its job; None where there is none, or it was pruned
+    last_error: str | None  # of that job
     next: Due | None  # None while it is paused, and after its last tick
     late_s: float  # for how long the next tick could have been fired already; 0 while it is to come
 
@@ -139,12 +140,12 @@ def history(name: str, *, store: Store | None = None, home: Home = None, limit: 
         return store.timers.ticks(store.timers.get(name).name, limit=limit)
 
 
-def state_of(store: Store, tick: Tick) -> JobState | None:
-    """The state of a tick's job; None where there is none, or it was pruned."""
+def job_of(store: Store, tick: Tick) -> Job | None:
+    """A tick's job; None where there is none, or it was pruned."""
     if tick.job is None:
         return None
     try:
-        return store.jobs.get(tick.job).state
+        return store.jobs.get(tick.job)
     except NotFound:
         return None
 
@@ -251,9 +252,18 @@ def _watched(store: Store, timer: Timer, last: Tick | None, now: float) -> Watch
         cron, words = cron_of(timer), _words(timer)
     except NimbleError as e:  # the other timers are shown
         cron, words = None, str(e)
-    state = None if last is None else state_of(store, last)
+    job = None if last is None else job_of(store, last)
     late_s = max(0.0, now - due.at) if due is not None else 0.0
-    return Watched(timer=timer, cron=cron, words=words, last=last, last_state=state, next=due, late_s=late_s)
+    return Watched(
+        timer=timer,
+        cron=cron,
+        words=words,
+        last=last,
+        last_state=job.state if job else None,
+        last_error=job.error if job else None,
+        next=due,
+        late_s=late_s,
+    )
 
 
 def _changed(before: Any, after: Any, where: str = "") -> tuple[str, ...]:

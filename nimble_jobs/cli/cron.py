@@ -95,7 +95,7 @@ def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -
         zone = cron_rows.zone_of(watched.timer)
         ticks = cron.history(name, store=store, limit=_TICKS_SHOWN)
         ahead = [due for _, due in cron.upcoming(name, _AHEAD, store=store, now=now)] if watched.cron else []
-        past = [cron_rows.tick_row(tick, zone, cron.state_of(store, tick)) for tick in ticks]
+        past = [cron_rows.tick_row(tick, zone, cron.job_of(store, tick)) for tick in ticks]
         coming = cron_rows.due_rows(name, zone, ahead, now)
         if json:
             spec = watched.timer.spec

@@ -11,7 +11,7 @@ import typer
 from nimble_jobs.cli import output, render
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Row
-from nimble_jobs.job import JobState
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ KEYS: Keys = {
     "last_job": Kind.TEXT,
     "last_state": tuple(JobState),
     "last_reason": Kind.TEXT,
+    "last_error": Kind.TEXT,
     "next_tick": Kind.TIME,
     "next_at": Kind.TIME,
     "in_s": Kind.SECONDS,
@@ -53,6 +54,11 @@ KEYS: Keys = {
 def _last(row: Row) -> str:
     """How the last tick's job is doing; where it has none, what became of the tick."""
     return str(row["last_state"] or row["last_outcome"] or "-")
+
+
+def _why(reason: str | None, error: str | None) -> str:
+    """Why a tick has no job, or in one line how its job failed."""
+    return reason or (error or "").partition("\n")[0]
 
 
 def _in(row: Row) -> str:
@@ -79,7 +85,7 @@ COLUMNS = (
         style=lambda row: "bold red" if row["late_s"] else "",
         justify="right",
     ),
-    Column(header="NOTE", cell=lambda row: row["last_reason"] or "", flexible=True, from_width=130),
+    Column(header="NOTE", cell=lambda row: _why(row["last_reason"], row["last_error"]), flexible=True, from_width=130),
 )
 
 DUE_COLUMNS = (
@@ -104,6 +110,7 @@ def timer_row(watched: Watched, now: float) -> Row:
         "last_job": last.job if last else None,
         "last_state": watched.last_state.value if watched.last_state else None,
         "last_reason": last.reason if last else None,
+        "last_error": watched.last_error,
         "next_tick": output.iso(due.tick) if due else None,
         "next_local": local_text(due.tick, cron.timezone) if due and cron else None,
         "next_at": output.iso(due.at) if due else None,
@@ -116,8 +123,8 @@ def timer_row(watched: Watched, now: float) -> Row:
     }
 
 
-def tick_row(tick: Tick, zone: str, state: JobState | None = None) -> Row:
-    """A tick that was; `state` is its job's."""
+def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
+    """A tick that was, and its job."""
     return {
         "tick": output.iso(tick.due),
         "local": local_text(tick.due, zone),
@@ -126,8 +133,9 @@ def tick_row(tick: Tick, zone: str, state: JobState | None = None) -> Row:
         "kind": tick.kind.value,
         "outcome": tick.outcome.value,
         "job": tick.job,
-        "state": state.value if state else None,
+        "state": job.state.value if job else None,
         "reason": tick.reason,
+        "error": job.error if job else None,
         "at": output.iso(tick.at),
     }
 
@@ -139,7 +147,8 @@ def tick_words(row: Row) -> str:
         text += f", with the next {row['count'] - 1:,} ticks"
     if row["job"]:
         text += f" as {row['job']}" + (f", {row['state']}" if row["state"] else "")
-    return f"{text}: {row['reason']}" if row["reason"] else text
+    why = _why(row["reason"], row["error"])
+    return f"{text}: {why}" if why else text
 
 
 def zone_of(timer: Timer) -> str:

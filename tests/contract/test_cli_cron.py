@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_ls_says_when_and_what_last_became_of_it(cli: Cli, tmp_path: Path) -> No
     assert done(cli("cron", "ls", "-q", "--filter", "timezone=UTC")).out == "monthly\n"
     assert done(cli("cron", "ls", "-q", "--sort", "-name", "-n", "1")).out == "monthly\n"
     assert cli("cron", "ls", "--filter", "zone=UTC").code == 2
+
+
+def test_a_failed_job_says_why(cli: Cli) -> None:
+    """In `cron ls` and in the tick's line: the first line of the job's error."""
+    done(cli("cron", "add", "digits-score.yaml"))
+    job = done(cli("cron", "trigger", "digits-score")).out.strip()
+    with closing(cli.store()) as store:
+        claimed = store.jobs.claim("w", device="cpu", now=time.time())
+        assert claimed is not None
+        error = "out/2026-11-22: exists already\nmore about it"
+        store.jobs.fail(claimed.id, 1, error=error, retry=False, lost=False, now=time.time())
+    assert done(cli("cron", "ls")).out.splitlines()[1].endswith("\tout/2026-11-22: exists already")
+    (row,) = done(cli("cron", "ls", "--json")).json
+    assert (row["last_state"], row["last_reason"], row["last_error"]) == ("failed", None, error)
+    shown = done(cli("cron", "show", "digits-score"))
+    assert f"manual, submitted as {job}, failed: out/2026-11-22: exists already\n" in shown.out
 
 
 def test_a_late_tick_is_late_until_somebody_fires_it(cli: Cli) -> None:
