@@ -128,7 +128,10 @@ class Child:
         """Wait for its end and free what belongs to it; how it ended, in words."""
         self._process.join()
         code = self._process.exitcode or 0
+        held = self._sending.acquire(timeout=SEND_S)  # an order that was under way fails now that nobody can read it
         self.link.close()
+        if held:
+            self._sending.release()
         self._stamps.close()
         self._process.close()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -158,5 +161,7 @@ class Child:
         try:
             with self._sending:
                 self.link.send(message)
-        except OSError:
+        except (OSError, TypeError) as e:  # the latter where the pipe is closed while it writes
+            if isinstance(e, TypeError) and not self.link.closed:
+                raise
             log.warning("the child process no longer listens")

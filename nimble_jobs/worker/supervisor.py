@@ -28,6 +28,7 @@ from nimble_jobs.worker.upkeep import Reclaim
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often an idle worker looks for jobs
+JUST_DUE_S = 1.0  # a retry that has been due for less may have come since the last look for a job
 WATCH_S = 0.25  # how often the job that runs is looked at
 BEAT_S = 5.0  # how often the worker gives a sign
 DUTIES_S = 0.5  # how often, at least, duties are asked whether they are due
@@ -208,7 +209,7 @@ class Supervisor:
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
             return False
-        if self._store.jobs.retries_due(time.time()):  # that is work
+        if self._store.jobs.retries_due(time.time() - JUST_DUE_S):  # that is work
             return False
         log.info("idle for %.0f s", now - self._idle_since)
         return True

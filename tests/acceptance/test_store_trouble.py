@@ -21,7 +21,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 
-HELD_S = float(os.environ["NIMBLE_JOBS_TROUBLE_S"])  # how long each trouble lasts: five seconds, or two minutes
+HELD_S = float(os.environ["NIMBLE_JOBS_TROUBLE_S"])  # how long each trouble lasts: eight seconds, or two minutes
 
 
 @pytest.fixture
