@@ -1,6 +1,6 @@
 """What a worker does now and then beside its jobs, as small objects that the supervisor's loop calls.
 
-To add one, write a class with `name`, `due` and `run` in a file of its own and list it in `worker.serve.duties_of`.
+To add one, write a class with `name`, `every_s` and `run` in a file of its own and list it in `worker.serve.duties_of`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class Duty(Protocol):
     def name(self) -> str:
         """What it does, for logs and events: `recover`, `prune`, `fire`."""
 
-    def due(self, now: float) -> bool:
-        """Is there something to do at `now`, in Unix seconds? Asked several times a second, so it reads no store."""
+    @property
+    def every_s(self) -> float:
+        """How many seconds pass between two runs."""
 
-    def run(self, now: float) -> None:
-        """Do it. May raise anything.
+    def run(self, now: float) -> bool | None:
+        """Do it, at `now` in Unix seconds. True where more is left to do, so that it is due again at once. May raise
+        anything.
 
-        The worker hears no signal meanwhile. Whatever takes longer than about a second does a part, and is due again.
+        The worker hears no signal meanwhile: whatever takes longer than about a second does a part.
         """
 
 
@@ -61,7 +63,7 @@ class Duties:
     def __init__(
         self, duties: Iterable[Duty], *, record: Record, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._duties = tuple(duties)
+        self._duties = tuple((duty, Every(duty.every_s)) for duty in duties)
         self._record = record
         self._monotonic = monotonic
         self._unrecorded = Owed()
@@ -71,18 +73,18 @@ class Duties:
 
     def run(self, now: float) -> None:
         """Do what is due at `now`. Raises HomeReplaced only: then the worker has to leave."""
-        for duty in self._duties:
-            if self._monotonic() < self._again_at.get(duty.name, 0.0):
+        for duty, every in self._duties:
+            if self._monotonic() < self._again_at.get(duty.name, 0.0) or not every.due(now):
                 continue
             try:
-                if not duty.due(now):
-                    continue
-                duty.run(now)
+                more = duty.run(now)
             except HomeReplaced:
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a duty meets, the worker's jobs go on
                 self._failed(duty.name, error)
             else:
+                if not more:
+                    every.done(now)
                 self._went_well(duty.name)
         try:
             self._unrecorded.pay()

@@ -8,11 +8,9 @@ from nimble_jobs.errors import StoreTrouble
 from nimble_jobs.store import Store, Tick, TickOutcome
 from nimble_jobs.store.timer_records import utc
 from nimble_jobs.timers import Firer
-from nimble_jobs.worker.duties import Every
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 1.0
 _WARNED = (TickOutcome.MISSED, TickOutcome.ERROR)
 
 
@@ -20,25 +18,20 @@ class Fire:
     """Fires the timers that are due. All workers of a store do it: whoever is first."""
 
     name = "fire"
+    every_s = 1.0
 
     def __init__(self, store: Store) -> None:
         self._firer = Firer(store)
-        self._every = Every(INTERVAL_S)
 
-    def due(self, now: float) -> bool:
-        return self._every.due(now)
-
-    def run(self, now: float) -> None:
+    def run(self, now: float) -> bool:
         try:
             fired = self._firer.run(now)
         except StoreTrouble as error:  # the worker's loop waits for it, too, and says so
             log.debug("%s", error)
-            self._every.done(now)
-            return
+            return False
         for tick in fired.ticks:
             log.log(logging.WARNING if tick.outcome in _WARNED else logging.INFO, "%s", _told(tick))
-        if not fired.more:
-            self._every.done(now)
+        return fired.more
 
 
 def _told(tick: Tick) -> str:

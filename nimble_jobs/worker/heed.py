@@ -6,32 +6,25 @@ import logging
 from collections.abc import Callable
 
 from nimble_jobs.store import Order, Store, Wanted
-from nimble_jobs.worker.duties import Every
 
 log = logging.getLogger(__name__)
-
-INTERVAL_S = 0.5  # how long somebody waits who asks for something
 
 
 class Heed:
     """Knows what is wanted of this worker: to go on, to pause, to drain, to restart its child."""
 
     name = "orders"
+    every_s = 0.5  # how long somebody waits who asks for something
 
     def __init__(self, store: Store, worker: str, *, on_change: Callable[[], None]) -> None:
         self._store = store
         self._worker = worker
         self._on_change = on_change
-        self._every = Every(INTERVAL_S)
         self.order = Order()
         self.restarted = 0  # of the restarts that were asked for, so many are begun
 
-    def due(self, now: float) -> bool:
-        return self._every.due(now)
-
     def run(self, now: float) -> None:
         order = self._store.orders.of(self._worker)
-        self._every.done(now)
         self.restarted = min(self.restarted, order.restarts)  # a restored database knows of fewer
         if order != self.order:
             before, self.order = self.order, order

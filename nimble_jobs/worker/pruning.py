@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 from nimble_jobs.plural import count
 from nimble_jobs.retention import Sweep, rules_of, slot_of
-from nimble_jobs.settings import Watched
 from nimble_jobs.store import Store
-from nimble_jobs.worker.duties import Every
 
 log = logging.getLogger(__name__)
 
@@ -25,23 +22,18 @@ class Prune:
     """
 
     name = "prune"
+    every_s = INTERVAL_S
 
-    def __init__(self, store: Store, home: Path) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._settings = Watched(home)
-        self._every = Every(INTERVAL_S)
         self._slot: float | None = None  # the last one that somebody has taken
         self._sweep: Sweep | None = None
         self._steps: Iterator[object] = iter(())
 
-    def due(self, now: float) -> bool:
-        return self._sweep is not None or self._every.due(now)
-
-    def run(self, now: float) -> None:
+    def run(self, now: float) -> bool:
         if self._sweep is None:
             self._begin(now)
-            self._every.done(now)
-            return
+            return self._sweep is not None
         try:
             step = next(self._steps, None)
         except BaseException:
@@ -49,9 +41,10 @@ class Prune:
             raise
         if step is None:
             self._end(self._sweep, now)
+        return step is not None
 
     def _begin(self, now: float) -> None:
-        settings = self._settings.now()
+        settings = self._store.settings.now()
         if settings.retention.daily == "off":
             return
         slot = slot_of(now, settings.retention.daily)

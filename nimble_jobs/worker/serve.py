@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
     """What each worker of a state folder does beside its jobs, in this order."""
-    return (Recover(store), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store, store.home))
+    return (Recover(store), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store))
 
 
 def run(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
-from nimble_jobs.worker.duties import Every
 from nimble_jobs.worker.leftovers import tidy
 
 log = logging.getLogger(__name__)
@@ -20,51 +19,40 @@ class Recover:
     """Gives up the attempts of workers that died, and queues their jobs again."""
 
     name = "recover"
+    every_s = INTERVAL_S
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._every = Every(INTERVAL_S)
-
-    def due(self, now: float) -> bool:
-        return self._every.due(now)
 
     def run(self, now: float) -> None:
         for job in self._store.recover(now=now):
             log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
             tidy(self._store, job.id)
-        self._every.done(now)
 
 
 class Sweep:
     """Fails queued jobs that wait for one that ended badly."""
 
     name = "sweep"
+    every_s = INTERVAL_S
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._every = Every(INTERVAL_S)
-
-    def due(self, now: float) -> bool:
-        return self._every.due(now)
 
     def run(self, now: float) -> None:
         self._store.jobs.sweep(now=now)
-        self._every.done(now)
 
 
 class Reclaim:
     """Queues jobs that the store says this worker runs, though it does not: a restored database may say so."""
 
     name = "reclaim"
+    every_s = INTERVAL_S
 
     def __init__(self, store: Store, worker: str, running: Callable[[], Job | None]) -> None:
         self._store = store
         self._worker = worker
         self._running = running
-        self._every = Every(INTERVAL_S)
-
-    def due(self, now: float) -> bool:
-        return self._every.due(now)
 
     def run(self, now: float) -> None:
         running = self._running()
@@ -72,4 +60,3 @@ class Reclaim:
         for job in self._store.jobs.running():
             if job.worker == self._worker and (job.id, job.attempt) != mine:
                 endings.requeued(self._store.jobs, job, "its worker lost track of it")
-        self._every.done(now)

@@ -21,13 +21,12 @@ class Clock:
 class Scripted:
     """A duty that is always due and does what its script says next."""
 
+    every_s = 0.0
+
     def __init__(self, name: str, *script: Exception | None) -> None:
         self.name = name
         self.script = list(script)
         self.runs: list[float] = []
-
-    def due(self, now: float) -> bool:
-        return True
 
     def run(self, now: float) -> None:
         self.runs.append(now)
