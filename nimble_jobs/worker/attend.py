@@ -13,7 +13,7 @@ from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.store.home import identity, vouch
 from nimble_jobs.worker import logs, trouble
-from nimble_jobs.worker.settings import open_impatient, patience_s
+from nimble_jobs.worker.settings import open_impatient
 from nimble_jobs.worker.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
                 store.settings.now()  # nobody begins with a configuration that is not valid
             known = known or identity(home)
             # One that nobody can see must not begin: on a full disk it waits for room.
-            patience = Patience(limit_s=patience_s(home), check=lambda _waited_s: _unless(signals), tell=_tell)
+            limit_s = store.settings.usable().limits.patience
+            patience = Patience(limit_s=limit_s, check=lambda _waited_s: _unless(signals), tell=_tell)
             with patience.through(partial(store.workers.hold, info)) as lease:
                 return body(store, lease, signals)
 

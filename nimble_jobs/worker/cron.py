@@ -16,7 +16,6 @@ from nimble_jobs.worker.duties import Duties, Duty
 from nimble_jobs.worker.firing import Fire
 from nimble_jobs.worker.reread import Reread
 from nimble_jobs.worker.sending import LAST_NOTICES_S, Send
-from nimble_jobs.worker.settings import patience_s
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.trouble import Trouble
 
@@ -57,7 +56,7 @@ class Loop:
         self._duties = Duties(
             duties, record=lambda name, reason: store.jobs.event("duty", f"{name}: {reason}", now=time.time())
         )
-        self._trouble = Trouble(patience_s(store.home))
+        self._trouble = Trouble(store.settings.usable().limits.patience)
         self._beat_at = 0.0
 
     def run(self) -> bool:
