@@ -75,9 +75,14 @@ def submit(
 def permitted(spec: JobSpec, named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
     """The folders of `allowed_python`. Raises UsageError where a `python:` file of the spec is in none of them."""
     folders = allowed_python(named, settings=settings)
+    check_permitted(spec, folders)
+    return folders
+
+
+def check_permitted(spec: JobSpec, folders: Sequence[Path]) -> None:
+    """Raises UsageError where a `python:` file of the spec is in none of these folders."""
     if refused := code.refused(spec, folders):
         raise UsageError("\n".join(refused))
-    return folders
 
 
 def allowed_python(named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
@@ -115,7 +120,8 @@ def wait(
                     + ", ".join(f"{j.id} ({j.state})" for j in open_jobs.values())
                 )
             time.sleep(poll_s)
-            jobs |= {job_id: store.jobs.get(job_id) for job_id in open_jobs}
+            found = {job.id: job for job in store.jobs.of(ids=open_jobs)}
+            jobs |= {name: found[name] if name in found else store.jobs.get(name) for name in open_jobs}
         return list(jobs.values())
 
 

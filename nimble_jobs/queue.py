@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import spec as specs
-from nimble_jobs.client import Home, opened, permitted
+from nimble_jobs.client import Home, allowed_python, check_permitted, opened
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import After, Job
 from nimble_jobs.settings.allowed import check_targets
@@ -56,7 +56,7 @@ def submit_array(
         raise UsageError("overrides and grid go with a file; a JobSpec is final")
     else:
         loaded = list(source)
-        many.check_outputs([many.Labelled(label=f"job {i} ({spec.name})", spec=spec) for i, spec in enumerate(loaded)])
+        many.check_outputs([many.Labelled(file=f"job {i} ({spec.name})", spec=spec) for i, spec in enumerate(loaded)])
     return queue_array(
         loaded,
         store=store,
@@ -86,13 +86,15 @@ def queue_array(
     now = time.time() if now is None else now
     with opened(store, home) as store:
         settings = store.settings.now()
+        folders = allowed_python(allow_python, settings=settings)
         new = []
         for spec in loaded:
             if spec.cron is not None:
                 raise UsageError(f"{spec.name} has a cron part; add it as a timer, or take it out")
             check_targets(spec.notify, settings, f"job {spec.name}")
             specs.check_home(spec, store.home)
-            job = NewJob.of(spec, allow_python=tuple(map(str, permitted(spec, allow_python, settings=settings))))
+            check_permitted(spec, folders)
+            job = NewJob.of(spec, allow_python=tuple(map(str, folders)))
             new.append(
                 replace(
                     job,

@@ -118,8 +118,9 @@ def _show(ctx: typer.Context, specs: Sequence[JobSpec], wanted: Wanted) -> None:
     from nimble_jobs.spec import dump
 
     settings = options.configured(ctx)
+    folders = client.allowed_python(wanted.allow_python, settings=settings)
     for spec in specs:
-        client.permitted(spec, wanted.allow_python, settings=settings)
+        client.check_permitted(spec, folders)
         check_targets(spec.notify, settings, f"job {spec.name}")
     output.emit_json([dump(spec) for spec in specs])
     output.note(f"{count(len(specs), 'job')} would be queued; nothing was")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +28,16 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """A spec, and what messages call it."""
+    """A spec, and where it is from."""
 
-    label: str
+    file: str
+    line: int = 0  # 0 where no line applies
     spec: JobSpec
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 def load_lines(
@@ -63,7 +70,7 @@ def load_lines(
         except SpecError as e:
             problems += e.problems
         else:
-            found.append(Labelled(label=f"{file}:{number}", spec=spec))
+            found.append(Labelled(file=file, line=number, spec=spec))
     _raise(problems, file)
     check_outputs(found, hint="{{ index }}")
     return [each.spec for each in found]
@@ -82,14 +89,15 @@ def load_grid(
     `{{ grid:KEY }}` in `name`, `output.path` or `run.key` is the value of KEY, fit for a file's name, and `{{ index }}`
     the place of the combination, from 0. Raises SpecError with all problems, each once.
     """
-    file, base, source = name_of(path), base_of(path), read(path)
+    file, base = name_of(path), base_of(path)
+    parsed = parse(read(path), file)
     found: list[Labelled] = []
     problems: dict[Problem, None] = {}
     for index, combination in enumerate(grid):
         values = {f"grid:{key}": _safe(text) for key, text in combination} | {"index": str(index)}
         try:
             spec = spec_of(
-                parse(source, file),
+                copy.deepcopy(parsed),
                 file,
                 base,
                 (*overrides, *(f"{key}={text}" for key, text in combination)),
@@ -101,7 +109,7 @@ def load_grid(
         except SpecError as e:
             problems |= dict.fromkeys(e.problems)
         else:
-            found.append(Labelled(label=f"{file} with {' '.join(f'{k}={v}' for k, v in combination)}", spec=spec))
+            found.append(Labelled(file=f"{file} with {' '.join(f'{k}={v}' for k, v in combination)}", spec=spec))
     _raise(list(problems), file)
     check_outputs(found, hint=" ".join("{{ grid:" + key + " }}" for key, _ in grid[0]))
     return [each.spec for each in found]
@@ -120,8 +128,9 @@ def check_outputs(found: Sequence[Labelled], *, hint: str = "") -> None:
             continue
         how = "is" if around == path else "lies in"
         problem = f"{path} {how} the output of {by_path[around].label} too"
-        file, _, line = each.label.rpartition(":") if each.label.rpartition(":")[2].isdigit() else (each.label, "", "0")
-        problems.append(Problem(file=file, line=int(line), field="output.path", problem=problem, expected=expected))
+        problems.append(
+            Problem(file=each.file, line=each.line, field="output.path", problem=problem, expected=expected)
+        )
     if problems:
         _raise(problems, problems[0].file)
 

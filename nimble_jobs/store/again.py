@@ -12,7 +12,7 @@ from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job, JobState, When
 from nimble_jobs.store.changes import batched, changed
 from nimble_jobs.store.groups import group_of, set_group
-from nimble_jobs.store.queries import find_jobs
+from nimble_jobs.store.queries import fitting
 from nimble_jobs.store.ranks import aging_s, next_queued_at
 from nimble_jobs.store.records import job_record, load_after, load_object, schedule_columns, sha256, timings_columns
 from nimble_jobs.store.tables import GroupRow, JobRow
@@ -41,14 +41,7 @@ def retry(
     now: float,
 ) -> Again:
     """`Jobs.retry`, inside a transaction."""
-    chosen: dict[str, JobRow] = {}
-    refused: list[str] = []
-    for reference in references:
-        rows = find_jobs(session, reference)
-        fit = [row for row in rows if _reason(row) is None]
-        chosen |= {row.id: row for row in fit}
-        if not fit:
-            refused += [f"job {row.id} ({row.name}): {_reason(row)}" for row in rows]
+    chosen, refused = fitting(session, references, _reason)
     if failed:
         chosen |= {row.id: row for row in _failed(session, since) if _reason(row) is None}
     skipped = _skipped_by(session, list(chosen))
@@ -59,8 +52,9 @@ def retry(
     refused += [f"job {row.id} ({row.name}): {why}" for row in rows if (why := _impossible(session, row, chosen))]
     if refused:
         raise UsageError("\n".join(refused))
+    queued_at, aging = next_queued_at(session, now), aging_s(session)
     for row in rows:
-        _reset(session, row, now)
+        _reset(session, row, queued_at, aging, now)
     session.expire_all()
     for row in rows:
         _wait_again(session, row, now)
@@ -131,9 +125,8 @@ def _skipped_by(session: Session, jobs: list[str]) -> dict[str, JobRow]:
     return found
 
 
-def _reset(session: Session, row: JobRow, now: float) -> None:
+def _reset(session: Session, row: JobRow, queued_at: float, aging: float, now: float) -> None:
     """Queued as when it was submitted, but for its number of attempts, which fences the earlier ones."""
-    queued_at = max(now, next_queued_at(session, now))
     values = {
         "state": JobState.QUEUED.value,
         "attempts_before": row.attempt,
@@ -153,7 +146,7 @@ def _reset(session: Session, row: JobRow, now: float) -> None:
         "skipped_by": None,
         "queued_at": queued_at,
         "urgency": row.priority,
-        "rank": queued_at - row.priority * aging_s(session),
+        "rank": queued_at - row.priority * aging,
     }
     was, error, job = row.state, row.error, row.id
     group = group_of(load_object(row.spec))

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.plural import count
 from nimble_jobs.store.firing import Firing
-from nimble_jobs.store.new_job import NewJob, insert_job
+from nimble_jobs.store.new_job import NewJob, insert_job, write_new
 from nimble_jobs.store.timer_records import Tick, TickKind, TickOutcome, Timer, tick_record, tick_values, utc
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import changed, record_event
@@ -41,7 +41,7 @@ class Asked(Firing):
             session.execute(insert(TickRow), [tick_values(tick)])
             return tick
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def covered(self, name: str, first: int, last: int) -> tuple[Mapping[int, Tick], Sequence[Tick]]:
         """The rows of ticks from `first` to `last`: single ones by their tick, and those that stand for several."""
@@ -88,7 +88,7 @@ class Asked(Firing):
                 record_event(session, "timer", message, now=now, data={"timer": timer.name})
             return wanted
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def _cut(self, session: Session, name: str, wanted: Sequence[int], after: Callable[[int], int]) -> None:
         """Take ticks that get rows of their own out of rows that stand for several."""

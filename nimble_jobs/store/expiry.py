@@ -15,15 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState
+from nimble_jobs.store.changes import batched, changed
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.records import load_after
 from nimble_jobs.store.tables import AttemptRow, DailyRow, EventRow, JobRow, PublicationRow, WaitRow
 from nimble_jobs.store.timer_tables import TickRow
-from nimble_jobs.store.transitions import changed
+from nimble_jobs.store.transitions import FINAL
 
-FINAL = tuple(state.value for state in JobState if state.final)
 _ROW_BYTES = 100  # an estimate of what a row takes beside its texts: numbers, ids, its entries in indexes
-_SOME = 500  # ids in one statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +175,8 @@ class Expiry:
 
         def work(session: Session) -> set[str]:
             found: set[str] = set()
-            for first in range(0, len(ids), _SOME):
-                found.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(ids[first : first + _SOME]))))
+            for some in batched(ids):
+                found.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(some))))
             return found
 
         return self._db.read(work)

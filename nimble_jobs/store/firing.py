@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from sqlalchemy import delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import NotFound, StoreError, UsageError
+from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import JobState
 from nimble_jobs.plural import plural
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.missed import queue_missed
-from nimble_jobs.store.new_job import NewJob, insert_job
+from nimble_jobs.store.new_job import NewJob, insert_job, write_new
 from nimble_jobs.store.open_jobs import Standing, standing
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.timer_records import (
@@ -33,9 +31,7 @@ from nimble_jobs.store.timer_records import (
     utc,
 )
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
-from nimble_jobs.store.transitions import changed, leave_queued, record_event
-
-T = TypeVar("T")
+from nimble_jobs.store.transitions import cancel, changed, record_event
 
 GAP_S = 86400.0  # how long after an absence it may turn out that the clock was ahead
 
@@ -119,7 +115,7 @@ class Firing:
             session.flush()
             return ticks
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def release(
         self, timer: Timer, tick: Tick, planned: Planned, may: Callable[[Standing], bool], now: float
@@ -146,7 +142,7 @@ class Firing:
             queue_missed(session, timer, [done], now)
             return done
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def rewind(self, timer: Timer, then: Due | None, cuts: Mapping[int, tuple[int, int]], now: float) -> bool:
         """The clock was set back into the last absence: its ticks after `now` that nobody ran are to come again.
@@ -181,7 +177,7 @@ class Firing:
             record_event(session, "timer", message, now=now, data={"timer": timer.name})
             return True
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def crossing(self, timer: Timer, at: float) -> list[tuple[int, int, int]]:
         """Rows for several ticks that begin before a time and end after it: first and last tick, count."""
@@ -189,14 +185,6 @@ class Firing:
             TickRow.timer == timer.name, TickRow.due <= at, TickRow.until > at
         )
         return self._db.read(lambda session: [(d, u, n) for d, u, n in session.execute(query) if u is not None])
-
-    def _write(self, work: Callable[[Session], T]) -> T:
-        for _ in range(5):
-            try:
-                return self._db.write(work)
-            except IntegrityError:  # a job's id or, on a database without one writer, a tick was taken meanwhile
-                continue
-        raise StoreError("no free job id was found; is the clock stuck?")
 
 
 def _unchanged(session: Session, timer: Timer) -> TimerRow | None:
@@ -227,7 +215,13 @@ def _become(
         return _settled(session, timer, planned, now), there
     turn = policy(planned, there)
     for job in turn.cancel:
-        _make_way(session, job, planned.due, now)
+        cancel(
+            session,
+            job,
+            message="cancelled: a later tick of its timer replaces it",
+            asked=f"asked to stop: the tick of {utc(planned.due)} replaces it",
+            now=now,
+        )
     if turn.drop:
         dropped = update(TickRow).where(TickRow.timer == timer, TickRow.due.in_(turn.drop))
         reason = "a later tick of the timer replaced it"
@@ -275,15 +269,3 @@ def _tick(timer: str, planned: Planned, outcome: TickOutcome, reason: str | None
         reason=reason,
         at=now,
     )
-
-
-def _make_way(session: Session, job: str, due: int, now: float) -> None:
-    """Cancel a queued job, ask a running one to stop."""
-    message = "cancelled: a later tick of its timer replaces it"
-    if leave_queued(session, job, to=JobState.CANCELLED, error=None, event="cancelled", message=message, now=now):
-        return
-    asked = update(JobRow).where(
-        JobRow.id == job, JobRow.state == JobState.RUNNING.value, JobRow.cancel_requested.is_(False)
-    )
-    if changed(session, asked.values(cancel_requested=True)) == 1:
-        record_event(session, "cancel", f"asked to stop: the tick of {utc(due)} replaces it", now=now, job=job)

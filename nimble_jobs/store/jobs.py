@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import StoreError
 from nimble_jobs.job import After, Job, JobState
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed
 from nimble_jobs.store.groups import forget_groups, idle_groups
 from nimble_jobs.store.ids import new_id
-from nimble_jobs.store.new_job import NewJob, insert_job, insert_jobs
+from nimble_jobs.store.new_job import NewJob, insert_job, insert_jobs, write_new
 from nimble_jobs.store.orders import JobOrders
 from nimble_jobs.store.ranks import aging_s, bring_back, set_aging
 from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.retries import longest_s
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import FINAL, leave_queued, record_event, settle_missed
-
-T = TypeVar("T")
 
 _CLOCK_S = 1.0  # what clocks of a machine's processes may differ
 _UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
@@ -76,7 +72,7 @@ class Jobs(JobOrders):
 
     def queue(self, new: NewJob, now: float) -> Job:
         """As `submit`."""
-        return self._insert(lambda session: insert_job(session, new, now))
+        return write_new(self._db, lambda session: insert_job(session, new, now))
 
     def queue_array(self, new: Sequence[NewJob], now: float) -> tuple[str, list[Job]]:
         """Queue several jobs, all or none. Returns the id of their array, and the jobs.
@@ -89,15 +85,7 @@ class Jobs(JobOrders):
             array = new_id(now)
             return array, insert_jobs(session, new, now, array)
 
-        return self._insert(work)
-
-    def _insert(self, work: Callable[[Session], T]) -> T:
-        for _ in range(5):
-            try:
-                return self._db.write(work)
-            except IntegrityError:  # an id or, on a database without one writer, the key was taken meanwhile
-                continue
-        raise StoreError("no free job id was found; is the clock stuck?")
+        return write_new(self._db, work)
 
     def sweep(self, now: float) -> list[Job]:
         """Do for the jobs that wait for one that has ended what its end should have done. Returns the cancelled ones.

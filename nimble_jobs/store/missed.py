@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from nimble_jobs.store.notices import NoticeState, queue
+from nimble_jobs.store.notices import NoticeState, queue, routes_of
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.records import dump, load_object
 from nimble_jobs.store.timer_records import Tick, TickOutcome, Timer, utc
@@ -40,7 +40,8 @@ def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: flo
     if _add_to_unsent(session, facts):
         return
     notify = timer.spec.get("notify")
-    queue(session, _EVENT, name=timer.name, text=_text(facts), facts=facts, now=now, notify=notify)
+    found = routes_of(session, notify)
+    queue(session, _EVENT, found=found, name=timer.name, text=_text(facts), facts=facts, now=now, notify=notify)
 
 
 def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:

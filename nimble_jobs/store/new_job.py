@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import NotFound, UsageError
+from nimble_jobs.errors import NotFound, StoreError, UsageError
 from nimble_jobs.job import After, Job, JobState, When
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec import dump as dump_spec
+from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import group_of, set_group
 from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.queries import find_jobs
@@ -21,6 +23,8 @@ from nimble_jobs.store.records import dump, dump_after, job_record, output_path,
 from nimble_jobs.store.tables import EventRow, JobRow
 from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.waiting import wait_for
+
+T = TypeVar("T")
 
 _APART_S = 0.001  # between the ids of an array: within one millisecond thousands of random ids would collide
 _MAX_ATTEMPTS = 3  # run.retry's default
@@ -96,6 +100,17 @@ class _Place:
     queued_at: float
     aging_s: float
     array: str | None
+    limits: dict[str, int] = field(default_factory=dict)  # of groups, as this transaction has set them
+
+
+def write_new(database: Database, work: Callable[[Session], T]) -> T:
+    """Write in one transaction; again where an id or, on a database without one writer, a key or a tick was taken."""
+    for _ in range(5):
+        try:
+            return database.write(work)
+        except IntegrityError:
+            continue
+    raise StoreError("no free job id was found; is the clock stuck?")
 
 
 def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -> JobRow:
@@ -146,8 +161,9 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
     )
     session.add(row)
     session.add(EventRow(at=now, job=row.id, kind="submitted", message=f"queued as {row.name}", data="{}"))
-    if group:
+    if group and place.limits.get(group[0]) != group[1]:
         _join(session, row.id, *group, now=now)
+        place.limits[group[0]] = group[1]
     if parents:
         session.flush()
         wait_for(session, row.id, parents, now)

@@ -85,6 +85,7 @@ def queue(
     session: Session,
     event: str,
     *,
+    found: tuple[Route, ...] | None,
     name: str,
     text: str,
     facts: Mapping[str, Any],
@@ -92,18 +93,17 @@ def queue(
     notify: Mapping[str, Any] | None,
     job: str | None = None,
     better: str | None = None,
-) -> int:
-    """Write what is to be told about `event` into the transaction; how many notifications that makes.
+) -> None:
+    """Write what is to be told about `event` into the transaction, for the addresses that `routes_of` has found.
 
     `notify`: that part of the spec. `text`: one line for people. `facts`: what the message holds besides. `better`:
     an event that is told in its place to those who want to hear of it.
     """
-    found = _routes(session, notify)
     if found is None:
         body = {"text": text, **facts, UNROUTED: {"event": event, "better": better, "notify": notify}}
         _add(session, event, name=name, channel=UNROUTED, target="", body=body, now=now, job=job)
-        return 1
-    return _spread(session, found, event, better, name=name, body={"text": text, **facts}, now=now, job=job)
+        return
+    _spread(session, found, event, better, name=name, body={"text": text, **facts}, now=now, job=job)
 
 
 def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> int:
@@ -128,7 +128,7 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
         )
     ).one()
     notify = load_object(row.spec).get("notify")
-    wanted = _routes(session, notify)
+    wanted = routes_of(session, notify)
     if wanted == ():
         return
     recovered = to is JobState.SUCCEEDED and (wanted is None or any("recovered" in route.on for route in wanted))
@@ -148,6 +148,7 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
     queue(
         session,
         to.value,
+        found=wanted,
         name=row.name,
         text=f"{row.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job_id})",
         facts=facts,
@@ -161,16 +162,16 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
 def queue_start(session: Session, job: JobRow, now: float) -> None:
     """Write what is to be told about an attempt that begins: pings only."""
     notify = load_object(job.spec).get("notify")
-    wanted = _routes(session, notify)
+    wanted = routes_of(session, notify)
     if wanted is not None and not any(STARTED in route.on for route in wanted):
         return
     facts = {"job": job.id, "name": job.name, "attempt": job.attempt, "at": _iso(now)}
     text = f"{job.name}: attempt {job.attempt} starts (job {job.id})"
-    queue(session, STARTED, name=job.name, text=text, facts=facts, now=now, notify=notify, job=job.id)
+    queue(session, STARTED, found=wanted, name=job.name, text=text, facts=facts, now=now, notify=notify, job=job.id)
 
 
-def _routes(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route, ...] | None:
-    """None where the configuration cannot be read."""
+def routes_of(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route, ...] | None:
+    """Who is told, as a spec's `notify` and the configuration say; None where the configuration cannot be read."""
     settings: Callable[[], Settings] = session.info[SETTINGS]
     try:
         return routes(settings().notify, notify)

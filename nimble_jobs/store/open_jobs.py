@@ -8,12 +8,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState
+from nimble_jobs.store.changes import batched
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.timer_records import OpenJob, Tick, TickKind, TickOutcome, tick_record
 from nimble_jobs.store.timer_tables import TickRow
 
 OPEN = (JobState.QUEUED.value, JobState.RUNNING.value)
-AT_ONCE = 1000  # ids in one statement
 WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait
 
 
@@ -42,11 +42,8 @@ def standing(session: Session, timer: str) -> Standing:
     jobs = select(JobRow.id, JobRow.state).where(JobRow.name == timer, JobRow.state.in_(OPEN))
     states: dict[str, str] = {job: state for job, state in session.execute(jobs)}  # noqa: C416  # rows are no pairs to mypy
     opened: list[OpenJob] = []
-    ids = list(states)
-    for first in range(0, len(ids), AT_ONCE):
-        ticks = select(TickRow.job, TickRow.timer, TickRow.due, TickRow.kind).where(
-            TickRow.job.in_(ids[first : first + AT_ONCE])
-        )
+    for some in batched(list(states)):
+        ticks = select(TickRow.job, TickRow.timer, TickRow.due, TickRow.kind).where(TickRow.job.in_(some))
         opened += [
             OpenJob(id=job, state=JobState(states[job]), due=due, kind=TickKind(kind))
             for job, of, due, kind in session.execute(ticks)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store.again import Again, retry
-from nimble_jobs.store.changes import changed
 from nimble_jobs.store.claims import JobClaims
-from nimble_jobs.store.queries import find_job, find_jobs
+from nimble_jobs.store.queries import find_job, fitting
 from nimble_jobs.store.records import job_record
 from nimble_jobs.store.tables import JobRow
-from nimble_jobs.store.transitions import leave_queued, record_event
+from nimble_jobs.store.transitions import cancel, record_event
 
 
 class JobOrders(JobClaims):
@@ -29,21 +29,7 @@ class JobOrders(JobClaims):
 
         def work(session: Session) -> JobState:
             job_id = find_job(session, reference).id
-            if leave_queued(
-                session, job_id, to=JobState.CANCELLED, error=None, event="cancelled", message="cancelled", now=now
-            ):
-                return JobState.CANCELLED
-            asked = (
-                update(JobRow)
-                .where(
-                    JobRow.id == job_id,
-                    JobRow.state == JobState.RUNNING.value,
-                    JobRow.cancel_requested.is_(False),
-                )
-                .values(cancel_requested=True)
-            )
-            if changed(session, asked) == 1:
-                record_event(session, "cancel", "asked to stop", now=now, job=job_id)
+            cancel(session, job_id, now=now)
             return JobState(session.execute(select(JobRow.state).where(JobRow.id == job_id)).scalar_one())
 
         return self._db.write(work)
@@ -82,21 +68,16 @@ class JobOrders(JobClaims):
 
 
 def _hold(session: Session, references: Sequence[str], *, held: bool, now: float) -> list[Job]:
-    chosen: dict[str, JobRow] = {}
-    refused: list[str] = []
-    for reference in references:
-        rows = find_jobs(session, reference)
-        fit = [row for row in rows if _reason(row, held=held) is None]
-        chosen |= {row.id: row for row in fit}
-        if not fit:
-            refused += [f"job {row.id} ({row.name}): {_reason(row, held=held)}" for row in rows]
+    chosen, refused = fitting(session, references, partial(_reason, held=held))
     if refused:
         raise UsageError("\n".join(refused))
-    ids = [row.id for row in chosen.values() if row.held is not held]
-    for job in ids:
-        changed(session, update(JobRow).where(JobRow.id == job).values(held=held))
-        record_event(session, "held" if held else "released", "held" if held else "released", now=now, job=job)
-    session.expire_all()
+    changing = [row for row in chosen.values() if row.held is not held]
+    for row in changing:
+        row.held = held
+    session.flush()  # in one statement
+    what = "held" if held else "released"
+    for row in changing:
+        record_event(session, what, what, now=now, job=row.id)
     return [job_record(row) for row in chosen.values()]
 
 

@@ -10,15 +10,13 @@ from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.store.database import Database
-from nimble_jobs.store.notices import UNROUTED, Notice, NoticeState, notice_record, queue, spread
+from nimble_jobs.store.notices import UNROUTED, Notice, NoticeState, notice_record, spread
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.routes import Channel
 from nimble_jobs.store.transitions import changed, record_event
 
 if TYPE_CHECKING:
     from nimble_jobs.settings import Settings
-
-__all__ = ["FURTHEST_S", "Outbox", "queue"]
 
 FURTHEST_S = 3600.0  # longest wait between two attempts
 LONGEST_LEASE_S = 2 * 3600.0

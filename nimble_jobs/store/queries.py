@@ -32,7 +32,6 @@ _COLUMNS = {
     "priority": JobRow.priority,
     "records": JobRow.records_done,
 }
-_AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
 _LISTED = 5  # how many candidates an error names
 
 
@@ -195,9 +194,8 @@ class JobQueries:
 
         def work(session: Session) -> dict[str, list[Job]]:
             found: dict[str, list[Job]] = {}
-            for first in range(0, len(job_ids), _AT_ONCE):
-                some = query.where(WaitRow.job.in_(job_ids[first : first + _AT_ONCE]))
-                for job, parent in session.execute(some):
+            for some in batched(job_ids):
+                for job, parent in session.execute(query.where(WaitRow.job.in_(some))):
                     found.setdefault(job, []).append(job_record(parent, spec=False))
             return found
 
@@ -210,8 +208,8 @@ class JobQueries:
         def work(session: Session) -> list[Job]:
             found: dict[str, Job] = {}
             for column, values in ((JobRow.id, wanted), (JobRow.output, outputs)):
-                for first in range(0, len(values), _AT_ONCE):
-                    query = select(JobRow).where(column.in_(values[first : first + _AT_ONCE]))
+                for some in batched(values):
+                    query = select(JobRow).where(column.in_(some))
                     if column is JobRow.output:
                         query = query.where(JobRow.kind == "finetune")
                     found.update((row.id, job_record(row)) for row in session.scalars(query))
@@ -259,3 +257,21 @@ class JobQueries:
             query = query.where(JobRow.name == name)
         query = query.limit(limit)
         return self._db.read(lambda session: [job_record(row) for row in session.scalars(query)])
+
+
+def fitting(
+    session: Session, references: Sequence[str], reason: Callable[[JobRow], str | None]
+) -> tuple[dict[str, JobRow], list[str]]:
+    """The jobs that `reason` has nothing against, by id, and a line for each job of a reference that has none of those.
+
+    Raises NotFound.
+    """
+    chosen: dict[str, JobRow] = {}
+    refused: list[str] = []
+    for reference in references:
+        found = [(row, reason(row)) for row in find_jobs(session, reference)]
+        fit = {row.id: row for row, why in found if why is None}
+        chosen |= fit
+        if not fit:
+            refused += [f"job {row.id} ({row.name}): {why}" for row, why in found]
+    return chosen, refused

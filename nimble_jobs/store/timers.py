@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import NotFound
 from nimble_jobs.store.asked import Asked
 from nimble_jobs.store.firing import GAP_S
+from nimble_jobs.store.new_job import write_new
 from nimble_jobs.store.open_jobs import OPEN
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import JobRow
@@ -85,7 +86,7 @@ class Timers(Asked):
             record_event(session, "timer", f"{name}: {change}", now=now, data={"timer": name})
             return timer_record(row), change
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def pause(self, name: str, now: float) -> Timer:
         """Fire it no more until `resume`; what still waited for its turn is skipped. Raises NotFound."""
@@ -98,7 +99,7 @@ class Timers(Asked):
                 record_event(session, "timer", f"{name}: paused", now=now, data={"timer": name})
             return timer_record(row)
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def resume(self, name: str, first: First, now: float) -> Timer:
         """Fire it again, from its first tick after `now` on. Raises NotFound. One that is active stays as it is."""
@@ -112,7 +113,7 @@ class Timers(Asked):
                 record_event(session, "timer", f"{name}: resumed", now=now, data={"timer": name})
             return timer_record(row)
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def remove(self, name: str, now: float) -> Timer:
         """Forget a timer and its ticks. Its jobs stay. Raises NotFound."""
@@ -126,7 +127,7 @@ class Timers(Asked):
             record_event(session, "timer", message, now=now, data={"timer": name})
             return timer
 
-        return self._write(work)
+        return write_new(self._db, work)
 
     def get(self, name: str) -> Timer:
         """Raises NotFound."""

@@ -88,6 +88,19 @@ def leave_queued(
     return True
 
 
+def cancel(
+    session: Session, job_id: str, *, message: str = "cancelled", asked: str = "asked to stop", now: float
+) -> None:
+    """Cancel a queued job, ask a running one to stop. One that has ended, or was asked before, stays as it is."""
+    if leave_queued(session, job_id, to=JobState.CANCELLED, error=None, event="cancelled", message=message, now=now):
+        return
+    running = update(JobRow).where(
+        JobRow.id == job_id, JobRow.state == JobState.RUNNING.value, JobRow.cancel_requested.is_(False)
+    )
+    if changed(session, running.values(cancel_requested=True)) == 1:
+        record_event(session, "cancel", asked, now=now, job=job_id)
+
+
 def _end_queued(
     session: Session,
     job_id: str,
