@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nimble_jobs import spec as specs
-from nimble_jobs.errors import NimbleError, NotFinishedInTime, NotFound, UsageError
+from nimble_jobs.errors import NimbleError, NotFinishedInTime, UsageError
 from nimble_jobs.job import After, Job, JobState
 from nimble_jobs.settings import Settings, check_targets
 from nimble_jobs.spec import JobSpec, code
@@ -75,14 +75,8 @@ def submit(
 def permitted(spec: JobSpec, named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
     """The folders of `allowed_python`. Raises UsageError where a `python:` file of the spec is in none of them."""
     folders = allowed_python(named, settings=settings)
-    check_permitted(spec, folders)
+    code.check(spec, folders)
     return folders
-
-
-def check_permitted(spec: JobSpec, folders: Sequence[Path]) -> None:
-    """Raises UsageError where a `python:` file of the spec is in none of these folders."""
-    if refused := code.refused(spec, folders):
-        raise UsageError("\n".join(refused))
 
 
 def allowed_python(named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
@@ -174,7 +168,7 @@ def list_jobs(
 def live_workers(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
     """The workers that run now: those that hold their lock. A `run` command is none."""
     with opened(store, home) as store:
-        return _workers(store)
+        return store.workers.live("worker")
 
 
 def start_worker(
@@ -231,19 +225,22 @@ def stop_workers(
     Raises NotFound for one that does not run, NotFinishedInTime naming those that are still there after `timeout_s`.
     """
     with opened(store, home) as store:
-        found = {info.id: info for info in _workers(store)}
-        for name in ids or ():
-            if name not in found:
-                raise NotFound(f"no worker {name} runs; `nimble-jobs worker ls` lists those that do")
-        chosen = [info for info in found.values() if ids is None or info.id in ids]
+        chosen = store.workers.chosen(ids)
         for info in chosen:
             _terminate(store, info)
-        deadline = time.monotonic() + timeout_s
-        while left := {info.id for info in store.workers.live()} & {info.id for info in chosen}:
-            if time.monotonic() > deadline:
-                raise NotFinishedInTime(f"still running after {timeout_s:g} s: {', '.join(sorted(left))}")
-            time.sleep(0.05)
+        if left := still_there(store, chosen, timeout_s):
+            raise NotFinishedInTime(f"still running after {timeout_s:g} s: {', '.join(left)}")
         return chosen
+
+
+def still_there(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
+    """Wait until these have left; the ids of those that have not when the time is over."""
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    while left := {info.id for info in store.workers.live()} & {info.id for info in asked}:
+        if deadline is not None and time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.05)
+    return []
 
 
 @contextmanager
@@ -258,13 +255,9 @@ def opened(store: Store | None, home: Home) -> Iterator[Store]:
         store.close()
 
 
-def _workers(store: Store) -> list[WorkerInfo]:
-    return [info for info in store.workers.live() if info.info.get("role") == "worker"]
-
-
 def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> WorkerInfo:
     while time.monotonic() < deadline:
-        for info in _workers(store):
+        for info in store.workers.live("worker"):
             if info.pid == pid and info.status == "ready":
                 return info
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from nimble_jobs.errors import NotFound
 from nimble_jobs.store import Order, Store, Wanted, WorkerInfo
 
 ANSWER_S = 3.0  # a worker that is well answers within a second
@@ -20,7 +19,7 @@ def ask(
     `ids` None: all workers; if they are to run or to pause, those that start later as well. Raises NotFound for one
     that does not run.
     """
-    chosen = _chosen(store, ids)
+    chosen = store.workers.chosen(ids)
     named = ids is not None or wanted is Wanted.DRAIN
     if chosen or not named:
         store.orders.want(wanted, [info.id for info in chosen] if named else None, time.time() if now is None else now)
@@ -31,7 +30,7 @@ def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None
     """Ask workers (None: all) to replace the process that runs their jobs. A job at hand is given back at its next safe
     point, or when limits.grace is over. Raises NotFound.
     """
-    chosen = _chosen(store, ids)
+    chosen = store.workers.chosen(ids)
     if chosen:
         store.orders.restart([info.id for info in chosen], time.time() if now is None else now)
     return chosen
@@ -43,7 +42,7 @@ def answered(store: Store, asked: Sequence[WorkerInfo], *, timeout_s: float = AN
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        live = {info.id: info for info in workers_of(store)}
+        live = {info.id: info for info in store.workers.live("worker")}
         orders = store.orders.of_each([info.id for info in asked])
         done = {
             info.id: live.get(info.id)
@@ -55,18 +54,5 @@ def answered(store: Store, asked: Sequence[WorkerInfo], *, timeout_s: float = AN
         time.sleep(_LOOK_S)
 
 
-def workers_of(store: Store) -> list[WorkerInfo]:
-    """The workers that run now; a `run` command is none."""
-    return [info for info in store.workers.live() if info.info.get("role") == "worker"]
-
-
 def _obeys(info: WorkerInfo, order: Order) -> bool:
     return info.info.get("wanted") == order.wanted and int(info.info.get("restarts", 0)) >= order.restarts
-
-
-def _chosen(store: Store, ids: Sequence[str] | None) -> list[WorkerInfo]:
-    live = workers_of(store)
-    for name in ids or ():
-        if all(info.id != name for info in live):
-            raise NotFound(f"no worker {name} runs; `nimble-jobs worker ls` lists those that do")
-    return [info for info in live if ids is None or info.id in ids]

@@ -234,7 +234,7 @@ def fire(*, store: Store | None = None, home: Home = None, now: float | None = N
 def firing(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
     """The processes that fire timers now: workers and `cron serve`."""
     with client.opened(store, home) as store:
-        return [info for info in store.workers.live() if info.info.get("role") in FIRING_ROLES]
+        return store.workers.live(*FIRING_ROLES)
 
 
 def _moment(option: str, at: float | str, zone: str, *, last: bool) -> float:

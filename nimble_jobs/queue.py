@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import spec as specs
-from nimble_jobs.client import Home, allowed_python, check_permitted, opened
+from nimble_jobs.client import Home, allowed_python, opened
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import After, Job
 from nimble_jobs.settings.allowed import check_targets
-from nimble_jobs.spec import JobSpec, many
+from nimble_jobs.spec import JobSpec, code, many
 from nimble_jobs.spec.grid import combinations
 from nimble_jobs.store import Again, NewJob, Store
 
@@ -93,7 +93,7 @@ def queue_array(
                 raise UsageError(f"{spec.name} has a cron part; add it as a timer, or take it out")
             check_targets(spec.notify, settings, f"job {spec.name}")
             specs.check_home(spec, store.home)
-            check_permitted(spec, folders)
+            code.check(spec, folders)
             job = NewJob.of(spec, allow_python=tuple(map(str, folders)))
             new.append(
                 replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ class Wanted:
     after: Sequence[After] = ()
     delay_s: float = 0.0
     timeout_s: float | None = None
-    allow_python: Sequence[Path] = field(default=())
+    allow_python: Sequence[Path] = ()
     wait: bool = False
     dry_run: bool = False
     quiet: bool = False
@@ -115,12 +115,12 @@ def _load(wanted: Wanted, home: Path) -> list[JobSpec]:
 def _show(ctx: typer.Context, specs: Sequence[JobSpec], wanted: Wanted) -> None:
     from nimble_jobs import client
     from nimble_jobs.settings.allowed import check_targets
-    from nimble_jobs.spec import dump
+    from nimble_jobs.spec import code, dump
 
     settings = options.configured(ctx)
     folders = client.allowed_python(wanted.allow_python, settings=settings)
     for spec in specs:
-        client.check_permitted(spec, folders)
+        code.check(spec, folders)
         check_targets(spec.notify, settings, f"job {spec.name}")
     output.emit_json([dump(spec) for spec in specs])
     output.note(f"{count(len(specs), 'job')} would be queued; nothing was")

@@ -10,7 +10,6 @@ import typer
 
 from nimble_jobs.cli import cron_health, cron_rows, options, output
 from nimble_jobs.plural import count
-from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, Timer
@@ -98,6 +97,7 @@ def backfill(
     are submitted by whoever fires timers.
     """
     from nimble_jobs import cron
+    from nimble_jobs.ticks import local_text
 
     with options.store(ctx) as store:
         found = cron.backfill(name, since, until, max_running=max_running, dry_run=dry_run, store=store)
@@ -138,6 +138,8 @@ def _change(store: Store, names: Sequence[str], change: Callable[..., Timer], do
 
 
 def _backfill_json(found: Backfill, zone: str, *, kept: bool) -> dict[str, Any]:
+    from nimble_jobs.ticks import local_text
+
     return {
         "name": found.timer.name,
         "kept": kept,

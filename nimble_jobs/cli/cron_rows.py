@@ -12,7 +12,6 @@ from nimble_jobs.cli import output, render
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Row
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
     from nimble_jobs.cron import Watched
@@ -97,6 +96,8 @@ DUE_COLUMNS = (
 
 def timer_row(watched: Watched, now: float) -> Row:
     """A timer's row in `cron ls`."""
+    from nimble_jobs.ticks import local_text
+
     timer, last, due, cron = watched.timer, watched.last, watched.next, watched.cron
     return {
         "name": timer.name,
@@ -125,6 +126,8 @@ def timer_row(watched: Watched, now: float) -> Row:
 
 def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
     """A tick that was, and its job."""
+    from nimble_jobs.ticks import local_text
+
     return {
         "tick": output.iso(tick.due),
         "local": local_text(tick.due, zone),
@@ -194,6 +197,8 @@ Names = Annotated[
 
 def due_rows(name: str, zone: str, dues: Sequence[Due], now: float) -> list[Row]:
     """Ticks that are to come."""
+    from nimble_jobs.ticks import local_text
+
     return [
         {
             "name": name,

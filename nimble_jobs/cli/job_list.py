@@ -140,8 +140,7 @@ def job_rows(store: Store, selection: Selection, *, ids_only: bool = False) -> l
         matches.append(Match(column="state", compare="=", value=JobState.QUEUED.value))
     if asks_why or (sort is not None and sort not in STORED):  # known only once the jobs are
         jobs = store.jobs.listed(Wanted(matches=matches, now=now))
-        rest = Selection(filters=selection.filters, sort=selection.sort, limit=selection.limit, now=now)
-        return rest.chosen(_rows(store, jobs, now), conditions, sort)
+        return selection.chosen(_rows(store, jobs, now), conditions, sort)
 
     def keep(job: Job) -> bool:
         row = render.job_row(job, now)

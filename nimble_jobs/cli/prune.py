@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -131,5 +131,4 @@ def _summary(done: Done) -> str:
 
 
 def _row(kind: str, number: int, nbytes: int) -> Row:
-    found: dict[str, Any] = {"kind": kind, "count": number, "bytes": nbytes}
-    return found
+    return {"kind": kind, "count": number, "bytes": nbytes}

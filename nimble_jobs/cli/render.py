@@ -177,7 +177,7 @@ def progress(row: dict[str, Any]) -> str:
         return "empty"
     if total is None:
         return str(done) if done else "-"
-    return f"{done}/{total} {100 * done // total if total else 100:>3}%"
+    return f"{done}/{total} {100 * done // total:>3}%"
 
 
 def state_text(row: Row) -> str:

@@ -184,9 +184,10 @@ def submit(
             sys.stdout.flush()
         for text in () if quiet else waits.changed_groups(store, [job]):
             output.note(text)
-        if not wait and not _served(store, job):
-            output.note(waits.no_worker(job, client.live_workers(store=store)))
-        elif held := waits.paused(job, client.live_workers(store=store)):
+        live = client.live_workers(store=store)
+        if not wait and not any(waits.takes(worker, job) for worker in live):
+            output.note(waits.no_worker(job, live))
+        elif held := waits.paused(job, live):
             output.note(held)
         attend = _Attendant(store, quiet=quiet) if wait else None
         if follow:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nimble_jobs.cli import output
-from nimble_jobs.ticks import local_text
 
 if TYPE_CHECKING:
     from nimble_jobs.spec import JobSpec
@@ -16,6 +15,7 @@ def as_of_a_tick(spec: JobSpec) -> JobSpec:
     if spec.cron is None:
         return spec
     from nimble_jobs import cron
+    from nimble_jobs.ticks import local_text
 
     job, tick = cron.as_of(spec)
     if job.input.source != spec.input.source:

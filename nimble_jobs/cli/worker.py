@@ -14,7 +14,7 @@ from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
-    from nimble_jobs.store import Order, WorkerInfo
+    from nimble_jobs.store import Order, Store, WorkerInfo
     from nimble_jobs.store.health import Health
 
 app = typer.Typer(
@@ -106,13 +106,15 @@ def ls(
     json: options.Json = False,
 ) -> None:
     """List the workers that run now."""
-    rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(ctx), KEYS)
+    with options.store(ctx) as store:
+        rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(store), KEYS)
+        problem = store.settings.problem
     for row in rows:
         if row["health_words"]:
             output.note(row["health_words"])
         for duty, reason in row["failing"].items():
             output.note(f"worker {row['id']}: {duty} failed, and is tried again: {reason}")
-    if (problem := _config_problem(ctx)) is not None:
+    if problem is not None:
         output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
@@ -144,29 +146,22 @@ def stop(
     output.note("gone")
 
 
-def _rows(ctx: typer.Context) -> list[Row]:
+def _rows(store: Store) -> list[Row]:
     from nimble_jobs import client
     from nimble_jobs.store.health import health_of
 
     now = time.time()
-    with options.store(ctx) as store:
-        live = client.live_workers(store=store)
-        ids = [worker.id for worker in live]
-        residents = store.schedules.residents(ids)
-        orders = store.orders.of_each(ids)
-        running = {job.worker: job for job in store.jobs.running()}
-        health = {worker.id: health_of(worker, store.home) for worker in live}
+    live = client.live_workers(store=store)
+    ids = [worker.id for worker in live]
+    residents = store.schedules.residents(ids)
+    orders = store.orders.of_each(ids)
+    running = {job.worker: job for job in store.jobs.running()}
+    health = {worker.id: health_of(worker, store.home) for worker in live}
     return [
         _row(worker, running.get(worker.id), health[worker.id], orders[worker.id], now)
         | {"residents": sorted(key for key, holders in residents.items() if worker.id in holders)}
         for worker in live
     ]
-
-
-def _config_problem(ctx: typer.Context) -> str | None:
-    from nimble_jobs.settings import Watched
-
-    return Watched(options.home(ctx)).problem
 
 
 def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now: float) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +20,6 @@ Ids = Annotated[
     typer.Argument(metavar="ID", help="Worker id or its beginning; all where none is named.", show_default=False),
 ]
 
-_LOOK_S = 0.05
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `worker`."""
@@ -40,7 +37,7 @@ def drain(
     json: options.Json = False,
 ) -> None:
     """Let workers finish the job at hand, take no more, and leave with exit code 0: no service starts them again."""
-    from nimble_jobs import control
+    from nimble_jobs import client, control
     from nimble_jobs.store import Wanted
 
     limit_s = options.duration(timeout, "--timeout")
@@ -49,7 +46,7 @@ def drain(
         rows = _answers(store, asked, "finishes {job}, then leaves", "leaves")
         _say(rows, json=json, empty="no worker is running")
         if wait:
-            left = _gone(store, asked, limit_s)
+            left = client.still_there(store, asked, limit_s)
             if left:
                 raise NotFinishedInTime(f"still running after {timeout}: {', '.join(left)}")
             if asked:
@@ -95,9 +92,8 @@ def restart(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = Fal
 
 
 def _named(store: Store, worker_ids: Sequence[str] | None) -> list[str] | None:
-    from nimble_jobs import control
 
-    return [worker.id for worker in chosen(control.workers_of(store), worker_ids)] if worker_ids else None
+    return [worker.id for worker in chosen(store.workers.live("worker"), worker_ids)] if worker_ids else None
 
 
 def _answers(store: Store, asked: Sequence[WorkerInfo], busy: str, idle: str) -> list[Row]:
@@ -135,13 +131,3 @@ def _say(rows: Sequence[Row], *, json: bool, empty: str) -> None:
         output.note(f"worker {row['id']} (process {row['pid']}): {row['words']}")
     if not rows:
         output.note(empty)
-
-
-def _gone(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
-    """Wait until they have left; those that have not when the time is over."""
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    while left := {info.id for info in store.workers.live()} & {info.id for info in asked}:
-        if deadline is not None and time.monotonic() > deadline:
-            return sorted(left)
-        time.sleep(_LOOK_S)
-    return []

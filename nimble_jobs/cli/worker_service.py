@@ -172,10 +172,9 @@ def _removed(path: Path) -> None:
 
 
 def _worker(ctx: typer.Context, pid: int) -> str | None:
-    from nimble_jobs import control
 
     with options.store(ctx) as store:
-        return next((info.id for info in control.workers_of(store) if info.pid == pid), None)
+        return next((info.id for info in store.workers.live("worker") if info.pid == pid), None)
 
 
 def _interpreter(text: str) -> str | None:

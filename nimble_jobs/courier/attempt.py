@@ -9,7 +9,7 @@ from nimble_jobs import __version__
 from nimble_jobs.courier import command, http
 from nimble_jobs.courier.http import Post
 from nimble_jobs.courier.refusals import NotTaken, Refused
-from nimble_jobs.courier.secrets import Missing, filled, hidden
+from nimble_jobs.courier.secrets import filled, hidden
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice
 from nimble_jobs.store.routes import STARTED, Channel
@@ -22,8 +22,8 @@ async def send(notice: Notice, settings: NotifySettings, environ: Mapping[str, s
     """Deliver it. Raises Refused."""
     try:
         await _send(notice, settings, environ, now)
-    except (NotTaken, Missing) as e:
-        raise Refused(hidden(str(e), environ), getattr(e, "retry_after_s", None)) from None
+    except NotTaken as e:
+        raise Refused(hidden(str(e), environ), e.retry_after_s) from None
 
 
 async def _send(notice: Notice, settings: NotifySettings, environ: Mapping[str, str], now: float) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from nimble_jobs.courier.refusals import NotTaken
 from nimble_jobs.spec.notify import VARIABLE
 
 _LONG_ENOUGH = 6  # shorter values are words, not secrets
 
 
-class Missing(ValueError):
-    """A variable that an address names is not set."""
-
-
 def filled(text: str, environ: Mapping[str, str]) -> str:
-    """`text` with the values of its variables. Raises Missing, which names the variable."""
+    """`text` with the values of its variables. Raises NotTaken, which names a variable that is not set."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
         if not environ.get(name):
-            raise Missing(f"the variable {name} is not set in the environment of the process that sends")
+            raise NotTaken(f"the variable {name} is not set in the environment of the process that sends")
         return environ[name]
 
     return VARIABLE.sub(value, text)

@@ -48,11 +48,12 @@ class Carried:
         changing = self._snapshot.resized() or next(iter(self._snapshot.changing(containers=True)), None)
         if changing is not None:
             return changing
+        weighed = self._sums is not None
         self.weigh()
         assert self._sums is not None
         return (
             _differing(self._versions, _versions(self._module))
-            or _differing(self._sums, _sums(self._module))
+            or (_differing(self._sums, _sums(self._module)) if weighed else None)
             or _differing(self._attributes, attributes(self._module))
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
+from nimble_jobs.store.home import write_whole
 
 _LIMIT_S = 150.0  # a stop waits for the job at hand
 _SHOWN = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result,ExecMainStatus,NRestarts,StateChangeTimestamp"
@@ -55,7 +56,7 @@ class Manager:
         done = self._call("show", "--property=Version")
         if done.returncode == 0:
             return None
-        return f"systemctl --user does not work: {_last(done) or f'exit code {done.returncode}'}"
+        return f"systemctl --user does not work: {_reason(done) or f'exit code {done.returncode}'}"
 
     def write(self, name: str, text: str) -> bool:
         """Put a unit file in its place. False where it is the same already. Raises OSError."""
@@ -63,12 +64,7 @@ class Manager:
         if self.read(name) == text:
             return False
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        # The environment in it may hold the password of a database.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
+        write_whole(path, text.encode())  # for nobody else: the environment in it may hold the password of a database
         return True
 
     def read(self, name: str) -> str | None:
@@ -120,7 +116,7 @@ class Manager:
         done = self._call(*words)
         if done.returncode != 0:
             called = " ".join(("systemctl --user", *words))
-            raise NimbleError(f"{called}: exit code {done.returncode}: {_last(done) or 'it says nothing'}")
+            raise NimbleError(f"{called}: exit code {done.returncode}: {_reason(done) or 'it says nothing'}")
         return done.stdout
 
     def _call(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -145,9 +141,9 @@ class Manager:
             raise NimbleError(f"{program}: {e.strerror}") from e
 
 
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[0].strip() if lines else ""
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """The first line of what it said."""
+    return next((line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()), "")
 
 
 def _number(text: str | None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import Problem, SpecError
+from nimble_jobs.spec import code
 from nimble_jobs.spec.notify import NotifySpec, hosts_of
 
 if TYPE_CHECKING:
@@ -43,16 +44,10 @@ def about_host(address: str, allowed: Sequence[str]) -> str | None:
     return None if names is None or not set(names).isdisjoint(allowed) else f"the host {names[0]} is not allowed"
 
 
-def inside(program: str, folders: Sequence[str]) -> bool:
-    """Does a program lie in one of the folders, links resolved?"""
-    real = Path(program).resolve()
-    return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
-
-
 def about_program(program: str, folders: Sequence[str]) -> str | None:
     """Why a command may not run; None where it may."""
     real = Path(program).resolve()
-    if not inside(program, folders):
+    if not code.allowed(real, [Path(folder) for folder in folders]):
         return f"{program}: may not be run; allow its folder under notify.commands in config.yaml"
     try:
         for place in (real, real.parent):

@@ -68,7 +68,7 @@ Size = Annotated[
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"},
+                {"type": "string", "pattern": _SIZE_PATTERN},
             ]
         }
     ),

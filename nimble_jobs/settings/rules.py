@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from nimble_jobs.settings.allowed import about_host, inside
+from nimble_jobs.settings.allowed import about_host
 from nimble_jobs.settings.model import Settings
+from nimble_jobs.spec import code
 from nimble_jobs.spec.findings import Finding, place
 from nimble_jobs.spec.tree import Tree
 
@@ -48,5 +50,6 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
 
 def _command(settings: Settings) -> Iterator[Finding]:
     command = settings.notify.command
-    if command is not None and not inside(command[0], settings.notify.commands):
+    folders = [Path(folder) for folder in settings.notify.commands]
+    if command is not None and not code.allowed(Path(command[0]), folders):
         yield Finding("notify.command", f"{command[0]} may not be run", "a program in a folder of notify.commands")

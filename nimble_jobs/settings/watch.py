@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from nimble_jobs.errors import SettingsError
@@ -20,9 +19,8 @@ class Watched:
     Each look costs one `stat`. A file that is broken leaves the last good values in place; `problem` says why.
     """
 
-    def __init__(self, home: Path, *, given: Mapping[str, str | None] | None = None) -> None:
+    def __init__(self, home: Path) -> None:
         self._home = home
-        self._given = dict(given or {})
         self._lock = threading.Lock()
         self._stamp: _Stamp = None
         self._read: Settings | None = None
@@ -45,7 +43,7 @@ class Watched:
         with self._lock:
             self._look()
             if self._read is None and self._without is None:
-                self._without = load(self._home, given=self._given, file=False)
+                self._without = load(self._home, file=False)
             return self._read or self._without or Settings()
 
     @property
@@ -60,7 +58,7 @@ class Watched:
         if stamp == self._stamp and (self._read or self._error):
             return
         try:
-            self._read, self._error = load(self._home, given=self._given), None
+            self._read, self._error = load(self._home), None
         except SettingsError as e:
             self._error = e
         self._stamp = stamp

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from nimble_jobs.errors import UsageError
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
 
@@ -12,6 +13,12 @@ from nimble_jobs.spec.paths import parse_source
 def refused(spec: JobSpec, folders: Sequence[Path]) -> list[str]:
     """A message for each `python:` source that lies in none of the allowed folders."""
     return [why_refused(field, path) for field, path in _python_files(spec) if not allowed(path, folders)]
+
+
+def check(spec: JobSpec, folders: Sequence[Path]) -> None:
+    """Raises UsageError where a `python:` source of the spec lies in none of the allowed folders."""
+    if messages := refused(spec, folders):
+        raise UsageError("\n".join(messages))
 
 
 def allowed(path: Path, folders: Sequence[Path]) -> bool:

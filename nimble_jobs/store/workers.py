@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nimble_jobs.errors import StoreError
+from nimble_jobs.errors import NotFound, StoreError
 from nimble_jobs.store.home import write_whole
 from nimble_jobs.store.ids import random_id
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
@@ -113,12 +113,14 @@ class Workers:
         info = self._read_info(slot)
         return info is None or info.get("id") == worker_id
 
-    def live(self) -> list[WorkerInfo]:
-        """The workers that hold their locks now."""
+    def live(self, *roles: str) -> list[WorkerInfo]:
+        """The processes that hold their locks now; where roles are given, only those that have one of them."""
         found = []
         for slot in self._slots():
             if self._held(slot):
                 info = self._read_info(slot) or {}
+                if roles and info.get("role") not in roles:
+                    continue
                 found.append(
                     WorkerInfo(
                         id=str(info.get("id", f"{slot}-unknown")),
@@ -130,6 +132,14 @@ class Workers:
                     )
                 )
         return found
+
+    def chosen(self, ids: Sequence[str] | None) -> list[WorkerInfo]:
+        """The workers of these ids, or all that run (None). Raises NotFound for one that does not run."""
+        live = self.live("worker")
+        for name in ids or ():
+            if all(info.id != name for info in live):
+                raise NotFound(f"no worker {name} runs; `nimble-jobs worker ls` lists those that do")
+        return [info for info in live if ids is None or info.id in ids]
 
     def _slots(self) -> Iterator[int]:
         return iter(sorted(int(file.stem) for file in self._folder.glob("*.lock") if file.stem.isdigit()))

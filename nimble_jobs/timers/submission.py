@@ -12,11 +12,10 @@ from nimble_jobs import spec as specs
 from nimble_jobs.errors import Damaged, UsageError
 from nimble_jobs.spec import code
 from nimble_jobs.spec.model import CronSpec
+from nimble_jobs.spec.timer_rules import TEMPLATED
 from nimble_jobs.store import NewJob, Timer
 from nimble_jobs.ticks import render
 from nimble_jobs.timers.rhythm import Rhythm
-
-TEMPLATED = (("input", "source"), ("output", "path"), ("run", "key"))
 
 
 def cron_of(timer: Timer) -> CronSpec:
@@ -42,8 +41,7 @@ def job_for(timer: Timer, tick: int, rhythm: Rhythm, *, home: Path) -> NewJob:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--allow-python: {folder} is not a folder any more")
-    if refused := code.refused(spec, folders):
-        raise UsageError("\n".join(refused))
+    code.check(spec, folders)
     return NewJob.of(spec, allow_python=timer.allow_python)
 
 
@@ -52,7 +50,8 @@ def rendered(spec: dict[str, Any], tick: int, rhythm: Rhythm) -> dict[str, Any]:
     filled = dict(spec)
     previous: int | None = None
     looked = False
-    for section, field in TEMPLATED:
+    for path in TEMPLATED:
+        section, _, field = path.partition(".")
         text = spec.get(section, {}).get(field)
         if not isinstance(text, str) or "{{" not in text:
             continue

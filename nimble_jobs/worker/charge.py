@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
 
 from nimble_jobs.errors import NotFound
 from nimble_jobs.job import Job
-from nimble_jobs.settings import LimitSettings
+from nimble_jobs.settings import Settings
 from nimble_jobs.settings.taken import taken
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
@@ -28,10 +27,9 @@ class Charge:
     How an attempt ended is owed to the store, since that may be unusable right now; `owed.pay` writes it.
     """
 
-    def __init__(self, store: Store, worker: str, limits: Callable[[], LimitSettings]) -> None:
+    def __init__(self, store: Store, worker: str) -> None:
         self._store = store
         self._worker = worker
-        self._limits = limits
         self.running: Running | None = None
         self.owed = Owed()
 
@@ -47,15 +45,16 @@ class Charge:
         if job is None:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)
-        self.running = Running.begin(job, now, stall_s=self._limits().stall)
-        self._note_settings(job)
+        settings = self._store.settings.usable()
+        self.running = Running.begin(job, now, stall_s=settings.limits.stall)
+        self._note_settings(job, settings)
         child.moved()  # what an earlier job left in the pipe
         child.run(job)
         return True
 
-    def _note_settings(self, job: Job) -> None:
+    def _note_settings(self, job: Job, settings: Settings) -> None:
         """Keep what the attempt takes from the configuration, which may be another tomorrow."""
-        values = taken(job.spec, job.allow_python, self._store.settings.usable())
+        values = taken(job.spec, job.allow_python, settings)
         if values:
             text = ", ".join(f"{field} from {each['origin']}" for field, each in values.items())
             self._store.jobs.event_soon("settings", text, job.id, job.attempt, values, now=time.time())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -26,19 +25,18 @@ LOOK_S = 0.5  # how often it is asked what is due
 BEAT_S = 5.0
 
 
-def serve(home: Path, *, duties_of: Callable[[Store], tuple[Duty, ...]] | None = None) -> int:
+def serve(home: Path) -> int:
     """Fire timers and send notifications until SIGTERM or SIGINT; 0 then. Meanwhile a lock in `workers/` with the role
     `cron` is held.
 
     A store that is full, locked or read-only is waited for. Raises StoreError when the state folder cannot be used,
     HomeReplaced when another one has its place.
     """
-    make = duties_of or (lambda store: (Fire(store), Reread(store)))
 
     def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
         log.info("timers are fired by %s", lease.id)
         courier = Courier(store, lease.id)
-        over = Loop(store, lease, signals, (*make(store), Send(courier))).run()
+        over = Loop(store, lease, signals, (Fire(store), Reread(store), Send(courier))).run()
         courier.finish(LAST_NOTICES_S)
         log.info("%s ends", lease.id)
         return over

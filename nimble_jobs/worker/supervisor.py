@@ -55,7 +55,7 @@ class Supervisor:
         self._seat = Seat(spawn)
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
-        self._charge = Charge(store, lease.id, lambda: self._limits)
+        self._charge = Charge(store, lease.id)
         self._owed = self._charge.owed
         self._heed = Heed(store, lease.id, on_change=self._beat)
         mine = (self._heed, *duties, Reclaim(store, lease.id, lambda: self._charge.job))
@@ -64,7 +64,7 @@ class Supervisor:
         self._beat_at = 0.0
         self._watch_at = 0.0
         self._claim_at = 0.0
-        self._trouble = Trouble(store.settings.usable().limits.patience)
+        self._trouble = Trouble(self._limits.patience)
         self._trusted_at = 0.0  # after trouble: when the store is asked again, so that a good step means something
 
     def loop(self) -> bool:

@@ -191,7 +191,7 @@ def test_show_says_what_came_from_the_configuration(cli: Cli, tmp_path: Path, re
     path = configure(cli.home, f"limits:\n  stall: 20m\nnotify: {{hosts: ['{receiver.host}']}}\n")
     job = str(cli("submit", spec(tmp_path, f"{{webhook: '{receiver.url}/x'}}")).out.strip())
     with cli.store() as store:
-        charge = Charge(store, "0-w", lambda: store.settings.now().limits)
+        charge = Charge(store, "0-w")
         assert charge.take(cast(Child, _Idle()), 0.0)
         store.jobs.fail(job, 1, error="bad", retry=False, lost=False, now=time.time())
     configure(cli.home, "# nothing any more\n")
