@@ -127,7 +127,8 @@ def measure_prune(folder: Path, count: int, quiet_s: float) -> dict[str, Any]:
     began.wait()
     time.sleep(quiet_s)
     start = time.time()
-    prune = [str(Path(sys.executable).with_name("nimble-jobs")), "--home", str(home), "prune", "--yes", "--json"]
+    base = [str(Path(sys.executable).with_name("nimble-jobs")), "--home", str(home), "prune", "--yes", "--json"]
+    prune = [*base, "--keep", "30d", "--keep-failed", "30d"]
     done = subprocess.run(prune, capture_output=True, text=True, check=False, cwd=ROOT)
     end = time.time()
     stop.set()
