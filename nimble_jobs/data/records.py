@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nimble_jobs.data.buffers import Buffer
+from nimble_jobs.pictures import Pictures
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
@@ -35,6 +38,8 @@ class Batch:
     x: np.ndarray  # [n, *signature.shape], C-contiguous
     labels: np.ndarray | None  # int64 [n], or numbers as float32 [n] or [n, m]
     bad: tuple[BadRecord, ...]
+    buffer: Buffer | None = None  # where x or pictures lie; whoever is done with the batch releases it
+    pictures: Pictures | None = None  # still to be decoded, on the device; x then has no rows
 
     def __len__(self) -> int:
         return len(self.ids)

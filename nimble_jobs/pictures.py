@@ -1,0 +1,25 @@
+"""Encoded pictures on their way to a decoder on the device, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pictures:
+    """The good records of a batch, one span each."""
+
+    data: np.ndarray  # uint8 [*], in which all spans lie
+    spans: np.ndarray  # int64 [n, 2]: offset and length in bytes
+    sizes: np.ndarray  # int32 [n, 2]: height and width of the picture, from its header
+    decoded: np.ndarray  # bool [n]: the span holds the final pixels, uint8 [height, width, channels], not a JPEG
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def bytes_of(self, row: int) -> np.ndarray:
+        """uint8 [length]: a view of what the row's span holds."""
+        offset, length = self.spans[row].tolist()
+        return self.data[offset : offset + length]

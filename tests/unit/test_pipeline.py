@@ -1,0 +1,95 @@
+"""Stages on threads: order, bounds, errors, ends, meters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nimble_jobs.pipeline import Load, Meter, ahead, bottleneck, mapped
+
+
+@given(st.lists(st.integers(), max_size=40), st.integers(1, 4), st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_stages_keep_the_order(items: list[int], threads: int, depth: int) -> None:
+    """Two stages after each other give what a plain loop gives."""
+    doubled = mapped(lambda x: 2 * x, ahead(iter(items), depth), threads=threads, depth=depth)
+    assert list(ahead(doubled, depth)) == [2 * x for x in items]
+
+
+def test_an_error_comes_where_its_item_would_have_come() -> None:
+    """Items before it arrive first."""
+
+    def source() -> Iterator[int]:
+        yield 1
+        raise ValueError("broken")
+
+    stage = ahead(mapped(lambda x: x, source(), threads=2, depth=2), 2)
+    assert next(stage) == 1
+    with pytest.raises(ValueError, match="broken"):
+        next(stage)
+
+
+def test_no_more_than_the_queue_holds_is_made_ahead() -> None:
+    """One item in hand, `depth` in the queue."""
+    made = []
+
+    def source() -> Iterator[int]:
+        for i in range(100):
+            made.append(i)
+            yield i
+
+    stage = ahead(source(), 3)
+    assert next(stage) == 0
+    for _ in range(100):  # the thread has all the time it wants
+        if len(made) >= 5:
+            break
+        time.sleep(0.01)
+    assert len(made) == 5  # one taken, three in the queue, one in the thread's hand
+    stage.close()
+
+
+def test_closing_ends_every_thread_and_every_source() -> None:
+    """Also of the stages before the last one."""
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(10**9)
+        finally:
+            closed.set()
+
+    before = threading.active_count()
+    stage = ahead(mapped(lambda x: x, source(), threads=2, depth=4), 2)
+    assert [next(stage) for _ in range(3)] == [0, 1, 2]
+    stage.close()
+    assert closed.is_set()
+    assert threading.active_count() == before
+
+
+def test_a_meter_says_how_busy_a_stage_was() -> None:
+    """Two workers, three seconds of work within two seconds: 75 percent."""
+    clock = iter([0.0, 1.0, 2.0]).__next__
+    meter = Meter("decode", workers=2, now=clock)
+    with meter.busy():
+        pass
+    meter.worked(2.0, 7)
+    meter.waiting(2)
+    meter.waiting(1)
+    load = meter.load()
+    assert load == Load(name="decode", busy=0.75, workers=2, depth=1.5, limit=0, items=8)
+
+
+def test_the_busiest_stage_is_the_bottleneck() -> None:
+    """Whatever its place."""
+    loads = [
+        Load(name=n, busy=b, workers=1, depth=0, limit=1, items=1) for n, b in (("a", 0.2), ("b", 0.9), ("c", 0.5))
+    ]
+    found = bottleneck(loads)
+    assert found is not None
+    assert found.name == "b"
+    assert bottleneck([]) is None
