@@ -177,8 +177,29 @@ def _timed(source: Iterator[T], meter: Meter | None) -> Generator[T]:
                 return
             yield item  # type: ignore[misc]
     finally:
-        if hasattr(source, "close"):
-            source.close()
+        _close(source)
+
+
+class _Until(Iterator[T]):
+    """The items of a source up to its error, which is kept."""
+
+    def __init__(self, source: Iterable[T]) -> None:
+        self._source = iter(source)
+        self.error: BaseException | None = None
+
+    def __next__(self) -> T:
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise
+        except BaseException as e:
+            self.error = e
+            raise StopIteration from None
+
+
+def _close(source: object) -> None:
+    if isinstance(source, Generator):
+        source.close()
 
 
 def mapped(
@@ -211,26 +232,18 @@ def mapped(
             meter.waiting(sum(f.done() for f in pending))
         return pending.popleft().result()
 
+    items = _Until(source)
     try:
-        items, broken = iter(source), None
-        while True:
-            try:
-                item = next(items)
-            except StopIteration:
-                break
-            except BaseException as e:  # noqa: BLE001 - raised after the results of what came before it
-                broken = e
-                break
+        for item in items:
             if len(pending) >= depth:
                 yield first()
             pending.append(pool.submit(metered, item))
         while pending:
             yield first()
-        if broken is not None:
-            raise broken
+        if items.error is not None:
+            raise items.error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         if meter is not None:
             meter.over()
-        if hasattr(source, "close"):
-            source.close()
+        _close(source)
