@@ -192,7 +192,7 @@ class _Until(Iterator[T]):
             return next(self._source)
         except StopIteration:
             raise
-        except BaseException as e:
+        except BaseException as e:  # noqa: BLE001 - raised once the items before it are done
             self.error = e
             raise StopIteration from None
 
