@@ -14,11 +14,11 @@ import torch
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
-from nimble_jobs.planner import Loaded, Prepared, Progress, Request, improve, prepare
+from nimble_jobs.planner import Loaded, Prepared, Progress, Request, prepare
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
-from nimble_jobs.workloads import only_new
+from nimble_jobs.workloads import moving, only_new
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
@@ -83,7 +83,14 @@ def run(context: JobContext) -> Outcome:
                 if shard not in staging.done:
                     if context.stop() is not Stop.GO:
                         raise Stopped
-                    prepared = _improved(context, prepared, shard)
+                    at = moving.At(
+                        record=first,
+                        done=tally.done - adopted,
+                        left=reader.total - first,
+                        run_s=time.perf_counter() - start,
+                    )
+                    if moving.due(context, prepared, at):
+                        prepared = moving.better(context, prepared, at)
                     columns, bad = _score(context, reader, prepared.loaded, first, last, tally, limits)
                     last_one = shard == len(shards) - 1
                     carries = prepared.loaded.altered()
@@ -133,32 +140,6 @@ def request_of(
         allowed_python=allowed_python,
         memory_bytes=memory_bytes,
     )
-
-
-def _improved(context: JobContext, prepared: Prepared, shard: int) -> Prepared:
-    """Before a shard, a progressive job moves to its better schedule if that is there; the job says so."""
-    if prepared.progress is not Progress.BUILDING:
-        return prepared
-    assert context.builders is not None
-    before = prepared.loaded.schedule
-    found = improve(
-        prepared, store=context.store, residents=context.residents, builders=context.builders, report=context.report
-    )
-    after, key = found.loaded.schedule, found.loaded.key
-    if found.progress is Progress.MOVED and before is not None and after is not None:
-        was, now = (f"{schedule.replay_us / 1e3:.4g} ms" for schedule in (before, after))
-        gain = f"{was} a replay before, {now} now, measured while it ran{faster_in_eager(after)}"
-        context.event("schedule", f"moved to {key[:12]} before shard {shard}: {gain}", {"key": key, "shard": shard})
-    elif found.loaded.fallback is not None:
-        context.event("fallback", f"runs in eager from shard {shard}: {found.loaded.fallback}", {"key": key})
-    elif found.stays_because is not None:
-        message = f"stays on what it began with: the better schedule was not loaded: {found.stays_because}"
-        context.event("schedule", message, {"key": key, "shard": shard})
-    elif found.progress is Progress.STAYS:
-        context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
-    if found is not prepared:
-        context.report(phase="run", schedule=found.summary())
-    return found
 
 
 def tell_weights(context: JobContext, model: ModelSpec) -> None:

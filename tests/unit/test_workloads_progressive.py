@@ -119,7 +119,7 @@ def test_it_moves_at_a_boundary_and_says_so(store: Store, tmp_path: Path) -> Non
     found = output(tmp_path)
     first, second = events(store, job)
     assert first.startswith("miss ")
-    assert f"moved to {job.schedule['key'][:12]} before shard 2: " in second
+    assert f"moved to {job.schedule['key'][:12]} before record 8: " in second
     assert second.endswith(f" ms a replay before, {job.schedule['replay_us'] / 1e3:.4g} ms now, measured while it ran")
     assert (job.schedule["hit"], job.schedule["runs"], job.schedule["progress"]) == ("miss", "schedule", "moved")
     after = run(store, tmp_path, station=station)
@@ -198,7 +198,7 @@ def test_it_does_not_move_before_the_builder_has_ended(store: Store, tmp_path: P
             return self.asked < 5
 
     job = run(store, tmp_path, Lingers(store, 2))
-    assert "before shard 4: " in events(store, job)[1]
+    assert "before record 16: " in events(store, job)[1]
     assert job.schedule["progress"] == "moved"
 
 
@@ -207,7 +207,7 @@ def test_a_process_builds_it(store: Store, tmp_path: Path) -> None:
     builders = Patient(store.home)
     job = run(store, tmp_path, builders)
     assert job.schedule["progress"] == "moved"
-    assert "before shard 0" in events(store, job)[1]
+    assert "before record 0" in events(store, job)[1]
     assert store.schedules.get(job.schedule["key"]).hits == 1
     assert run(store, tmp_path).schedule["hit"] == "stored"
 
