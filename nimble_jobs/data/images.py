@@ -13,11 +13,12 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from nimble_jobs.data.batches import default_threads, read_ahead
+from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, Stamp, is_glob, stamp_of
 from nimble_jobs.data.transform import arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.pipeline import mapped
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec, TransformSpec
@@ -178,7 +179,7 @@ class ImageSource:
             except Undecodable as e:
                 return str(e)
 
-        found = read_ahead(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
+        found = mapped(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
         for name, this in zip(self.ids, found, strict=True):
             if isinstance(this, str):
                 reason = reason or f"{name}: {this}"

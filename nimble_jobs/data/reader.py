@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 
 from nimble_jobs.data import labels as label_values
-from nimble_jobs.data.batches import default_threads, read_ahead
+from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, list_files
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.pipeline import Meter, mapped
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec
 
@@ -90,10 +91,13 @@ class Reader:
         *,
         batch_size: int,
         order: np.ndarray | None = None,
+        bounds: Sequence[tuple[int, int]] | None = None,
+        meter: Meter | None = None,
         raw: bool = False,
     ) -> Iterator[Batch]:
-        """Batches over positions [start, stop), the last one possibly short.
+        """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
 
+        `meter` counts the work of those who read and decode.
         With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
 
         Closing the generator ends its threads. Raises DataError when the input changed or vanished.
@@ -101,7 +105,8 @@ class Reader:
         end = self.total if order is None else len(order)
         stop = end if stop is None else min(stop, end)
         piece = min(self._source.piece or batch_size, batch_size)
-        bounds = [(a, min(a + batch_size, stop)) for a in range(start, stop, batch_size)]
+        if bounds is None:
+            bounds = [(a, min(a + batch_size, stop)) for a in range(start, stop, batch_size)]
         pieces = ((p, min(p + piece, b)) for a, b in bounds for p in range(a, b, piece))
 
         def load(bound: tuple[int, int]) -> tuple[np.ndarray, Loaded]:
@@ -113,13 +118,17 @@ class Reader:
         alone = len(bounds) <= 1 and self._source.piece is None  # a thread costs more than it would save
         threads = 1 if self._source.piece is None else default_threads()
         depth = 2 * max(threads, -(-batch_size // piece))  # two batches, or what keeps the threads busy
-        loaded = map(load, pieces) if alone else read_ahead(load, pieces, threads=threads, depth=depth)
+        loaded: Iterator[tuple[np.ndarray, Loaded]] = (
+            map(load, pieces)
+            if alone
+            else mapped(load, pieces, threads=threads, depth=depth, meter=meter, name="nimble-read")
+        )
         try:
             for a, b in bounds:
                 yield self._batch(a, b, [next(loaded) for _ in range(a, b, piece)])
         finally:
-            if not isinstance(loaded, map):
-                loaded.close()  # type: ignore[attr-defined]  # a generator
+            if isinstance(loaded, Generator):
+                loaded.close()
 
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at any positions, in the order given, as one batch."""
