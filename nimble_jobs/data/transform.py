@@ -15,6 +15,7 @@ import numpy as np
 
 from nimble_jobs.data.records import Signature
 from nimble_jobs.errors import DataError
+from nimble_jobs.resizing import weights
 from nimble_jobs.spec.model import TransformSpec
 
 _COLOURS = (1, 3, 4)
@@ -202,19 +203,9 @@ def center_crop(x: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def resize(x: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear with antialiasing, as Pillow's BILINEAR, on float32 [n, C, H, W]; the aspect ratio is not kept."""
+    """Bilinear with antialiasing on float32 [n, C, H, W], as `resizing` defines it; the aspect ratio is not kept."""
     if x.shape[-2] != height:
-        x = np.matmul(_weights(x.shape[-2], height), x)
+        x = np.matmul(weights(x.shape[-2], height), x)
     if x.shape[-1] != width:
-        x = np.matmul(x, _weights(x.shape[-1], width).T)
+        x = np.matmul(x, weights(x.shape[-1], width).T)
     return x
-
-
-def _weights(old: int, new: int) -> np.ndarray:
-    """[new, old] triangle filter, widened by the factor of a reduction; each row sums to one."""
-    factor = old / new
-    centres = (np.arange(new) + 0.5) * factor
-    distance = np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(factor, 1.0)
-    weights = np.clip(1.0 - distance, 0.0, None)
-    normal: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    return normal
