@@ -1,4 +1,6 @@
-"""The npy and npz formats. What is large and stored plainly is mapped; the rest is read whole, with its checksum."""
+"""The npy and npz formats. Large arrays that are stored plainly stay in their file; the rest is read whole, with its
+checksum.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, record_of, unknown_field
+from nimble_jobs.data.rows import FileRows
+from nimble_jobs.data.source import Loaded, Stamp, as_ids, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import InputSpec
 
-MAP_FROM_BYTES = (
-    16 << 20
-)  # below this a copy in memory is as fast, checked by CRC, and indifferent to what happens to the file
+# An array below this is read whole: that is as fast, checked by CRC, and indifferent to what happens to the file.
+LEAVE_FROM_BYTES = 16 << 20
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -43,22 +45,28 @@ class _Header:
 
 
 class ArraySource:
-    """Records along the first axis of one array."""
+    """Records along the first axis of one array: in memory, mapped, or read from its file when they are asked for."""
 
     piece = None
     lines = False
 
     def __init__(
-        self, spec: InputSpec, stamp: Stamp, x: np.ndarray, ids: Sequence[str] | None, labels: np.ndarray | None
+        self,
+        spec: InputSpec,
+        stamp: Stamp,
+        x: np.ndarray | FileRows,
+        ids: Sequence[str] | None,
+        labels: np.ndarray | None,
     ) -> None:
-        if x.ndim == 0:
+        if isinstance(x, np.ndarray) and x.ndim == 0:
             raise DataError(f"{stamp.path}: input.fields.x: has no axes; expected the records along the first axis")
         self._x = x
-        self._transform = bind(spec.transform, x.shape[1:], x.dtype, f"{stamp.path}: input.fields.x")
-        self._mapped = isinstance(x, np.memmap)
-        self.total = len(x)
+        shape = x.shape if isinstance(x, FileRows) else x.shape[1:]
+        self._transform = bind(spec.transform, shape, x.dtype, f"{stamp.path}: input.fields.x")
+        self.total = x.total if isinstance(x, FileRows) else len(x)
         self.signature = self._transform.signature
         self.pixels = self._transform.pixels
+        self.preprocess = self._transform.preprocess
         self.ids = ids
         self.labels = labels
         self.stamps = (stamp,)
@@ -66,13 +74,36 @@ class ArraySource:
     def place(self, index: int) -> str:
         return record_of(self.stamps[0].path, index)
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
-        if self._mapped:
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
+        if not stored:
+            x = self._held(indexes)
+            return Loaded(x=placed(self._transform.raw(x) if raw else self._transform(x), into))
+        form = form_of(self, raw=raw, stored=True)
+        if into is None:
+            into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
+        if isinstance(self._x, FileRows):
+            self._x.read(indexes, into)
+        else:
+            into[...] = self._held(indexes)
+        return Loaded(x=into)
+
+    def check(self, indexes: np.ndarray) -> None:
+        if isinstance(self._x, FileRows | np.memmap):
+            self.stamps[0].check()
+
+    def _held(self, indexes: np.ndarray) -> np.ndarray:
+        """These rows as stored: a view if they follow one another in memory."""
+        if isinstance(self._x, FileRows):
+            x = np.empty((len(indexes), *self._x.shape), dtype=self._x.dtype)
+            self._x.read(indexes, x)
+            return x
+        if isinstance(self._x, np.memmap):
             self.stamps[0].check()
         n = len(indexes)
-        run = not raw and n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
-        stored = np.asarray(self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes])
-        return Loaded(x=self._transform.raw(stored) if raw else self._transform(stored))
+        run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
+        return np.asarray(self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes])
 
 
 def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
@@ -91,38 +122,50 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist() if i.filename.endswith(".npy")}
 
-            def array(which: str, name: str) -> np.ndarray:
+            def array(which: str, name: str) -> np.ndarray | FileRows:
                 if name not in members:
                     raise unknown_field(path, which, name, members)
-                return _read_member(file, archive, members[name], f"{path}: input.fields.{which}: {name!r}")
+                where = f"{path}: input.fields.{which}: {name!r}"
+                return _read_member(file, archive, members[name], stamp, where)
 
             x = array("x", spec.fields.x)
-            total = len(x) if x.ndim else 0
+            total = x.total if isinstance(x, FileRows) else len(x) if x.ndim else 0
             where = f"{path}: input.fields.id: {spec.fields.id!r}"
-            ids = None if spec.fields.id is None else as_ids(array("id", spec.fields.id), total, where)
+            ids = None if spec.fields.id is None else as_ids(_whole(array("id", spec.fields.id)), total, where)
             labels = None if spec.fields.label is None else array("label", spec.fields.label)
-            return ArraySource(spec, stamp, x, ids, labels)
+            return ArraySource(spec, stamp, x, ids, None if labels is None else _whole(labels))
     except DataError:
         raise
     except _BROKEN as e:
         raise DataError(f"{path}: cannot be read ({e}); expected a complete .{spec.format} file") from e
 
 
-def _read_npy(path: Path, stamp: Stamp) -> np.ndarray:
+def _whole(x: np.ndarray | FileRows) -> np.ndarray:
+    """The array in memory."""
+    if isinstance(x, np.ndarray):
+        return x
+    held = np.empty((x.total, *x.shape), dtype=x.dtype)
+    x.read(np.arange(x.total), held)
+    return held
+
+
+def _read_npy(path: Path, stamp: Stamp) -> np.ndarray | FileRows:
     with open_regular(path) as file:
         header = _header(file, str(path), stamp.size)
-        if stamp.size >= MAP_FROM_BYTES:
-            return _mapped(file, header, header.length)
+        if stamp.size >= LEAVE_FROM_BYTES:
+            return _left(file, header, stamp, header.length)
         return _from_bytes(header, memoryview(file.read()))
 
 
-def _read_member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.ndarray:
+def _read_member(
+    file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, stamp: Stamp, where: str
+) -> np.ndarray | FileRows:
     with archive.open(info) as member:
         header = _header(member, where, info.file_size)
-    if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 and info.file_size >= MAP_FROM_BYTES:
+    if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 and info.file_size >= LEAVE_FROM_BYTES:
         file.seek(info.header_offset)  # the local header repeats the name and has its own extra field
         name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
-        return _mapped(file, header, info.header_offset + 30 + name_length + extra_length + header.length)
+        return _left(file, header, stamp, info.header_offset + 30 + name_length + extra_length + header.length)
     return _from_bytes(header, memoryview(archive.read(info))[header.length :])
 
 
@@ -141,9 +184,12 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     return _Header(dtype=dtype, shape=shape, fortran=fortran, length=length)
 
 
-def _mapped(file: IO[bytes], header: _Header, offset: int) -> np.ndarray:
-    order = "F" if header.fortran else "C"
-    return np.memmap(file, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+def _left(file: IO[bytes], header: _Header, stamp: Stamp, offset: int) -> np.ndarray | FileRows:
+    """The array where it is. Elements of one record that are far apart are left to the kernel to collect."""
+    if not header.shape or math.prod(header.shape) == 0 or (header.fortran and len(header.shape) > 1):
+        order = "F" if header.fortran else "C"
+        return np.memmap(file, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+    return FileRows(stamp=stamp, offset=offset, dtype=header.dtype, total=header.shape[0], shape=header.shape[1:])
 
 
 def _from_bytes(header: _Header, data: memoryview) -> np.ndarray:

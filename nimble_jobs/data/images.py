@@ -15,10 +15,11 @@ from PIL import Image, ImageOps
 
 from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Loaded, Stamp, is_glob, stamp_of
+from nimble_jobs.data.source import Loaded, Stamp, is_glob, placed, stamp_of
 from nimble_jobs.data.transform import arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec, TransformSpec
@@ -156,18 +157,28 @@ class ImageSource:
             self._decoder.set_size(self._common_size())
         self.signature = self._decoder.signature
         self.pixels = self._decoder.pixels
+        self.preprocess: Preprocess | None = None
 
     lines = False
 
     def place(self, index: int) -> str:
         return self.stamps[index].path
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
+        assert not stored
         stamps = [self.stamps[i] for i in indexes.tolist()]
         if not self._listed:
-            return self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw)
-        loaded = self._decoder.load([partial(_opened, stamp.path) for stamp in stamps], raw=raw)
-        return _without(loaded, {i: why for i, stamp in enumerate(stamps) if (why := stamp.trouble()) is not None})
+            loaded = self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw)
+        else:
+            loaded = self._decoder.load([partial(_opened, stamp.path) for stamp in stamps], raw=raw)
+            moved = {i: why for i, stamp in enumerate(stamps) if (why := stamp.trouble()) is not None}
+            loaded = _without(loaded, moved)
+        return Loaded(x=placed(loaded.x, into), bad=loaded.bad)
+
+    def check(self, indexes: np.ndarray) -> None:
+        """Each file is compared when it is opened."""
 
     def _common_size(self) -> tuple[int, int]:
         first: tuple[str, tuple[int, int]] | None = None

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, stamp_of
+from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, form_of, stamp_of
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 
 
@@ -25,6 +26,7 @@ class Unread:
         self._reason = reason
         self.signature: Signature = like.signature
         self.pixels: Arithmetic | None = like.pixels
+        self.preprocess: Preprocess | None = like.preprocess
         self.ids: Sequence[str] | None = [name]
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
         # Another than that of a file that could be read: shards of an attempt that read it are not taken over.
@@ -33,10 +35,15 @@ class Unread:
     def place(self, index: int) -> str:
         return self.stamps[0].path
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
-        dtype = np.uint8 if raw else self.signature.dtype
-        x = np.empty((0, *self.signature.shape), dtype=dtype)
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
+        form = form_of(self, raw=raw, stored=stored)
+        x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
         return Loaded(x=x, bad=dict.fromkeys(range(len(indexes)), self._reason))
+
+    def check(self, indexes: np.ndarray) -> None:
+        """There was nothing to read."""
 
 
 class Listed(Joined):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 
 from nimble_jobs.data import labels as label_values
-from nimble_jobs.data.batches import default_threads
+from nimble_jobs.data.batches import Ahead, Part, Room, read_ahead
+from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, list_files
+from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, form_of, list_files, placed
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
-from nimble_jobs.pipeline import Meter, mapped
+from nimble_jobs.pipeline import Meter
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec
 
@@ -29,6 +33,7 @@ class Reader:
 
     `signature` is that of one record after the transform, `label_names` the class names where labels are text, and
     `fingerprint` changes whenever a file of the input does. `pixels` makes values of raw images; None: there are none.
+    `preprocess` is what is left to be done to stored records; None: they can only be had after the transform.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Reader:
         self.total: int = source.total
         self.signature: Signature = source.signature
         self.pixels: Arithmetic | None = source.pixels
+        self.preprocess: Preprocess | None = source.preprocess
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
 
     @property
@@ -94,53 +100,47 @@ class Reader:
         bounds: Sequence[tuple[int, int]] | None = None,
         meter: Meter | None = None,
         raw: bool = False,
+        stored: bool = False,
+        buffers: Buffers | None = None,
     ) -> Iterator[Batch]:
         """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
 
         `meter` counts the work of those who read and decode.
         With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
+        With `stored`, which needs `preprocess`, records as that takes them. With `buffers`, each batch lies at the
+        beginning of one of them, and whoever takes the batch releases it.
 
-        Closing the generator ends its threads. Raises DataError when the input changed or vanished.
+        Closing the generator ends its threads. It ends early once the buffers do. Raises DataError when the input
+        changed or vanished.
         """
         end = self.total if order is None else len(order)
         stop = end if stop is None else min(stop, end)
-        piece = min(self._source.piece or batch_size, batch_size)
         if bounds is None:
             bounds = [(a, min(a + batch_size, stop)) for a in range(start, stop, batch_size)]
-        pieces = ((p, min(p + piece, b)) for a, b in bounds for p in range(a, b, piece))
 
-        def load(bound: tuple[int, int]) -> tuple[np.ndarray, Loaded]:
-            indexes = (
-                np.arange(*bound, dtype=np.int64) if order is None else np.asarray(order[slice(*bound)], dtype=np.int64)
-            )
-            return indexes, self._load(indexes, raw=raw)
+        def indexes(first: int, last: int) -> np.ndarray:
+            if order is None:
+                return np.arange(first, last, dtype=np.int64)
+            return np.asarray(order[first:last], dtype=np.int64)
 
-        alone = len(bounds) <= 1 and self._source.piece is None  # a thread costs more than it would save
-        threads = 1 if self._source.piece is None else default_threads()
-        depth = 2 * max(threads, -(-batch_size // piece))  # two batches, or what keeps the threads busy
-        loaded: Iterator[tuple[np.ndarray, Loaded]] = (
-            map(load, pieces)
-            if alone
-            else mapped(load, pieces, threads=threads, depth=depth, meter=meter, name="nimble-read")
-        )
-        try:
-            for a, b in bounds:
-                yield self._batch(a, b, [next(loaded) for _ in range(a, b, piece)])
-        finally:
-            if isinstance(loaded, Generator):
-                loaded.close()
+        form = form_of(self._source, raw=raw, stored=stored)
+        ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
+        load = partial(self._load, raw=raw, stored=stored)
+        with closing(read_ahead(load, bounds, indexes, form, ahead=ahead, buffers=buffers, meter=meter)) as rooms:
+            for room, parts in rooms:
+                yield self._batch(room, parts)
 
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at any positions, in the order given, as one batch."""
         found = np.asarray(indexes, dtype=np.int64)
         if found.size and (found.min() < 0 or found.max() >= self.total):
             raise IndexError(f"record indexes must lie in [0, {self.total})")
-        for batch in self.batches(batch_size=max(1, found.size), order=found):
-            return batch
-        return self._batch(0, 0, [(found, self._source.load(found))])
+        (batch,) = self.batches(batch_size=max(1, found.size), order=found, bounds=[(0, found.size)])
+        return batch
 
-    def _load(self, indexes: np.ndarray, *, raw: bool) -> Loaded:
-        loaded = self._source.load(indexes, raw=raw)
+    def _load(self, indexes: np.ndarray, into: np.ndarray, *, raw: bool, stored: bool) -> Loaded:
+        """Good rows are packed from the beginning of `into` on."""
+        loaded = self._source.load(indexes, raw=raw, stored=stored, into=into)
         bad = dict(loaded.bad)
         if self._labels is not None and self._labels.bad:
             bad.update(
@@ -152,7 +152,8 @@ class Reader:
             )
         x = loaded.x
         rows = np.array([i for i in range(len(indexes)) if i not in loaded.bad], dtype=np.int64) if bad else None
-        if not self._allow_nan and x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
+        if not self._allow_nan and x.dtype.kind == "f" and not _all_finite(x):
+            finite = np.isfinite(x)
             per_row = x[0].size if len(x) else 0
             count = per_row - finite.reshape(len(x), -1).sum(axis=1)
             places = np.arange(len(indexes)) if rows is None else rows
@@ -162,10 +163,20 @@ class Reader:
                 )
         if len(bad) > len(loaded.bad):
             places = np.arange(len(indexes)) if rows is None else rows
-            x = np.ascontiguousarray(x[[int(p) not in bad for p in places]])
+            x = placed(x[[int(p) not in bad for p in places]], into)
         return Loaded(x=x, bad=bad)
 
-    def _batch(self, start: int, stop: int, parts: list[tuple[np.ndarray, Loaded]]) -> Batch:
+    def _batch(self, room: Room, parts: Sequence[Part]) -> Batch:
+        try:
+            for indexes, _ in parts:
+                self._source.check(indexes)
+            return self._whole(room, parts)
+        except BaseException:
+            if room.buffer is not None:
+                room.buffer.release()
+            raise
+
+    def _whole(self, room: Room, parts: Sequence[Part]) -> Batch:
         bad: list[BadRecord] = []
         good: list[np.ndarray] = []
         for indexes, loaded in parts:
@@ -174,16 +185,16 @@ class Reader:
                 reason = f"{self.place(index)}: {loaded.bad[i]}" if self._source.lines else loaded.bad[i]
                 bad.append(BadRecord(index=index, id=self.id(index), reason=reason))
             good.append(np.delete(indexes, list(loaded.bad)) if loaded.bad else indexes)
-        kept = np.concatenate(good)
-        x = parts[0][1].x if len(parts) == 1 else np.concatenate([p.x for _, p in parts])
+        kept = np.concatenate(good) if good else np.empty(0, dtype=np.int64)
         return Batch(
-            start=start,
-            stop=stop,
+            start=room.start,
+            stop=room.stop,
             indexes=kept,
             ids=[self.id(i) for i in kept.tolist()],
-            x=x,
+            x=room.rows[: len(kept)],
             labels=None if self._labels is None else self._labels.values[kept],
             bad=tuple(bad),
+            buffer=room.buffer,
         )
 
     def close(self) -> None:
@@ -195,6 +206,11 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _all_finite(x: np.ndarray) -> bool:
+    """Without a copy of the batch: NaN is the smallest and the largest of any numbers."""
+    return not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
 
 
 def open_reader(

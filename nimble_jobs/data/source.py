@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,15 +17,29 @@ import numpy as np
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
-from nimble_jobs.regular import NotRegular, check_regular
+from nimble_jobs.preprocess import Preprocess
+from nimble_jobs.regular import NotRegular, check_regular, open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, InputFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How the records of a batch lie in memory."""
+
+    shape: tuple[int, ...]  # of one record
+    dtype: str  # numpy's name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one record."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Some records after the transform: rows of the good ones in the order asked for, and why the others are bad."""
+    """Some records: rows of the good ones in the order asked for, and why the others are bad."""
 
-    x: np.ndarray
+    x: np.ndarray  # C-contiguous
     bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
 
 
@@ -57,18 +73,45 @@ class Source(Protocol):
         """What makes values of the bytes that `load` gives with `raw`; None: it gives none."""
 
     @property
+    def preprocess(self) -> Preprocess | None:
+        """What is left to be done to records that `load` gives as `stored`; None: it gives none."""
+
+    @property
     def lines(self) -> bool:
         """Whether records are lines of text, which `place` names."""
 
     def place(self, index: int) -> str:
         """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
-        """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic.
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
+        """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic; with `stored`
+        as `preprocess` takes them.
 
-        Raises DataError when the source can no longer be read.
+        `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
+        beginning. Raises DataError when the source can no longer be read.
         """
         ...
+
+    def check(self, indexes: np.ndarray) -> None:
+        """Raises DataError when a file that these records were read from is not the one that was opened."""
+
+
+def form_of(source: Source, *, raw: bool, stored: bool) -> Form:
+    """How the records lie that `load` gives."""
+    if stored:
+        assert source.preprocess is not None
+        return Form(shape=source.preprocess.shape, dtype=source.preprocess.dtype)
+    return Form(shape=source.signature.shape, dtype="uint8" if raw else source.signature.dtype)
+
+
+def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
+    """The rows, at the beginning of `into` if that is given."""
+    if into is None:
+        return np.ascontiguousarray(x)
+    into[: len(x)] = x
+    return into[: len(x)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +152,23 @@ class Stamp:
         except DataError as e:
             raise DataError(f"{self.path}: vanished while it was read") from e
         if now != self:
-            raise DataError(f"{self.path}: changed while it was read")
+            raise self.changed()
+
+    def changed(self) -> DataError:
+        """The error for a file that is not what it was."""
+        return DataError(f"{self.path}: changed while it was read")
+
+    def open(self) -> BufferedReader:
+        """The file. Raises DataError unless it is still the one that was opened."""
+        try:
+            file = open_regular(self.path)
+        except OSError as e:
+            raise DataError(f"{self.path}: vanished while it was read") from e
+        now = os.fstat(file.fileno())
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
+            file.close()
+            raise self.changed()
+        return file
 
 
 def stamp_of(root: Path, file: InputFile) -> Stamp:
@@ -217,21 +276,35 @@ class Joined:
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece
         self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
+        self.preprocess = first.preprocess if all(p.preprocess == first.preprocess for p in parts) else None
 
     def place(self, index: int) -> str:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._parts[part].place(index - int(self._starts[part]))
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
-        x = np.empty((len(indexes), *self.signature.shape), dtype=np.uint8 if raw else self.signature.dtype)
+        if len(of) and bool((of == of[0]).all()):
+            part = int(of[0])
+            return self._parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into)
+        form = form_of(self, raw=raw, stored=stored)
+        x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
         for part in np.unique(of).tolist():
             places = np.flatnonzero(of == part)
-            loaded = self._parts[part].load(indexes[places] - self._starts[part], raw=raw)
+            together = bool(places[-1] - places[0] == len(places) - 1)
+            room = x[places[0] : places[-1] + 1] if together else None
+            loaded = self._parts[part].load(indexes[places] - self._starts[part], raw=raw, stored=stored, into=room)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
-            x[places[good[places]]] = loaded.x
+            if mine or not together:
+                x[places[good[places]]] = loaded.x
             bad.update(mine)
-        return Loaded(x=np.ascontiguousarray(x[good]) if bad else x, bad=bad)
+        return Loaded(x=placed(x[good], x) if bad else x, bad=bad)
+
+    def check(self, indexes: np.ndarray) -> None:
+        for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():
+            self._parts[part].check(indexes)

@@ -14,9 +14,10 @@ import pyarrow as pa
 from nimble_jobs.data import columns
 from nimble_jobs.data.columns import Block
 from nimble_jobs.data.images import ImageDecoder, Undecodable, header_size
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, record_of, unknown_field
+from nimble_jobs.data.source import Loaded, Stamp, as_ids, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.errors import DataError
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
 
 KEEP_BYTES = 256 << 20  # of row groups, so that reading in random order does not read each group again for each batch
@@ -63,6 +64,7 @@ class TableSource:
         if spec.fields.label is not None:
             where = f"{stamp.path}: input.fields.label: {spec.fields.label!r}"
             self.labels = to_objects(extra.column(spec.fields.label), where)
+        self.preprocess: Preprocess | None = None
         self._transform: ArrayTransform | None = None
         self._decoder: ImageDecoder | None = None
         self._shape: tuple[int, ...] = (len(names),)
@@ -95,6 +97,7 @@ class TableSource:
             )
         self._transform = bind(spec.transform, self._shape, self._dtype, self._where)
         self.signature, self.pixels = self._transform.signature, self._transform.pixels
+        self.preprocess = self._transform.preprocess
 
     def _first_shape(self) -> tuple[int, ...]:
         for group in range(len(self._starts) - 1):
@@ -116,9 +119,12 @@ class TableSource:
     def place(self, index: int) -> str:
         return self._line(index) if self._line else record_of(self.stamps[0].path, index)
 
-    def load(self, indexes: np.ndarray, *, raw: bool = False) -> Loaded:
+    def load(
+        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+    ) -> Loaded:
         groups = np.searchsorted(self._starts, indexes, side="right") - 1
-        x = np.empty((len(indexes), *self.signature.shape), dtype=np.uint8 if raw else self.signature.dtype)
+        form = form_of(self, raw=raw, stored=stored)
+        x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
         for group in np.unique(groups).tolist():
             positions = np.flatnonzero(groups == group)
@@ -136,13 +142,16 @@ class TableSource:
             else:
                 assert self._transform is not None
                 assert isinstance(block.values, np.ndarray)
-                stored = block.values[places]
-                x[positions] = self._transform.raw(stored) if raw else self._transform(stored)
+                values = block.values[places]
+                x[positions] = values if stored else self._transform.raw(values) if raw else self._transform(values)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
-            x = np.ascontiguousarray(x[good])
+            x = placed(x[good], x)
         return Loaded(x=x, bad=bad)
+
+    def check(self, indexes: np.ndarray) -> None:
+        """Row groups are compared when they are read."""
 
     def _block(self, group: int) -> Block:
         with self._lock:

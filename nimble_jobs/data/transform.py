@@ -8,17 +8,19 @@ for arithmetic; everything else becomes float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from nimble_jobs.data.records import Signature
 from nimble_jobs.errors import DataError
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.resizing import weights
 from nimble_jobs.spec.model import TransformSpec
 
 _COLOURS = (1, 3, 4)
+_CROSSING = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32")  # types that torch has, too
 _LARGEST = int(np.iinfo(np.int64).max)
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601-2, as Pillow's mode L
 
@@ -74,6 +76,7 @@ class ArrayTransform:
     arithmetic: Arithmetic | None  # None: whole numbers stay as they are
     where: str = "input.fields.x"
     pixels: Arithmetic | None = None  # what makes values of the bytes that `raw` gives; None: it cannot give any
+    preprocess: Preprocess | None = None  # what the device can do instead; None: only the host can
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
         """A new C-contiguous batch of `signature`."""
@@ -110,6 +113,30 @@ def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], wher
 
     Raises DataError if it cannot be applied.
     """
+    bound = _bind(spec, shape, dtype, where)
+    return replace(bound, preprocess=_on_device(bound, shape, dtype))
+
+
+def _on_device(bound: ArrayTransform, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Preprocess | None:
+    """The same transform as the device does it; None for a stored type that cannot cross as it is."""
+    if not dtype.isnative or dtype.name not in _CROSSING:
+        return None
+    done = bound.arithmetic
+    return Preprocess(
+        shape=shape,
+        dtype=dtype.name,
+        result=bound.signature.shape,
+        layout=bound.layout,
+        resize=bound.spec.resize,
+        center_crop=bound.spec.center_crop,
+        channels=bound.spec.channels,
+        scale=None if done is None else done.scale,
+        mean=None if done is None else bound.spec.mean,
+        std=None if done is None else bound.spec.std,
+    )
+
+
+def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ArrayTransform:
     if dtype.kind not in "biuf":
         raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
     for_images = [k for k in ("resize", "center_crop", "channels", "layout") if getattr(spec, k) is not None]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nimble_jobs.data import Batch, Reader, arrays, open_reader
+from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
@@ -150,7 +151,7 @@ pictures = pytest.mark.parametrize("case", IMAGES.values(), ids=IMAGES)
 def _mapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test with arrays read whole, and with arrays mapped."""
     if request.param:
-        monkeypatch.setattr(arrays, "MAP_FROM_BYTES", 0)
+        monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 0)
 
 
 def spec_of(case: Case, source: Path, **more: Any) -> InputSpec:
@@ -261,6 +262,50 @@ def test_records_can_be_taken_in_any_order(case: Case, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([b.x for b in shuffled]), x[order])
 
 
+@pytest.mark.usefixtures("_mapping")
+@pytest.mark.parametrize("case", {**VECTORS, "images": IMAGES["images"]}.values(), ids=[*VECTORS, "images"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_buffers_hold_the_same_records(case: Case, count: int, tmp_path: Path) -> None:
+    """With buffers, batches hold the same bytes, from the beginning of a buffer on, and no more buffers are needed."""
+    x: np.ndarray = pixels() if case.format == "images" else numbers()
+    if case.format != "images":
+        x[4, 1] = np.nan
+    with open_reader(spec_of(case, case.store(tmp_path, x))) as reader:
+        kinds = [{}, *([{"stored": True}] if reader.preprocess else []), *([{"raw": True}] if reader.pixels else [])]
+        for kind in kinds:
+            own = list(reader.batches(batch_size=4, **kind))
+            with Buffers(count, max(b.x.nbytes for b in own)) as buffers:
+                seen = 0
+                for mine, theirs in zip(reader.batches(batch_size=4, buffers=buffers, **kind), own, strict=True):
+                    assert mine.buffer is not None
+                    assert theirs.buffer is None
+                    assert mine.x.ctypes.data == mine.buffer.array.ctypes.data
+                    np.testing.assert_array_equal(mine.x, theirs.x)
+                    assert (mine.ids, mine.bad) == (theirs.ids, theirs.bad)
+                    mine.buffer.release()
+                    seen += len(mine) + len(mine.bad)
+                assert (seen, buffers.free) == (N, count)
+
+
+@pytest.mark.parametrize("case", {**VECTORS, "images": IMAGES["images"]}.values(), ids=[*VECTORS, "images"])
+def test_a_reader_that_stops_early_gives_its_buffers_back(case: Case, tmp_path: Path) -> None:
+    """Whoever closes the iterator keeps the buffers of the batches that it got, and no others are missing."""
+    with (
+        open_reader(spec_of(case, case.store(tmp_path, pixels() if case.format == "images" else numbers()))) as reader,
+        Buffers(3, 1 << 16) as buffers,
+    ):
+        batches = reader.batches(batch_size=2, buffers=buffers)
+        first = next(batches)
+        batches.close()  # type: ignore[attr-defined]
+        assert buffers.free == 2
+        assert first.buffer is not None
+        first.buffer.release()
+        again = reader.batches(batch_size=2, buffers=buffers)
+        next(again)
+        buffers.end()
+        assert len(list(again)) < N // 2  # what was under way
+
+
 @vectors
 def test_numbers_that_are_not_finite_make_a_record_bad(case: Case, tmp_path: Path) -> None:
     """NaN and infinities are named by index and id and leave the rest untouched; `allow_nan` lets them through."""
@@ -294,7 +339,7 @@ def test_a_source_that_changes_is_an_error(case: Case, tmp_path: Path) -> None:
     file = source / IDS[0] if image else next(source.glob("*.npz")) if source.is_dir() else source
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2])
-    if case.store is _npz_compressed or (arrays.MAP_FROM_BYTES > 0 and case.format in ("npy", "npz")):  # in memory
+    if case.store is _npz_compressed or (arrays.LEAVE_FROM_BYTES > 0 and case.format in ("npy", "npz")):  # in memory
         assert whole(reader).bad == ()
     else:
         with pytest.raises(DataError, match=f"{file.name}: changed while it was read"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nimble_jobs.data import arrays, labels, open_reader
+from nimble_jobs.data.rows import FileRows
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
 
@@ -20,14 +21,14 @@ def spec_of(path: Path, **fields: Any) -> InputSpec:
     return InputSpec(source=str(path), format=kind, fields=FieldsSpec(**fields))
 
 
-def test_a_plainly_stored_member_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large arrays are mapped at their offset in the archive, both orders, and never read whole."""
-    monkeypatch.setattr(arrays, "MAP_FROM_BYTES", 1)
+def test_a_plainly_stored_member_stays_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large arrays are read from their offset in the archive, both orders, and never whole."""
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 1)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
     np.savez(tmp_path / "d.npz", first=np.arange(3), x=x, f=np.asfortranarray(x))
     np.savez_compressed(tmp_path / "c.npz", x=x)
     np.save(tmp_path / "d.npy", x)
-    for name, field, mapped in (
+    for name, field, left in (
         ("d.npz", "x", True),
         ("d.npz", "f", True),
         ("d.npy", "x", True),
@@ -35,14 +36,14 @@ def test_a_plainly_stored_member_is_mapped(tmp_path: Path, monkeypatch: pytest.M
     ):
         path = tmp_path / name
         source = arrays.open_arrays(spec_of(path, x=field), path)
-        assert isinstance(source._x, np.memmap) is mapped
+        assert isinstance(source._x, FileRows | np.memmap) is left
         np.testing.assert_array_equal(source.load(np.array([6, 2])).x, x[[6, 2]])
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20])
 def test_pickled_objects_are_never_loaded(threshold: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Object arrays are refused by their header; nothing is unpickled."""
-    monkeypatch.setattr(arrays, "MAP_FROM_BYTES", threshold)
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", threshold)
     objects = np.array([{"a": 1}, None], dtype=object)
     np.save(tmp_path / "d.npy", objects, allow_pickle=True)
     np.savez(tmp_path / "d.npz", x=objects, allow_pickle=True)

@@ -1,0 +1,91 @@
+"""Rows of an array that lies in a file as it would in memory, read straight into the caller's memory.
+
+Files are read with `preadv`, not mapped: a page that is not cached costs no fault, and a file that shrinks is an error
+instead of the end of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from nimble_jobs.data.source import Stamp
+
+_VECTOR = 1024  # buffers that one call fills at most: IOV_MAX on Linux
+_GAP_BYTES = 16 << 10  # reading so many bytes for nothing costs less than another call
+_SPAN_BYTES = 4 << 20  # but no more than this is read at once into memory of our own
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileRows:
+    """The rows of an array [n, *shape] in C order that begins at `offset` of a file.
+
+    `read` may be called from several threads at once. No file stays open between calls.
+    """
+
+    stamp: Stamp
+    offset: int  # bytes
+    dtype: np.dtype[Any]  # in the byte order of the file
+    total: int
+    shape: tuple[int, ...]  # of one row
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def read(self, indexes: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out` [len(indexes), *shape], C-contiguous and of the stored type, with these rows in this order.
+
+        Raises DataError when the file is not the one that was opened, or ends too early.
+        """
+        n, width = len(indexes), self.row_bytes
+        if n == 0 or width == 0:
+            return
+        rows = out.reshape(n, -1).view(np.uint8)
+        with self.stamp.open() as file:
+            descriptor = file.fileno()
+            if bool((np.diff(indexes) == 1).all()):
+                self._fill(descriptor, [rows.reshape(-1)], int(indexes[0]))
+                return
+            order = np.argsort(indexes, kind="stable")
+            wanted = indexes[order]
+            far = np.flatnonzero(np.diff(wanted) * width > width + _GAP_BYTES) + 1
+            for a, b in pairwise([0, *far.tolist(), n]):
+                self._scatter(descriptor, wanted[a:b], order[a:b], rows)
+
+    def _scatter(self, descriptor: int, wanted: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
+        """Rows `wanted` [n], ascending and close together, into `places` [n] of `rows`."""
+        width = self.row_bytes
+        if bool((np.diff(wanted) == 1).all()):
+            for a in range(0, len(wanted), _VECTOR):
+                some = [rows[p] for p in places[a : a + _VECTOR].tolist()]
+                self._fill(descriptor, some, int(wanted[a]))
+            return
+        a = 0
+        while a < len(wanted):  # repeated rows, or gaps between them
+            first = int(wanted[a])
+            b = int(np.searchsorted(wanted, first + max(1, _SPAN_BYTES // width)))
+            span = np.empty((int(wanted[b - 1]) + 1 - first, width), dtype=np.uint8)
+            self._fill(descriptor, [span.reshape(-1)], first)
+            rows[places[a:b]] = span[wanted[a:b] - first]
+            a = b
+
+    def _fill(self, descriptor: int, some: list[np.ndarray], first: int) -> None:
+        """Fill these buffers, one after the other, from row `first` on."""
+        at = self.offset + first * self.row_bytes
+        views = [buffer.data for buffer in some]
+        while views:
+            count = os.preadv(descriptor, views, at)
+            if count == 0:
+                raise self.stamp.changed()
+            at += count
+            while views and count >= views[0].nbytes:
+                count -= views[0].nbytes
+                views.pop(0)
+            if count:
+                views[0] = views[0][count:]
