@@ -1,0 +1,82 @@
+"""torchvision's nvJPEG decoder: whether it works here, and how its errors are to be read.
+
+What matters about torchvision 0.26 (`decode_jpegs_cuda.cpp`):
+
+- One decoder a process, with a stream of its own, under one mutex. Calls of several threads queue up; what the threads
+  do beside them overlaps. The GIL is released.
+- A call returns when its pictures are decoded. But it does not wait for the caller's stream, and nvJPEG's hardware
+  engines would not either: a picture may be decoded into memory that was freed and that the caller's stream still
+  reads. So the caller's stream must be idle (pytorch/vision#9606).
+- An error fails the whole batch. Memory that runs out inside of it is such an error, too.
+- Baseline pictures go to the hardware engines, if there are any, as one batch; others are decoded one by one.
+- nvJPEG's own buffers grow with the largest batch, and are kept until the process ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from nimble_jobs.errors import OutOfMemory, first_line
+
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+_GRAY, _RGB = 1, 3  # of torchvision.io.ImageReadMode
+_NO_MEMORY = re.compile(r"out of memory|failed to .*: 5\b", re.IGNORECASE)  # 5: NVJPEG_STATUS_ALLOCATOR_FAILURE
+
+
+def decoder(device: torch.device, channels: int) -> Decode:
+    """JPEGs, uint8 [length] on the host, to pictures on the device, uint8 [channels, height, width].
+
+    Raises RuntimeError when called, for whatever torchvision says; see `refusal`.
+    """
+    mode = _GRAY if channels == 1 else _RGB
+    load_library()
+    if device.type == "cuda":
+        return functools.partial(_on_device, mode=mode, device=device)
+    return functools.partial(_on_host, mode=mode)
+
+
+def _on_device(encoded: list[torch.Tensor], *, mode: int, device: torch.device) -> list[torch.Tensor]:
+    decoded: list[torch.Tensor] = torch.ops.image.decode_jpegs_cuda(encoded, mode, device)
+    return decoded
+
+
+def _on_host(encoded: list[torch.Tensor], *, mode: int) -> list[torch.Tensor]:
+    return [torch.ops.image.decode_jpeg(one, mode) for one in encoded]
+
+
+def refusal(error: RuntimeError, device: torch.device) -> str:
+    """Why nvJPEG does not take one picture.
+
+    Raises OutOfMemory, or the device's own error, where the picture is not to blame.
+    """
+    reason = first_line(error)
+    if _NO_MEMORY.search(reason):
+        raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # raises if the context is lost; also ends what the failed call had begun
+    return reason
+
+
+@functools.cache
+def load_library() -> None:
+    """Load torchvision's operators on images, without the rest of torchvision, which takes seconds to import.
+
+    Raises RuntimeError where there are none.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torchvision is not installed")
+    libraries = sorted(Path(spec.origin).parent.glob("image*.so"))
+    if not libraries:
+        raise RuntimeError("torchvision was built without its decoders")
+    try:
+        torch.ops.load_library(libraries[0])
+    except OSError as e:
+        raise RuntimeError(f"torchvision's decoders cannot be loaded: {e}") from e

@@ -1,0 +1,250 @@
+"""JPEGs to rows of pixels on the device: decoded in batches, resized and cropped there.
+
+Two decoders in two threads keep the device's decoding engines busy: while one resizes, the other decodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import threading
+from collections import Counter
+from importlib.metadata import version
+
+import numpy as np
+import torch
+
+from nimble_jobs.engine import nvjpeg
+from nimble_jobs.engine.resize import Shaping, resize_into
+from nimble_jobs.engine.salvage import portions, salvage
+from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
+from nimble_jobs.pictures import Pictures
+
+_AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
+_SHARE = 64  # of the device's memory; a call takes at most this part of it
+_LARGE_BYTES = 10 << 20  # from here on torch's allocator keeps a piece of memory of its own for each size
+_SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
+_SAMPLE_JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMUFRUVDA8XGBYUGB"
+    "IUFRT/2wBDAQMEBAUEBQkFBQkUDQsNFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBT/wAARCABAAEADASIA"
+    "AhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/8QAFgEBAQEAAAAAAAAAAAAAAAAAAAcI/8QAFBEBAAAAAA"
+    "AAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AkAQ9pAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB/9k="
+)
+_STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device index; unused ones, whose cached memory serves again
+_LOCK = threading.Lock()
+
+
+def available(device: torch.device) -> str | None:
+    """None if pictures can be decoded on the device, else why not. Decodes one to see.
+
+    Raises OutOfMemory and DeviceFault.
+    """
+    if device.type != "cuda":
+        return f"run.device is {device.type}, and only CUDA devices decode"
+    if not torch.cuda.is_available():
+        return "CUDA is not available"
+    return _trial(torch.device("cuda", device.index or 0))
+
+
+@functools.cache
+def _trial(device: torch.device) -> str | None:
+    height, width, colour = _SAMPLE
+    data = np.frombuffer(bytearray(_SAMPLE_JPEG), dtype=np.uint8)
+    sample = Pictures(
+        data=data,
+        spans=np.array([[0, len(data)]]),
+        sizes=np.array([[height, width]], dtype=np.int32),
+        decoded=np.zeros(1, dtype=bool),
+    )
+    try:
+        decoder = PictureDecoder(device, height, width, 3)
+        with contextlib.closing(decoder):
+            out = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
+            torch.cuda.synchronize(device)
+            failed = decoder.decode(sample, out)
+            torch.cuda.synchronize(device)
+    except (OutOfMemory, DeviceFault):
+        raise
+    except EngineError as e:
+        return str(e)
+    except RuntimeError as e:
+        if isinstance(e, torch.AcceleratorError):
+            raise DeviceFault(str(e)) from e
+        return first_line(e)
+    if failed:
+        return next(iter(decoder.refusals))
+    far = (out.cpu().to(torch.int16) - torch.tensor(colour, dtype=torch.int16)).abs().max().item()
+    return None if far <= 4 else f"a test picture was decoded wrongly: it is off by {far} of 255"
+
+
+class PictureDecoder:
+    """Decodes batches to rows uint8 [height, width, channels], which is what is left after resize and crop.
+
+    For one thread at a time. On the CPU it is a stand-in with the same results up to what decoders differ by.
+    Device memory: `memory_bytes` at most, of which torch keeps what it allocated for later decoders, and nvJPEG its own
+    buffers to the end of the process.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        height: int,
+        width: int,
+        channels: int,
+        resize: tuple[int, int] | None = None,
+        center_crop: tuple[int, int] | None = None,
+        *,
+        decode: nvjpeg.Decode | None = None,
+        at_once_bytes: int | None = None,
+    ) -> None:
+        """Raises RuntimeError where torchvision's decoders cannot be loaded; `available` asks first."""
+        self.device = torch.device(device.type, device.index or 0) if device.type == "cuda" else device
+        self.refusals: Counter[str] = Counter()  # why pictures were not decoded here, and how many
+        self.done: torch.cuda.Event | None = None  # the rows of the last `decode` are there; None on the CPU
+        self._shaping = Shaping(height=height, width=width, channels=channels, resize=resize, center_crop=center_crop)
+        self._decode = decode or nvjpeg.decoder(self.device, channels)
+        self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)
+        self._grown_bytes = 0  # what the allocator took for large pictures since it last gave back
+        self._stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            with _LOCK:
+                free = _STREAMS.setdefault(self.device.index, [])
+                self._stream = free.pop() if free else torch.cuda.Stream(self.device)
+            self.done = torch.cuda.Event()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that decoding may take at most, pictures above `_AT_ONCE_BYTES` apart."""
+        return 4 * self._at_once_bytes if self._stream is not None else 0
+
+    def decode(
+        self,
+        pictures: Pictures,
+        out: torch.Tensor,
+        *,
+        boxes: np.ndarray | None = None,
+        after: torch.cuda.Event | None = None,
+    ) -> tuple[int, ...]:
+        """Fill row i of `out`, uint8 [>= n, height, width, channels] on the device, with picture i.
+
+        Returns the rows that failed, ascending; they hold nothing of use. On a GPU the others are there once `done` has
+        happened, while the bytes of `pictures` may be overwritten at once. `out` is written after `after`.
+        `boxes` int32 [n, 4] (top, left, height, width): resize only this part of each JPEG, to the whole of its row.
+        What holds pixels already is copied as it is.
+        Raises OutOfMemory, and torch.AcceleratorError for a lost device.
+        """
+        self._check(pictures, out, boxes)
+        encoded = np.flatnonzero(~pictures.decoded)
+        fitting = (
+            np.ones(len(encoded), dtype=bool) if boxes is not None else self._shaping.fits(pictures.sizes[encoded])
+        )
+        failed = encoded[~fitting].tolist()
+        if failed:
+            self.refusals["its size does not fit"] += len(failed)
+        encoded = encoded[fitting]
+        sizes = (pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._shaping.channels).tolist()
+        with self._on_stream():
+            for start, stop in portions(sizes, self._at_once_bytes):
+                large = max(sizes[start:stop]) >= _LARGE_BYTES
+                rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
+                self._wait(after)
+                resize_into(out, decoded, rows.tolist(), self._shaping, None if boxes is None else boxes[rows])
+            self._wait(after)
+            self._copy(pictures, out)
+            if self.done is not None:
+                self.done.record()
+        return tuple(sorted(failed))
+
+    def close(self) -> None:
+        """Wait for what is under way, and leave the stream to the next decoder. Further calls do no harm."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.synchronize()
+            with _LOCK:
+                _STREAMS[self.device.index].append(stream)
+
+    def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
+        shape = (self._shaping.height, self._shaping.width, self._shaping.channels)
+        if out.dtype != torch.uint8 or tuple(out.shape[1:]) != shape or not out.is_contiguous():
+            raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; expected contiguous uint8 [n, {shape}]")
+        if len(out) < len(pictures) or (boxes is not None and len(boxes) != len(pictures)):
+            raise ValueError(f"{len(pictures)} pictures need as many rows, and as many boxes")
+        if boxes is not None:
+            ends = boxes[:, :2].astype(np.int64) + boxes[:, 2:]
+            outside = (boxes[:, :2] < 0) | (boxes[:, 2:] < 1) | (ends > pictures.sizes)
+            if (outside.any(axis=1) & ~pictures.decoded).any():
+                raise ValueError("boxes must lie in their pictures, and hold at least one pixel")
+
+    def _decoded(
+        self, pictures: Pictures, rows: np.ndarray, failed: list[int], *, large: bool
+    ) -> tuple[np.ndarray, list[torch.Tensor]]:
+        """Those of the rows that can be decoded, and their pictures; the others are added to `failed`."""
+        self._settle()
+        reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
+        data = torch.from_numpy(pictures.data)
+        spans = [data[offset : offset + length] for offset, length in pictures.spans[rows].tolist()]
+        decoded = salvage(spans, self._decode, self._refused)
+        if reserved:
+            self._grown_bytes += max(0, torch.cuda.memory_reserved(self.device) - reserved)
+        kept, good = [], []
+        for row, size, picture in zip(rows.tolist(), pictures.sizes[rows].tolist(), decoded, strict=True):
+            if picture is not None and picture.shape == (self._shaping.channels, *size):
+                kept.append(row)
+                good.append(picture)
+                continue
+            failed.append(row)
+            if picture is not None:
+                self.refusals["its header gives another size"] += 1
+        return np.array(kept, dtype=np.int64), good
+
+    def _refused(self, _: int, error: RuntimeError) -> None:
+        self.refusals[nvjpeg.refusal(error, self.device)] += 1
+
+    def _settle(self) -> None:
+        """Wait until no kernel reads decoded pictures: nvJPEG is about to write to their memory, and asks no stream."""
+        if self._stream is None:
+            return
+        self._stream.synchronize()
+        if self._grown_bytes > 2 * self._at_once_bytes:
+            torch.cuda.empty_cache()  # pieces for other sizes would add up
+            self._grown_bytes = 0
+
+    def _copy(self, pictures: Pictures, out: torch.Tensor) -> None:
+        """Bring over what holds pixels already; the host's bytes are free when this returns."""
+        rows = np.flatnonzero(pictures.decoded)
+        if not len(rows):
+            return
+        data, row_bytes = torch.from_numpy(pictures.data), out[0].numel()
+        offsets = pictures.spans[rows, 0]
+        breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(offsets) != row_bytes)) + 1
+        for run in np.split(np.arange(len(rows)), breaks):
+            first, offset = int(rows[run[0]]), int(offsets[run[0]])
+            pixels = data[offset : offset + len(run) * row_bytes].view(len(run), *out.shape[1:])
+            out[first : first + len(run)].copy_(pixels, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _wait(self, after: torch.cuda.Event | None) -> None:
+        if self._stream is not None and after is not None:
+            self._stream.wait_event(after)
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        assert self._stream is not None, "the decoder was closed"
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.cuda.device(self.device))
+        stack.enter_context(torch.cuda.stream(self._stream))
+        return stack
+
+
+def _at_once_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _AT_ONCE_BYTES
+    return min(_AT_ONCE_BYTES, int(torch.cuda.get_device_properties(device).total_memory) // _SHARE)
+
+
+def decoder_name() -> str:
+    """What decodes on the device, and its version, for the manifest."""
+    return f"torchvision {version('torchvision')} (nvJPEG)"

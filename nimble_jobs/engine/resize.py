@@ -1,0 +1,171 @@
+"""Decoded pictures of any sizes to rows of one size: resize, crop and round, in one launch for the whole batch.
+
+Decoders hand out pictures as planes, uint8 [channels, height, width], each in memory of its own. On a GPU one kernel
+reads them all through a table with a line for each picture; on a CPU, matrix products compute the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nimble_jobs.engine.cuda_driver import load_function
+from nimble_jobs.engine.private import launch_kernel
+from nimble_jobs.errors import EngineError, first_line
+from nimble_jobs.resizing import weights
+
+FIELDS = 10  # of a line in the table
+_PLACES = 256  # of a result that one block makes
+_WARPS = 4
+_COMPILING = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """What is done to a decoded picture: resize, then the middle. `height` and `width` are those of the result."""
+
+    height: int
+    width: int
+    channels: int  # 1 or 3
+    resize: tuple[int, int] | None = None  # height, width; None: as it is
+    center_crop: tuple[int, int] | None = None  # height, width; None: all of it
+
+    def fits(self, sizes: np.ndarray) -> np.ndarray:
+        """bool [n]: which pictures of these sizes [n, 2] (height, width) become a result of the right size."""
+        if self.resize is not None:
+            return np.ones(len(sizes), dtype=bool)
+        wanted = (self.height, self.width)
+        compare = np.greater_equal if self.center_crop is not None else np.equal
+        return np.asarray(compare(sizes, wanted).all(axis=1))
+
+    def lines(
+        self, pictures: Sequence[torch.Tensor], rows: Sequence[int], boxes: np.ndarray | None = None
+    ) -> np.ndarray:
+        """int64 [n, FIELDS]: what the kernel does with each picture, uint8 [channels, h, w], contiguous.
+
+        The fields: address of the first pixel, pixels from channel to channel and from row to row, height and width
+        before and after the resize, top and left of the crop, row of the result.
+        `boxes` int32 [n, 4] (top, left, height, width): only this part of a picture is resized, to the result's size.
+        """
+        line = np.empty((len(pictures), FIELDS), dtype=np.int64)
+        line[:, 0] = [p.data_ptr() for p in pictures]
+        line[:, 3:5] = [p.shape[1:] for p in pictures]
+        line[:, 1] = line[:, 3] * line[:, 4]
+        line[:, 2] = line[:, 4]
+        if boxes is None:
+            line[:, 5:7] = line[:, 3:5] if self.resize is None else self.resize
+            line[:, 7:9] = (line[:, 5:7] - (self.height, self.width)) // 2
+        else:
+            line[:, 0] += boxes[:, 0].astype(np.int64) * line[:, 2] + boxes[:, 1]
+            line[:, 3:5] = boxes[:, 2:]
+            line[:, 5:7] = self.height, self.width
+            line[:, 7:9] = 0
+        line[:, 9] = rows
+        return line
+
+
+def resize_into(
+    out: torch.Tensor,
+    pictures: Sequence[torch.Tensor],
+    rows: Sequence[int],
+    shaping: Shaping,
+    boxes: np.ndarray | None = None,
+) -> None:
+    """Write each picture, uint8 [channels, h, w], to its row of `out`, uint8 [n, height, width, channels].
+
+    All tensors are contiguous and on one device; on a GPU this is one launch on the current stream, and the pictures
+    must live until it is over. Raises EngineError where the kernel cannot be compiled or loaded.
+    """
+    if not pictures:
+        return
+    if out.device.type != "cuda":
+        for i, (picture, row) in enumerate(zip(pictures, rows, strict=True)):
+            out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
+        return
+    lines = torch.from_numpy(shaping.lines(pictures, rows, boxes)).to(out.device, non_blocking=True)
+    with _COMPILING:
+        function, kernel = _loaded(out.device, shaping.channels)
+    blocks = -(-shaping.height * shaping.width // _PLACES)
+    launch_kernel(
+        function,
+        (blocks, len(pictures), 1),
+        _WARPS,
+        kernel.shared_bytes,
+        kernel.arg_types,
+        (lines, out, shaping.height, shaping.width, *kernel.scratch),
+        torch.cuda.current_stream(out.device).cuda_stream,
+    )
+
+
+def _resized(picture: torch.Tensor, shaping: Shaping, box: Sequence[int] | None) -> torch.Tensor:
+    """uint8 [height, width, channels] of one picture on the CPU: what the kernel computes, by matrix products."""
+    height, width = shaping.height, shaping.width
+    if box is not None:
+        top, left, down, across = box
+        picture = picture[:, top : top + down, left : left + across]
+    new = shaping.resize if box is None else (height, width)
+    x = picture.to(torch.float32)
+    if new is not None and new != tuple(picture.shape[1:]):
+        x = torch.from_numpy(weights(x.shape[1], new[0])) @ x @ torch.from_numpy(weights(x.shape[2], new[1])).T
+    top, left = (x.shape[1] - height) // 2, (x.shape[2] - width) // 2
+    x = x[:, top : top + height, left : left + width]
+    return (x + 0.5).floor_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """Machine code, and how it is launched."""
+
+    name: str
+    binary: bytes
+    shared_bytes: int
+    arg_types: str
+    scratch: tuple[None, ...]  # that compilers reserve and this kernel does not use
+
+
+@functools.cache
+def _loaded(device: torch.device, channels: int) -> tuple[int, Kernel]:
+    major, minor = torch.cuda.get_device_capability(device)
+    kernel = compiled(10 * major + minor, channels)
+    return load_function(kernel.binary, kernel.name, kernel.shared_bytes, device), kernel
+
+
+@functools.cache
+def compiled(capability: int, channels: int) -> Kernel:
+    """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU.
+
+    Raises EngineError where Triton cannot compile it.
+    """
+    from triton import compile as compile_kernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from nimble_jobs.engine import resize_triton
+
+    function: Any = resize_triton.resize_ragged
+    constants = {"FIELDS": FIELDS, "CHANNELS": channels, "PLACES": _PLACES}
+    sizes = dict.fromkeys(resize_triton.SIZES, "i32")
+    source = ASTSource(
+        fn=function,
+        signature={"table": "*i64", "out": "*u8"} | sizes | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+    )
+    try:
+        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": _WARPS})
+    except Exception as e:  # Triton's errors have no common root, and its assembler's are plain ones
+        raise EngineError(f"the resize of pictures: Triton cannot compile it: {first_line(e)}") from e
+    scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    extra = sum(size is not None for size in scratch)
+    return Kernel(
+        name=made.metadata.name,
+        binary=made.asm["cubin"],
+        shared_bytes=made.metadata.shared,
+        arg_types="OO" + "i" * len(sizes) + "O" * extra,
+        scratch=(None,) * extra,
+    )

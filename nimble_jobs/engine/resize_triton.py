@@ -1,0 +1,87 @@
+"""Resize, crop and round pictures of any sizes in one launch, in Triton. Imported only where kernels are compiled.
+
+The weights are those of `resizing.weights`: whole numbers, summed in float32, rounded once.
+"""
+
+from __future__ import annotations
+
+# mypy: ignore-errors
+# ruff: noqa: N803  # Triton's habit for what is known when a kernel is compiled
+import triton
+import triton.language as tl
+
+SIZES = ("height", "width")
+
+
+@triton.jit
+def _first(index, old, new):
+    """The first source pixel with a weight, and the distance of its centre, for each place of the result.
+
+    Distances are in units of 1 / (2 new) source pixels: signed whole numbers.
+    """
+    centre = (2 * index.to(tl.int64) + 1) * old
+    before = centre - 2 * tl.maximum(old, new) - new
+    first = tl.where(before >= 0, tl.maximum(before, 0) // (2 * new) + 1, 0)  # no division of negative numbers
+    distance = (2 * first + 1) * new - centre
+    return first.to(tl.int32), distance.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def resize_ragged(table, out, height, width, FIELDS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
+    """A block of places of one result [height, width, CHANNELS]. The table has a line for each picture."""
+    line = table + tl.program_id(1) * FIELDS
+    source = tl.load(line).to(tl.pointer_type(tl.uint8))
+    plane = tl.load(line + 1)
+    pitch = tl.load(line + 2)
+    old_height = tl.load(line + 3)
+    old_width = tl.load(line + 4)
+    new_height = tl.load(line + 5)
+    new_width = tl.load(line + 6)
+    top = tl.load(line + 7)
+    left = tl.load(line + 8)
+    row = tl.load(line + 9)
+
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    inside = place < height * width
+    first_y, from_y = _first(place // width + top, old_height, new_height)
+    first_x, from_x = _first(place % width + left, old_width, new_width)
+    reach_y = (2 * tl.maximum(old_height, new_height)).to(tl.int32)
+    reach_x = (2 * tl.maximum(old_width, new_width)).to(tl.int32)
+    step_y = (2 * new_height).to(tl.int32)
+    step_x = (2 * new_width).to(tl.int32)
+    last_y = old_height.to(tl.int32)
+    last_x = old_width.to(tl.int32)
+
+    red = tl.zeros((PLACES,), tl.float32)
+    green = tl.zeros((PLACES,), tl.float32)
+    blue = tl.zeros((PLACES,), tl.float32)
+    whole = tl.zeros((PLACES,), tl.float32)
+    for i in range((reach_y + step_y // 2 - 1) // (step_y // 2)):
+        y = first_y + i
+        in_rows = inside & (y < last_y)
+        weight_y = tl.where(y < last_y, tl.maximum(reach_y - tl.abs(from_y + i * step_y), 0), 0).to(tl.float32)
+        start = source + y.to(tl.int64) * pitch
+        row_red = tl.zeros((PLACES,), tl.float32)
+        row_green = tl.zeros((PLACES,), tl.float32)
+        row_blue = tl.zeros((PLACES,), tl.float32)
+        row_whole = tl.zeros((PLACES,), tl.float32)
+        for j in range((reach_x + step_x // 2 - 1) // (step_x // 2)):
+            x = first_x + j
+            here = in_rows & (x < last_x)
+            weight = tl.where(x < last_x, tl.maximum(reach_x - tl.abs(from_x + j * step_x), 0), 0).to(tl.float32)
+            row_whole += weight
+            row_red += weight * tl.load(start + x, mask=here, other=0).to(tl.float32)
+            if CHANNELS == 3:
+                row_green += weight * tl.load(start + plane + x, mask=here, other=0).to(tl.float32)
+                row_blue += weight * tl.load(start + 2 * plane + x, mask=here, other=0).to(tl.float32)
+        whole += weight_y * row_whole
+        red += weight_y * row_red
+        if CHANNELS == 3:
+            green += weight_y * row_green
+            blue += weight_y * row_blue
+
+    target = out + (row * height * width + place) * CHANNELS
+    tl.store(target, tl.minimum(tl.floor(tl.div_rn(red, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)
+    if CHANNELS == 3:
+        tl.store(target + 1, tl.minimum(tl.floor(tl.div_rn(green, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)
+        tl.store(target + 2, tl.minimum(tl.floor(tl.div_rn(blue, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)

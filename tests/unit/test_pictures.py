@@ -1,0 +1,249 @@
+"""Batches of JPEGs to rows of pixels. On the CPU torchvision's other decoder stands in for nvJPEG."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nimble_jobs.engine import nvjpeg, resize
+from nimble_jobs.engine.pictures import PictureDecoder, available
+from nimble_jobs.errors import EngineError, OutOfMemory
+from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
+
+CPU = torch.device("cpu")
+
+
+def rows(decoder: PictureDecoder, encoded: list[bytes | np.ndarray], size: tuple[int, int, int]) -> np.ndarray:
+    out = torch.zeros(len(encoded), *size, dtype=torch.uint8)
+    assert decoder.decode(batch(encoded), out) == ()
+    return out.numpy()
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize(("resized", "crop"), [((64, 80), None), ((72, 72), (64, 60)), (None, (50, 40))])
+def test_rows_are_what_pillow_makes(
+    channels: int, resized: tuple[int, int] | None, crop: tuple[int, int] | None
+) -> None:
+    """Same decoder underneath, so that only the resize differs, by its rounding."""
+    encoded = [jpeg(image) for image in photographs().values()]
+    encoded += [jpeg(photographs()["china"].convert("L")), jpeg(photographs()["coffee"].resize((51, 55)))]
+    height, width = crop or resized or (0, 0)
+    decoder = PictureDecoder(CPU, height, width, channels, resized, crop)
+    found = rows(decoder, list(encoded), (height, width, channels)).astype(int)
+    expected = np.stack([by_pillow(one, channels, resized, crop) for one in encoded])
+    if channels == 3:
+        assert np.abs(found - expected).max() <= 1
+    else:  # the JPEG's own luma, which knows no clipped colours
+        assert np.abs(found - expected).mean() < 0.5
+        assert np.abs(found - expected).max() <= 32
+    assert not decoder.refusals
+
+
+def test_the_smallest_picture_is_spread() -> None:
+    one = jpeg(np.full((1, 1, 3), 77, dtype=np.uint8))
+    assert (rows(PictureDecoder(CPU, 5, 7, 3, (5, 7)), [one], (5, 7, 3)) == 77).all()
+
+
+def test_a_damaged_picture_fails_alone() -> None:
+    good = [jpeg(image.resize((60 + 3 * i, 50))) for i, image in enumerate(photographs().values())]
+    decoder = PictureDecoder(CPU, 32, 32, 3, (32, 32))
+    clean = rows(decoder, list(good), (32, 32, 3))
+    out = torch.zeros(len(good), 32, 32, 3, dtype=torch.uint8)
+    broken = [b"\xff\xd8\xff no picture" if i in (2, 5) else one for i, one in enumerate(good)]
+    assert decoder.decode(batch(broken, [(50, 60 + 3 * i) for i in range(len(good))]), out) == (2, 5)
+    others = [i for i in range(len(good)) if i not in (2, 5)]
+    np.testing.assert_array_equal(out.numpy()[others], clean[others])
+    assert sum(decoder.refusals.values()) == 2
+
+
+def test_hundreds_of_damaged_pictures_only_fail() -> None:
+    good = jpeg(photographs()["chelsea"].resize((64, 48)))
+    decoder = PictureDecoder(CPU, 16, 16, 3, (16, 16))
+    expected = rows(decoder, [good], (16, 16, 3))[0]
+    out = torch.zeros(21, 16, 16, 3, dtype=torch.uint8)
+    failures = 0
+    for start in range(0, 200, 20):
+        encoded = [damaged(good, start + i) for i in range(20)]
+        failed = decoder.decode(batch([*encoded, good], [(48, 64)] * 21), out)
+        failures += len(failed)
+        assert 20 not in failed
+        np.testing.assert_array_equal(out[20].numpy(), expected)
+    assert failures > 50
+
+
+def test_a_picture_whose_size_does_not_fit_fails_before_it_is_decoded() -> None:
+    encoded = [jpeg(photographs()["china"].resize(size)) for size in ((40, 30), (30, 40), (40, 30))]
+    asked: list[int] = []
+
+    def counts(spans: list[torch.Tensor]) -> list[torch.Tensor]:
+        asked.append(len(spans))
+        return nvjpeg.decoder(CPU, 3)(spans)
+
+    out = torch.zeros(3, 30, 40, 3, dtype=torch.uint8)
+    decoder = PictureDecoder(CPU, 30, 40, 3, decode=counts)
+    assert decoder.decode(batch(encoded), out) == (1,)
+    small = PictureDecoder(CPU, 30, 40, 3, None, (30, 40), decode=counts)
+    assert small.decode(batch(encoded), out) == (1,)
+    assert asked == [2, 2]
+    assert decoder.refusals == small.refusals == {"its size does not fit": 1}
+
+
+def test_a_header_that_gives_another_size_than_the_decoder_fails() -> None:
+    encoded = [jpeg(photographs()["china"].resize((40, 30)))] * 2
+    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8))
+    out = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    assert decoder.decode(batch(encoded, [(30, 40), (40, 30)]), out) == (1,)
+
+
+def test_what_holds_pixels_already_is_copied() -> None:
+    """Single ones, and runs of them that lie side by side, between JPEGs."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (8, 9, 3), dtype=np.uint8) for _ in range(4)]
+    one = jpeg(photographs()["flower"].resize((20, 20)))
+    decoder = PictureDecoder(CPU, 8, 9, 3, (8, 9))
+    alone = rows(decoder, [one], (8, 9, 3))[0]
+    found = rows(decoder, [pixels[0], pixels[1], one, pixels[2], one, one, pixels[3]], (8, 9, 3))
+    np.testing.assert_array_equal(found, np.stack([*pixels[:2], alone, pixels[2], alone, alone, pixels[3]]))
+
+
+def test_little_memory_means_more_calls_and_the_same_rows() -> None:
+    encoded: list[bytes | np.ndarray] = [jpeg(image.resize((100, 80))) for image in photographs().values()]
+    whole = rows(PictureDecoder(CPU, 16, 16, 3, (16, 16)), encoded, (16, 16, 3))
+    calls: list[int] = []
+
+    def counts(spans: list[torch.Tensor]) -> list[torch.Tensor]:
+        calls.append(len(spans))
+        return nvjpeg.decoder(CPU, 3)(spans)
+
+    little = PictureDecoder(CPU, 16, 16, 3, (16, 16), decode=counts, at_once_bytes=2 * 100 * 80 * 3)
+    np.testing.assert_array_equal(rows(little, encoded, (16, 16, 3)), whole)
+    assert calls == [2, 2, 2, 1]
+
+
+def test_a_box_is_cut_out_before_it_is_resized() -> None:
+    image = photographs()["astronaut"]
+    encoded = jpeg(image, subsampling="4:4:4")
+    decoded = Image.fromarray(by_pillow(encoded, 3, None))
+    boxes = np.array([(10, 20, 200, 300), (0, 0, 512, 512), (511, 511, 1, 1)], dtype=np.int32)
+    out = torch.zeros(3, 32, 24, 3, dtype=torch.uint8)
+    decoder = PictureDecoder(CPU, 32, 24, 3, (40, 40), (32, 24))
+    assert decoder.decode(batch([encoded] * 3), out, boxes=boxes) == ()
+    for row, (top, left, height, width) in zip(out.numpy(), boxes.tolist(), strict=True):
+        part = decoded.crop((left, top, left + width, top + height)).resize((24, 32), Image.Resampling.BILINEAR)
+        assert np.abs(row.astype(int) - np.asarray(part)).max() <= 1
+    for wrong in ((-1, 0, 5, 5), (0, 0, 0, 5), (500, 0, 20, 5), (0, 513, 1, 1)):
+        with pytest.raises(ValueError, match="boxes must lie in their pictures"):
+            decoder.decode(batch([encoded]), out, boxes=np.array([wrong], dtype=np.int32))
+
+
+def test_rows_of_another_shape_are_a_mistake_of_the_caller() -> None:
+    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8))
+    one = batch([jpeg(photographs()["china"])])
+    for out in (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, 8, 8, 3)):
+        with pytest.raises(ValueError, match="expected contiguous uint8"):
+            decoder.decode(one, out)
+    with pytest.raises(ValueError, match="as many rows"):
+        decoder.decode(one, torch.zeros(0, 8, 8, 3, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error while decoding JPEG images: CUDA out of memory. Tried to allocate 20 MiB\nmore",
+        "Error while decoding JPEG images: Failed to decode batch: 5",
+    ],
+)
+def test_memory_that_runs_out_is_no_fault_of_a_picture(text: str) -> None:
+    def fails(_: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise RuntimeError(text)
+
+    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=fails)
+    with pytest.raises(OutOfMemory, match="no memory left to decode pictures"):
+        decoder.decode(batch([jpeg(photographs()["china"])] * 3), torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
+
+
+def test_a_batch_too_large_for_the_memory_is_decoded_in_smaller_ones() -> None:
+    def two_fit(spans: list[torch.Tensor]) -> list[torch.Tensor]:
+        if len(spans) > 2:
+            raise RuntimeError("Error while decoding JPEG images: CUDA out of memory.")
+        return nvjpeg.decoder(CPU, 3)(spans)
+
+    encoded: list[bytes | np.ndarray] = [jpeg(image.resize((40, 30))) for image in photographs().values()]
+    found = rows(PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=two_fit), encoded, (8, 8, 3))
+    np.testing.assert_array_equal(found, rows(PictureDecoder(CPU, 8, 8, 3, (8, 8)), encoded, (8, 8, 3)))
+
+
+def test_the_reason_is_said_where_pictures_cannot_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert available(CPU) == "run.device is cpu, and only CUDA devices decode"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert available(torch.device("cuda")) == "CUDA is not available"
+
+
+def test_a_torchvision_without_decoders_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(RuntimeError, match="torchvision is not installed"):
+        nvjpeg.load_library.__wrapped__()
+
+
+def test_the_kernel_is_compiled_without_a_gpu() -> None:
+    for channels in (1, 3):
+        kernel = resize.compiled(90, channels)
+        assert (kernel.name, kernel.binary[:4], kernel.arg_types[:4]) == ("resize_ragged", b"\x7fELF", "OOii")
+
+
+def test_a_kernel_that_cannot_be_compiled_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise ValueError("no such target\nand more")
+
+    monkeypatch.setattr("triton.compile", fails)
+    with pytest.raises(EngineError, match=r"Triton cannot compile it: ValueError: no such target$"):
+        resize.compiled.__wrapped__(70, 3)
+
+
+RUN = """
+import numpy as np, torch
+from triton.runtime import interpreter
+patch = interpreter._patch_lang_tensor
+def with_counts(tensor, scope):
+    patch(tensor, scope)
+    tensor.__index__ = lambda self: self.handle.data.item()  # numpy 2.4 makes no number of an array of one
+interpreter._patch_lang_tensor = with_counts
+np.seterr(all="ignore")  # places beyond the last one
+from nimble_jobs.engine import resize_triton
+from nimble_jobs.engine.resize import FIELDS, Shaping, resize_into
+generator = torch.Generator().manual_seed(0)
+sizes = [(13, 21), (5, 6), (40, 9)]
+for channels in (3, 1):
+    for resize, crop, size, first in (
+        ((9, 7), None, (9, 7), [(1, 1)]), ((12, 16), (8, 9), (8, 9), []), (None, (5, 6), (5, 6), [])
+    ):
+        shaping = Shaping(height=size[0], width=size[1], channels=channels, resize=resize, center_crop=crop)
+        fitting = [s for s in first + sizes if shaping.fits(np.array([s])).all()]
+        pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
+        boxes = np.array([(s[0] // 3, s[1] // 4, s[0] - s[0] // 2, s[1] - s[1] // 2) for s in fitting])
+        for these in (None, boxes)[: channels - 1 or 1]:
+            rows = list(range(len(pictures)))[::-1]
+            expected, found = torch.zeros(2, len(pictures) + 1, *size, channels, dtype=torch.uint8)
+            resize_into(expected, pictures, rows, shaping, these)
+            lines = torch.from_numpy(shaping.lines(pictures, rows, these))
+            grid = (-(-size[0] * size[1] // 64), len(pictures))
+            resize_triton.resize_ragged[grid](lines, found, *size, FIELDS=FIELDS, CHANNELS=channels, PLACES=64)
+            far = (found.int() - expected.int()).abs()
+            assert far.max() <= 1 and (far > 0).float().mean() < 0.01, (channels, resize, far.max())
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_matrix_products_do() -> None:
+    """Under Triton's interpreter, which is chosen when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "equal\n", done.stderr
