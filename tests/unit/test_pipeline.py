@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.pipeline import Load, Meter, ahead, bottleneck, mapped
+from nimble_jobs.pipeline import Load, Meter, Pool, Sink, ahead, bottleneck, mapped
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 4), st.integers(1, 8))
@@ -93,3 +93,68 @@ def test_the_busiest_stage_is_the_bottleneck() -> None:
     assert found is not None
     assert found.name == "b"
     assert bottleneck([]) is None
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_sink_takes_items_in_order_and_tells_of_errors(depth: int) -> None:
+    """`finish` waits for the last item; an error is raised where the next item is handed over, or at the end."""
+    found: list[int] = []
+    sink = Sink(found.append, depth=depth, name="test")
+    for i in range(20):
+        sink.put(i)
+    sink.finish()
+    assert found == list(range(20))
+
+    def fail(item: int) -> None:
+        raise ValueError(f"item {item}")
+
+    broken = Sink(fail, depth=depth, name="test")
+    with pytest.raises(ValueError, match="item 0"):
+        broken.put(0)
+        broken.finish()
+
+
+def test_a_sink_that_is_dropped_forgets_what_waits() -> None:
+    """The item at hand is done; its thread ends."""
+    begun, go_on, found = threading.Event(), threading.Event(), list[int]()
+
+    def work(item: int) -> None:
+        begun.set()
+        go_on.wait(10)
+        found.append(item)
+
+    sink = Sink(work, depth=4, name="test")
+    for i in range(3):
+        sink.put(i)
+    begun.wait(10)
+    dropping = threading.Thread(target=sink.drop)
+    dropping.start()
+    while not sink._unwanted.is_set():
+        time.sleep(0.001)
+    go_on.set()
+    dropping.join(10)
+    assert found == [0]
+
+
+def test_things_of_a_pool_go_round() -> None:
+    """Giving back twice counts once; what an earlier round took counts no more; `end` wakes those who wait."""
+    pool = Pool(["a"])
+    taken = pool.take()
+    assert taken is not None
+    thing, give_back = taken
+    assert (thing, pool.free) == ("a", 0)
+    give_back()
+    give_back()
+    assert pool.free == 1
+    taken = pool.take()
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(pool.take()))
+    thread.start()
+    pool.end()
+    thread.join(10)
+    assert found == [None]
+    pool.begin()
+    assert pool.free == 1
+    assert taken is not None
+    taken[1]()
+    assert pool.free == 1

@@ -8,100 +8,20 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from nimble_jobs.pipeline.meter import Meter
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _POLL_S = 0.1  # how soon a thread sees that nobody wants its items any more
 _END = object()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """How busy a stage was."""
-
-    name: str
-    busy: float  # share of the time in which its workers worked, 0 to 1
-    workers: int
-    depth: float  # items that waited for the next stage when that asked, on average
-    limit: int  # at most so many wait
-    items: int
-    unit: str = "thread"  # what a worker is
-
-
-class Meter:
-    """Counts what a stage does. Any thread may write; figures are read while it runs."""
-
-    def __init__(
-        self, name: str, *, workers: int = 1, unit: str = "thread", now: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.name, self.workers, self.unit, self.limit = name, workers, unit, 0
-        self._now = now
-        self._lock = threading.Lock()
-        self._began: float | None = None
-        self._ended: float | None = None
-        self._busy_s = 0.0
-        self._items = 0
-        self._depths = 0
-        self._looks = 0
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """The time of the block counts as work of one worker."""
-        began = self._now()
-        self._start(began)
-        try:
-            yield
-        finally:
-            self.worked(self._now() - began)
-
-    def worked(self, seconds: float, items: int = 1) -> None:
-        """So many seconds of one worker went into so many items."""
-        with self._lock:
-            self._busy_s += seconds
-            self._items += items
-
-    def waiting(self, depth: int) -> None:
-        """The next stage asked, and so many items were there."""
-        with self._lock:
-            self._depths += depth
-            self._looks += 1
-
-    def over(self) -> None:
-        """Nothing more will come."""
-        self._ended = self._ended or self._now()
-
-    def load(self) -> Load:
-        """What is known so far."""
-        with self._lock:
-            until = self._ended if self._ended is not None else self._now()
-            elapsed = until - self._began if self._began is not None else 0.0
-            busy = self._busy_s / (elapsed * self.workers) if elapsed > 0 else 0.0
-            return Load(
-                name=self.name,
-                busy=min(1.0, busy),
-                workers=self.workers,
-                depth=self._depths / self._looks if self._looks else 0.0,
-                limit=self.limit,
-                items=self._items,
-                unit=self.unit,
-            )
-
-    def _start(self, now: float) -> None:
-        if self._began is None:
-            self._began = now
-
-
-def bottleneck(loads: Iterable[Load]) -> Load | None:
-    """The busiest stage; None where there is none."""
-    return max(loads, key=lambda load: load.busy, default=None)
 
 
 def ahead(source: Iterator[T], depth: int, meter: Meter | None = None, *, name: str = "nimble-ahead") -> Generator[T]:
@@ -130,6 +50,74 @@ def ahead(source: Iterator[T], depth: int, meter: Meter | None = None, *, name: 
         thread.join()
         if meter is not None:
             meter.over()
+
+
+class Sink(Generic[T]):
+    """The last stage: a thread gives `work` the items in order. With a `depth` of 0 there is no thread, and no wait."""
+
+    def __init__(self, work: Callable[[T], None], *, depth: int, meter: Meter | None = None, name: str) -> None:
+        self._work, self._meter = work, meter
+        self._line: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._error: BaseException | None = None
+        self._unwanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        if meter is not None:
+            meter.limit = depth
+        if depth:
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Hand an item over, waiting for room. Raises what `work` raised on an earlier one."""
+        if self._thread is None:
+            self._do(item)
+            return
+        while True:
+            self._check()
+            with suppress(queue.Full):
+                self._line.put(item, timeout=_POLL_S)
+                return
+
+    def finish(self) -> None:
+        """Wait until all items are done. Raises what `work` raised."""
+        if self._thread is not None:
+            self._line.put(_END)
+            self._thread.join()
+        self._check()
+        if self._meter is not None:
+            self._meter.over()
+
+    def drop(self) -> None:
+        """Forget the items that wait; the one at hand is done to its end."""
+        self._unwanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while not self._unwanted.is_set():
+            try:
+                item = self._line.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if item is _END:
+                return
+            if self._error is None:
+                try:
+                    self._do(item)
+                except BaseException as e:  # noqa: BLE001 - raised where the next item is handed over
+                    self._error = e
+
+    def _do(self, item: T) -> None:
+        if self._meter is None:
+            self._work(item)
+            return
+        self._meter.waiting(self._line.qsize())
+        with self._meter.busy():
+            self._work(item)
 
 
 @dataclass(frozen=True)

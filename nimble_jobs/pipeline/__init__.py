@@ -1,0 +1,7 @@
+"""Work in stages that run ahead of each other: threads, bounded queues, and meters that name the slowest stage."""
+
+from nimble_jobs.pipeline.meter import Load, Meter, bottleneck
+from nimble_jobs.pipeline.pool import Pool
+from nimble_jobs.pipeline.stages import Sink, ahead, mapped
+
+__all__ = ["Load", "Meter", "Pool", "Sink", "ahead", "bottleneck", "mapped"]

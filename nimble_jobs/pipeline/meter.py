@@ -1,0 +1,90 @@
+"""How busy the stages of a pipeline are, and which of them holds up the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How busy a stage was."""
+
+    name: str
+    busy: float  # share of the time in which its workers worked, 0 to 1
+    workers: int
+    depth: float  # items that waited for the next stage when that asked, on average
+    limit: int  # at most so many wait
+    items: int
+    unit: str = "thread"  # what a worker is
+
+
+class Meter:
+    """Counts what a stage does. Any thread may write; figures are read while it runs."""
+
+    def __init__(
+        self, name: str, *, workers: int = 1, unit: str = "thread", now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.name, self.workers, self.unit, self.limit = name, workers, unit, 0
+        self._now = now
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._busy_s = 0.0
+        self._items = 0
+        self._depths = 0
+        self._looks = 0
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The time of the block counts as work of one worker."""
+        began = self._now()
+        self._start(began)
+        try:
+            yield
+        finally:
+            self.worked(self._now() - began)
+
+    def worked(self, seconds: float, items: int = 1) -> None:
+        """So many seconds of one worker went into so many items."""
+        with self._lock:
+            self._busy_s += seconds
+            self._items += items
+
+    def waiting(self, depth: int) -> None:
+        """The next stage asked, and so many items were there."""
+        with self._lock:
+            self._depths += depth
+            self._looks += 1
+
+    def over(self) -> None:
+        """Nothing more will come."""
+        self._ended = self._ended or self._now()
+
+    def load(self) -> Load:
+        """What is known so far."""
+        with self._lock:
+            until = self._ended if self._ended is not None else self._now()
+            elapsed = until - self._began if self._began is not None else 0.0
+            busy = self._busy_s / (elapsed * self.workers) if elapsed > 0 else 0.0
+            return Load(
+                name=self.name,
+                busy=min(1.0, busy),
+                workers=self.workers,
+                depth=self._depths / self._looks if self._looks else 0.0,
+                limit=self.limit,
+                items=self._items,
+                unit=self.unit,
+            )
+
+    def _start(self, now: float) -> None:
+        if self._began is None:
+            self._began = now
+
+
+def bottleneck(loads: Iterable[Load]) -> Load | None:
+    """The busiest stage; None where there is none."""
+    return max(loads, key=lambda load: load.busy, default=None)
