@@ -1,117 +1,137 @@
-"""Several replays in flight: instances on streams of their own, input and output copied while others compute.
+"""Several replays in flight: instances on streams of their own, outputs copied to the host while others compute.
 
-Host memory on both sides is pinned. A batch goes host -> device staging on a copy stream, staging -> the instance's
-input on the instance's stream, and its outputs go the same way back, so that no replay waits for a copy of another.
+A replay copies its batch from where it arrived into the instance's input, computes, and copies its outputs aside; a
+copy stream takes them to pinned memory of the host from there. So no replay waits for a copy of another.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
+from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.launch import flight_streams
+from nimble_jobs.pipeline import Pool
 
 T = TypeVar("T")
 
+_LANDED = 2  # batches whose outputs somebody still looks at
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Landed(Generic[T]):
+    """The outputs of a batch, by name, and what came beside it. `release` lets another batch have their memory."""
+
+    outputs: Mapping[str, torch.Tensor]
+    beside: T
+    release: Callable[[], None] = lambda: None
+    replay_s: float = 0.0
+    upload_s: float = 0.0
+    download_s: float = 0.0
+
 
 class Flight:
-    """Runs batches through instances of one schedule, results in order.
-
-    The results of a batch are host tensors that stay valid until the next one is asked for.
-    """
+    """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        self._instances = tuple(instances)
-        self._device = device
-        self._lanes: list[_Lane] = []
-        if device.type == "cuda":
-            copy_in, copy_out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-            streams = flight_streams(device, len(self._instances))
-            count = max(2, len(self._instances))
-            self._lanes = [
-                _Lane(self._instances[i % len(self._instances)], streams[i % len(streams)], copy_in, copy_out, device)
-                for i in range(count + 1)  # one more, to be filled on the host while all others are under way
-            ]
+        self._under_way = len(instances) + 1  # one more, so that the next replay is queued when one ends
+        copy_out = torch.cuda.Stream(device)
+        streams = flight_streams(device, len(instances))
+        count = self._under_way + _LANDED
+        self._lanes = [_Lane(instances[0], copy_out) for _ in range(count)]
+        self._places = [(instances[i], streams[i]) for i in range(len(instances))]
+        self._free = Pool(self._lanes)
+        torch.cuda.synchronize(device)
 
-    def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
-        """Outputs by name of each batch, with what came beside it, in the order of `batches`."""
-        if not self._lanes:
-            yield from self._one_by_one(batches)
-            return
-        free = deque(self._lanes)
-        busy: deque[tuple[_Lane, T]] = deque()
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Iterator[Landed[T]]:
+        """The outputs of each batch, on the host, in order; none for None. At most two may be held at a time."""
+        self._free.begin()
+        busy: deque[_UnderWay[T]] = deque()
+        turn = 0
         with torch.no_grad():
             try:
-                for x, beside in batches:
-                    if not free:
-                        lane, first = busy.popleft()
-                        yield lane.results(), first
-                        free.append(lane)
-                    lane = free.popleft()
-                    lane.start(x)
-                    busy.append((lane, beside))
+                for batch, beside in arrived:
+                    if len(busy) >= self._under_way:
+                        yield busy.popleft().land()
+                    if batch is None:
+                        busy.append(_UnderWay(beside=beside))
+                        continue
+                    taken = self._free.take()
+                    assert taken is not None
+                    lane, release = taken
+                    lane.start(batch, *self._places[turn % len(self._places)])
+                    turn += 1
+                    busy.append(_UnderWay(beside=beside, batch=batch, lane=lane, release=release))
                 while busy:
-                    lane, first = busy.popleft()
-                    yield lane.results(), first
-                    free.append(lane)
+                    yield busy.popleft().land()
             finally:
-                for lane, _ in busy:
-                    lane.results()
+                for one in busy:
+                    one.land()
 
-    def _one_by_one(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
-        instance = self._instances[0]
-        name = next(iter(instance.inputs))
-        for x, beside in batches:
-            instance.inputs[name].copy_(x)
-            instance.replay()
-            yield instance.outputs, beside
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _UnderWay(Generic[T]):
+    beside: T
+    batch: Arrived | None = None
+    lane: _Lane | None = None
+    release: Callable[[], None] = lambda: None
+
+    def land(self) -> Landed[T]:
+        if self.lane is None or self.batch is None:
+            return Landed(outputs={}, beside=self.beside)
+        return Landed(
+            outputs=self.lane.wait(),
+            beside=self.beside,
+            release=self.release,
+            replay_s=self.lane.replay_s(),
+            upload_s=self.batch.upload_s(),
+            download_s=self.lane.download_s(),
+        )
 
 
 class _Lane:
-    """Buffers for one batch on its way through an instance."""
+    """Where the outputs of one batch go."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        stream: torch.cuda.Stream,
-        copy_in: torch.cuda.Stream,
-        copy_out: torch.cuda.Stream,
-        device: torch.device,
-    ) -> None:
-        self._instance = instance
-        self._stream, self._copy_in, self._copy_out = stream, copy_in, copy_out
-        self._input = next(iter(instance.inputs.values()))
-        self._host_in = torch.empty_like(self._input, device="cpu", pin_memory=True)
-        self._staged_in = torch.empty_like(self._input)
-        self._staged_out = {n: torch.empty_like(t) for n, t in instance.outputs.items()}
-        self._host_out = {n: torch.empty_like(t, device="cpu", pin_memory=True) for n, t in instance.outputs.items()}
-        self._arrived, self._computed, self._done = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
-        torch.cuda.synchronize(device)
+    def __init__(self, instance: Instance, copy_out: torch.cuda.Stream) -> None:
+        self._copy_out = copy_out
+        self._aside = {n: torch.empty_like(t) for n, t in instance.outputs.items()}
+        self._host = {n: torch.empty_like(t, device="cpu", pin_memory=True) for n, t in instance.outputs.items()}
+        self._began, self._computed, self._leaving, self._done = (
+            torch.cuda.Event(enable_timing=True) for _ in range(4)
+        )
 
-    def start(self, x: torch.Tensor) -> None:
-        """Send a batch on its way; returns once the host may reuse `x`."""
-        self._host_in.copy_(x)
-        with torch.cuda.stream(self._copy_in):
-            self._staged_in.copy_(self._host_in, non_blocking=True)
-            self._arrived.record(self._copy_in)
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._arrived)
-            self._input.copy_(self._staged_in, non_blocking=True)
-            self._instance.replay()
-            for name, tensor in self._instance.outputs.items():
-                self._staged_out[name].copy_(tensor, non_blocking=True)
-            self._computed.record(self._stream)
+    def start(self, batch: Arrived, instance: Instance, stream: torch.cuda.Stream) -> None:
+        """Send a batch on its way."""
+        with torch.cuda.stream(stream):
+            x = batch.take(stream)
+            self._began.record(stream)
+            next(iter(instance.inputs.values())).copy_(x, non_blocking=True)
+            batch.let_go(stream)
+            instance.replay()
+            for name, tensor in instance.outputs.items():
+                self._aside[name].copy_(tensor, non_blocking=True)
+            self._computed.record(stream)
         with torch.cuda.stream(self._copy_out):
             self._copy_out.wait_event(self._computed)
-            for name, tensor in self._staged_out.items():
-                self._host_out[name].copy_(tensor, non_blocking=True)
+            self._leaving.record(self._copy_out)
+            for name, tensor in self._aside.items():
+                self._host[name].copy_(tensor, non_blocking=True)
             self._done.record(self._copy_out)
 
-    def results(self) -> dict[str, torch.Tensor]:
-        """Wait for the batch and return its outputs on the host."""
+    def wait(self) -> Mapping[str, torch.Tensor]:
+        """The outputs, once they are on the host."""
         self._done.synchronize()
-        return self._host_out
+        return self._host
+
+    def replay_s(self) -> float:
+        """Device time from the batch's copy into the input to its outputs."""
+        return float(self._began.elapsed_time(self._computed)) / 1e3
+
+    def download_s(self) -> float:
+        """Time that its outputs took to the host."""
+        return float(self._leaving.elapsed_time(self._done)) / 1e3

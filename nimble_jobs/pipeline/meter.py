@@ -23,7 +23,7 @@ class Load:
 
 
 class Meter:
-    """Counts what a stage does. Any thread may write; figures are read while it runs."""
+    """Counts what a stage does, from now on. Any thread may write; figures are read while it runs."""
 
     def __init__(
         self, name: str, *, workers: int = 1, unit: str = "thread", now: Callable[[], float] = time.perf_counter
@@ -31,7 +31,7 @@ class Meter:
         self.name, self.workers, self.unit, self.limit = name, workers, unit, 0
         self._now = now
         self._lock = threading.Lock()
-        self._began: float | None = None
+        self._began = now()
         self._ended: float | None = None
         self._busy_s = 0.0
         self._items = 0
@@ -42,7 +42,6 @@ class Meter:
     def busy(self) -> Iterator[None]:
         """The time of the block counts as work of one worker."""
         began = self._now()
-        self._start(began)
         try:
             yield
         finally:
@@ -68,7 +67,7 @@ class Meter:
         """What is known so far."""
         with self._lock:
             until = self._ended if self._ended is not None else self._now()
-            elapsed = until - self._began if self._began is not None else 0.0
+            elapsed = until - self._began
             busy = self._busy_s / (elapsed * self.workers) if elapsed > 0 else 0.0
             return Load(
                 name=self.name,
@@ -79,10 +78,6 @@ class Meter:
                 items=self._items,
                 unit=self.unit,
             )
-
-    def _start(self, now: float) -> None:
-        if self._began is None:
-            self._began = now
 
 
 def bottleneck(loads: Iterable[Load]) -> Load | None:

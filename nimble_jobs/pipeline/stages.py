@@ -70,7 +70,8 @@ class Sink(Generic[T]):
     def put(self, item: T) -> None:
         """Hand an item over, waiting for room. Raises what `work` raised on an earlier one."""
         if self._thread is None:
-            self._do(item)
+            self._try(item)
+            self._check()
             return
         while True:
             self._check()
@@ -105,11 +106,14 @@ class Sink(Generic[T]):
                 continue
             if item is _END:
                 return
-            if self._error is None:
-                try:
-                    self._do(item)
-                except BaseException as e:  # noqa: BLE001 - raised where the next item is handed over
-                    self._error = e
+            self._try(item)
+
+    def _try(self, item: T) -> None:
+        if self._error is None:
+            try:
+                self._do(item)
+            except BaseException as e:  # noqa: BLE001 - raised where the next item is handed over
+                self._error = e
 
     def _do(self, item: T) -> None:
         if self._meter is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.flight import Flight
+from nimble_jobs.engine.flight import Flight, Landed
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.planner.carried import Carried
 from nimble_jobs.planner.limits import Limits
@@ -20,6 +24,9 @@ from nimble_jobs.planner.request import Request
 from nimble_jobs.schedule import Schedule
 
 T = TypeVar("T")
+
+_BUFFERS, _FEW_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
+_BUFFER_BYTES = 2 << 30  # more than that, and there are few
 
 
 class Resident(Protocol):
@@ -74,6 +81,9 @@ class Loaded:
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
     _flight: Flight | None = None
     _staging_bytes: int = 0  # that the flight took on the device
+    _arrivals: Arrivals | None = None
+    _arrival_bytes: int = 0
+    _buffers: Buffers | None = None
 
     @property
     def ready(self) -> bool:
@@ -87,28 +97,70 @@ class Loaded:
         """
         if self._counted is None or self._counted[0]() is not self.module:
             self._counted = (weakref.ref(self.module), state_bytes(self.module))
-        return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes
+        return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
 
-    def take_off(self) -> Flight:
-        """What carries batches through the instances, made once."""
-        if self._flight is None:
+    def take_off(self) -> Flight | None:
+        """What carries batches through the instances, made once; None where they are run one by one, on the host."""
+        if self._flight is None and self.instances and self.device.type == "cuda":
             before = _allocated(self.device)
             self._flight = Flight(self.instances, self.device)
             self._staging_bytes = _allocated(self.device) - before
         return self._flight
 
-    def run(self, batches: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[dict[str, torch.Tensor], T]]:
-        """Outputs by name of each whole batch of shape `request.input_shape`, with what came beside it, in order.
+    @property
+    def arrivals(self) -> Arrivals:
+        """Where batches arrive ahead of their replays, made once; other instances of the request take from it, too."""
+        if self._arrivals is None:
+            in_flight = max(1, len(self.instances))
+            kind = self.request.input_dtype
+            self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=in_flight)
+            self._arrival_bytes = self._arrivals.bytes
+        return self._arrivals
 
-        Outputs are valid until the next ones are asked for.
+    def buffers(self, nbytes: int) -> Buffers:
+        """Host memory for batches of so many bytes, pinned where there is a device to copy to; kept for later jobs."""
+        if self._buffers is None or self._buffers.nbytes < nbytes:
+            if self._buffers is not None:
+                self._buffers.close()
+            count = _FEW_BUFFERS if _BUFFERS * nbytes > _BUFFER_BYTES else _BUFFERS
+            self._buffers = Buffers(count, nbytes)
+            pin(self._buffers.memory, self.device)
+        return self._buffers
+
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Iterator[Landed[T]]:
+        """The outputs of each batch on the host, in order; none for None.
+
+        Whoever takes them releases each; at most two may be held at a time.
         """
-        if self.instances:
-            yield from self.take_off().run(batches)
+        flight = self.take_off()
+        if flight is not None:
+            yield from flight.run(arrived)
             return
-        for x, beside in batches:
+        name = next(iter(self.instances[0].inputs)) if self.instances else ""
+        for batch, beside in arrived:
+            if batch is None:
+                yield Landed(outputs={}, beside=beside)
+                continue
+            began = time.perf_counter()
             with torch.no_grad():
-                outputs = flatten_outputs(self.module(x.to(self.device, self.request.input_dtype)))
-            yield outputs, beside
+                if self.instances:
+                    instance = self.instances[0]
+                    instance.inputs[name].copy_(batch.x)
+                    batch.release()
+                    instance.replay()
+                    outputs = {n: t.clone() for n, t in instance.outputs.items()}
+                else:
+                    outputs = self._in_eager(batch)
+            yield Landed(outputs=outputs, beside=beside, replay_s=time.perf_counter() - began)
+
+    def _in_eager(self, batch: Arrived) -> dict[str, torch.Tensor]:
+        if self.device.type != "cuda":
+            outputs = flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
+            return {n: t.clone() for n, t in outputs.items()}  # the module may write into it when it is called again
+        stream = torch.cuda.current_stream(self.device)
+        outputs = flatten_outputs(self.module(batch.take(stream)))
+        batch.let_go(stream)
+        return {n: t.to("cpu") for n, t in outputs.items()}
 
     def begin(self) -> bool:
         """Put back what earlier batches have written into the module's state; False where that cannot be done."""
@@ -133,6 +185,10 @@ class Loaded:
 
     def close(self) -> None:
         self.release()
+        self._arrivals, self._arrival_bytes = None, 0
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None
         self.module = nn.Identity()
 
 

@@ -184,6 +184,7 @@ def _move(loaded: Loaded, store: Store, residents: Residents, report: Report) ->
 def _keep(loaded: Loaded, residents: Residents) -> None:
     if loaded.instances:
         loaded.take_off()  # what it takes counts in the budget
+        _ = loaded.arrivals
     residents.put(resident_key(loaded.key, loaded.request), loaded)
 
 

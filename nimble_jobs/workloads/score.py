@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Batch, Reader, Staging, open_reader
+from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Progress, Request, prepare
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
-from nimble_jobs.workloads import moving, only_new
+from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
-from nimble_jobs.workloads.columns import Columns
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.context import JobContext, Outcome, Stopped
+from nimble_jobs.workloads.scoring import Scoring, Tally, shards_of
 from nimble_jobs.workloads.waiting import waiting
-
-
-@dataclass
-class _Tally:
-    done: int = 0
-    bad: int = 0
 
 
 def run(context: JobContext) -> Outcome:
@@ -74,33 +63,19 @@ def run(context: JobContext) -> Outcome:
         tell(context, prepared)
         context.report(phase="run", schedule=prepared.summary())
         limits = _limits(context, prepared.loaded)
-        shards = list(_shards(reader.total, spec.output.shard_size))
+        shards = shards_of(reader.total, spec.output.shard_size)
         adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
-        tally = _Tally(done=adopted, bad=len(staging.bad))
+        tally = Tally(done=adopted, bad=len(staging.bad))
+        scoring = Scoring(context, reader, staging, prepared, shards=shards, tally=tally, limits=limits)
         start = time.perf_counter()
         try:
-            for shard, (first, last) in enumerate(shards):
-                if shard not in staging.done:
-                    if context.stop() is not Stop.GO:
-                        raise Stopped
-                    at = moving.At(
-                        record=first,
-                        done=tally.done - adopted,
-                        left=reader.total - first,
-                        run_s=time.perf_counter() - start,
-                    )
-                    if moving.due(context, prepared, at):
-                        prepared = moving.better(context, prepared, at)
-                    columns, bad = _score(context, reader, prepared.loaded, first, last, tally, limits)
-                    last_one = shard == len(shards) - 1
-                    carries = prepared.loaded.altered()
-                    patience.through(partial(staging.write_shard, shard, columns, bad, carries=carries, last=last_one))
-            summary = prepared.summary()
+            stages = scoring.run()
+            summary = scoring.prepared.summary()
         except Stopped:
-            return Outcome(stop=context.stop(), schedule=prepared.summary())
+            return Outcome(stop=context.stop(), schedule=scoring.prepared.summary())
         finally:
-            if prepared.progress not in (None, Progress.MOVED):
-                prepared.loaded.close()
+            if scoring.prepared.progress not in (None, Progress.MOVED):
+                scoring.prepared.loaded.close()
         run_s = time.perf_counter() - start
         context.report(phase="publish", done=tally.done, bad=tally.bad)
         timings = {
@@ -108,6 +83,7 @@ def run(context: JobContext) -> Outcome:
             "build_s": prepared.build_s,
             "run_s": run_s,
             "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
+            **stages,
         }
         how_made = {"schedule": summary["key"], "runs": summary["runs"]}
         left = {} if work is None else only_new.left_over(work, reader, staging.bad)
@@ -178,51 +154,3 @@ def _limits(context: JobContext, loaded: Loaded) -> Limits:
         loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)
     tell_unchecked(context, loaded.limits)
     return loaded.limits
-
-
-def _shards(total: int, size: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + size, total)) for first in range(0, total, size))
-
-
-def _score(
-    context: JobContext,
-    reader: Reader,
-    loaded: Loaded,
-    first: int,
-    last: int,
-    tally: _Tally,
-    limits: Limits = Limits(),  # noqa: B008
-) -> tuple[dict[str, np.ndarray | list[str]], list[BadRecord]]:
-    columns = Columns(context.spec.output.fields)
-    bad: list[BadRecord] = []  # of this shard, as read: batches in flight are not in the tally yet
-    earlier = tally.bad
-
-    def count(batch: Batch) -> None:
-        tally.done += batch.stop - batch.start
-        tally.bad += len(batch.bad)
-        context.report(done=tally.done, bad=tally.bad)
-
-    def whole_batches() -> Iterator[tuple[torch.Tensor, Batch]]:
-        for read in reader.batches(first, last, batch_size=loaded.request.batch_size):
-            if context.stop() in (Stop.CANCEL, Stop.TIMEOUT):
-                raise Stopped
-            batch = limits.sift(read, reader.place)
-            bad.extend(batch.bad)
-            enforce_threshold(context.spec.run, earlier + len(bad), reader.total, bad)
-            if len(batch):
-                yield _padded(batch, loaded.request), batch
-            else:
-                count(batch)
-
-    for outputs, batch in loaded.run(whole_batches()):
-        columns.add(outputs, batch.ids, batch.labels)
-        count(batch)
-    return columns.finish(), bad
-
-
-def _padded(batch: Batch, request: Request) -> torch.Tensor:
-    """The batch at its full size: the last row again and again where it is short, so that one schedule serves all."""
-    x = batch.x
-    if len(x) < request.batch_size:
-        x = np.concatenate([x, np.repeat(x[-1:], request.batch_size - len(x), axis=0)])
-    return torch.from_numpy(x if x.flags.writeable else x.copy())

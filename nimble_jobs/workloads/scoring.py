@@ -1,0 +1,279 @@
+"""The stages of a scoring job, all at work at once from the first record to the last.
+
+    read and decode → upload → replay → download → columns → shards
+
+Records are read ahead by threads or processes, a thread uploads them, the job's own thread launches the replays, one
+makes columns of what comes back, and one writes shards. Batches never span two shards, and shards are cut from what
+comes out: nothing waits at their bounds. A queue between two stages holds a few batches, so memory is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from nimble_jobs.data import BadRecord, Batch, Reader, Staging
+from nimble_jobs.engine.arrivals import Arrived
+from nimble_jobs.engine.flight import Landed
+from nimble_jobs.pipeline import Sink, ahead
+from nimble_jobs.planner import Prepared
+from nimble_jobs.planner.limits import Limits
+from nimble_jobs.workloads import moving
+from nimble_jobs.workloads.columns import Columns
+from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.threshold import enforce_threshold
+
+_READ_AHEAD = 2  # batches that wait to be uploaded
+_UPLOADED = 2  # batches that wait for a replay
+_LANDED = 1  # batches whose outputs wait to become columns
+_SHARDS = 1  # shards that wait to be written
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bounds:
+    """Where a batch begins and ends, and which shard it belongs to."""
+
+    shard: int
+    start: int
+    stop: int
+    last: bool  # of its shard
+    left: int  # records that are to be scored from `start` on
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """A batch, and where it belongs."""
+
+    shard: int
+    last: bool  # of its shard
+    batch: Batch
+
+
+@dataclass(kw_only=True, eq=False)
+class _Shard:
+    """What is known of a shard so far."""
+
+    index: int
+    columns: Columns
+    bad: list[BadRecord] = field(default_factory=list)
+    carries: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Result:
+    """A batch with its outputs."""
+
+    landed: Landed[_Part]
+    carries: str | None  # what the model carries on to the next shard, after the last batch of one
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Records that are done, those of finished shards of earlier attempts included."""
+
+    done: int = 0
+    bad: int = 0
+
+
+class Scoring:
+    """Scores the shards that are not done yet."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        reader: Reader,
+        staging: Staging,
+        prepared: Prepared,
+        *,
+        shards: list[tuple[int, int]],
+        tally: Tally,
+        limits: Limits,
+    ) -> None:
+        self.prepared = prepared
+        self.tally = tally
+        self._context, self._reader, self._staging, self._limits = context, reader, staging, limits
+        self._shards, self._done = shards, frozenset(staging.done)
+        self._parts = _cut(shards, self._done, prepared.loaded.request.batch_size)
+        self._alone = len(self._parts) <= 1  # a thread costs more than it would save
+        self._stages = Stages(context, alone=self._alone)
+        self._adopted, self._bad_before = tally.done, tally.bad
+        self._began = time.perf_counter()
+        self._sent = 0  # batches that were given to replays
+        self._open: _Shard | None = None  # that batches are added to
+
+    def run(self) -> dict[str, Any]:
+        """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
+        writer = Sink(self._write, depth=self._depth(_SHARDS), meter=self._stages.shards, name="nimble-shards")
+        columns = Sink(
+            partial(self._columns, writer),
+            depth=self._depth(_LANDED),
+            meter=self._stages.columns,
+            name="nimble-columns",
+        )
+        loaded = self.prepared.loaded
+        arrivals, buffers = loaded.arrivals, None if self._alone else loaded.buffers(self._bytes)
+        arrivals.begin()
+        if buffers is not None:
+            buffers.begin()
+        source = self._arrived()
+        try:
+            finished = self._replays(source, columns)
+            columns.finish()
+            writer.finish()
+        finally:
+            arrivals.end()
+            source.close()
+            columns.drop()
+            writer.drop()
+        if not finished:
+            raise Stopped
+        return self._stages.summary()
+
+    def _depth(self, items: int) -> int:
+        return 0 if self._alone else items
+
+    def _read(self) -> Generator[_Part]:
+        """The batches that are to be scored, each checked. Raises DataError for too many bad records."""
+        bad = list[BadRecord]()
+        bounds = [(at.start, at.stop) for at in self._parts]
+        batches = self._reader.batches(
+            batch_size=self.prepared.loaded.request.batch_size, bounds=bounds, meter=self._stages.read
+        )
+        with closing(batches):  # type: ignore[type-var]  # a generator
+            for at, read in zip(self._parts, batches, strict=True):
+                batch = self._limits.sift(read, self._reader.place)
+                bad.extend(batch.bad)
+                if batch.bad:
+                    known = self._bad_before + len(bad)
+                    enforce_threshold(self._context.spec.run, known, self._reader.total, bad)
+                yield _Part(shard=at.shard, last=at.last, batch=batch)
+
+    def _arrived(self) -> Generator[tuple[Arrived | None, _Part]]:
+        """The same, where a replay can take them; None for a batch without a good record."""
+        parts: Iterator[_Part] = self._read()
+        if self._alone:
+            return self._uploaded(parts)
+        return ahead(self._uploaded(ahead(parts, _READ_AHEAD, name="nimble-checks")), _UPLOADED, name="nimble-upload")
+
+    def _uploaded(self, parts: Iterator[_Part]) -> Generator[tuple[Arrived | None, _Part]]:
+        arrivals = self.prepared.loaded.arrivals
+        before: tuple[Arrived, _Part] | None = None
+        with closing(parts):  # type: ignore[type-var]  # a generator
+            for part in parts:
+                arrived = None
+                if len(part.batch):
+                    arrived = arrivals.upload(_tensor(part.batch.x))
+                    if arrived is None:  # nobody wants it any more
+                        return
+                    if before is not None:
+                        _release(*before)
+                    before = arrived, part
+                yield arrived, part
+
+    def _replays(self, source: Iterator[tuple[Arrived | None, _Part]], columns: Sink[_Result]) -> bool:
+        """Replay batch after batch; False where the job is to end before its last shard."""
+        until: int | None = None  # the last shard that is still to be finished
+        while True:
+            for landed in self.prepared.loaded.run(self._until_it_may_move(source)):
+                part = landed.beside
+                columns.put(self._counted(landed))
+                stop = self._context.stop()
+                if stop in (Stop.CANCEL, Stop.TIMEOUT):
+                    return False
+                if stop is Stop.DRAIN and until is None:
+                    until = part.shard
+                if part.last and part.shard == until:
+                    return part.shard == self._parts[-1].shard
+            if self._sent == len(self._parts):
+                return True
+            self.prepared = moving.better(self._context, self.prepared, self._at())
+
+    def _until_it_may_move(
+        self, source: Iterator[tuple[Arrived | None, _Part]]
+    ) -> Iterator[tuple[Arrived | None, _Part]]:
+        """The source up to where the job may move to another schedule."""
+        while self._sent < len(self._parts) and not moving.due(self._context, self.prepared, self._at()):
+            self._sent += 1
+            yield next(source)
+
+    def _at(self) -> moving.At:
+        part = self._parts[self._sent]
+        return moving.At(
+            record=part.start,
+            done=self.tally.done - self._adopted,
+            left=part.left,
+            run_s=time.perf_counter() - self._began,
+        )
+
+    def _counted(self, landed: Landed[_Part]) -> _Result:
+        part = landed.beside
+        if part.batch.buffer is not None:  # of the last batch, and where nothing is uploaded
+            part.batch.buffer.release()
+        carries = self.prepared.loaded.altered() if part.last else None
+        self.tally.done += part.batch.stop - part.batch.start
+        self.tally.bad += len(part.batch.bad)
+        self._stages.landed(landed)
+        self._context.report(done=self.tally.done, bad=self.tally.bad, timings=self._stages.due())
+        return _Result(landed=landed, carries=carries)
+
+    def _columns(self, writer: Sink[_Shard], result: _Result) -> None:
+        """Called for one batch after the other: those of a shard follow each other."""
+        landed, part = result.landed, result.landed.beside
+        try:
+            if self._open is None:
+                self._open = _Shard(index=part.shard, columns=Columns(self._context.spec.output.fields))
+            self._open.bad.extend(part.batch.bad)
+            if landed.outputs:
+                self._open.columns.add(landed.outputs, part.batch.ids, part.batch.labels)
+        finally:
+            landed.release()
+        if part.last:
+            shard, self._open = self._open, None
+            writer.put(replace(shard, carries=result.carries))
+
+    def _write(self, shard: _Shard) -> None:
+        columns = shard.columns.finish()
+        last = shard.index == len(self._shards) - 1
+        write = partial(self._staging.write_shard, shard.index, columns, shard.bad, carries=shard.carries, last=last)
+        self._context.patience.through(write)
+
+
+def shards_of(total: int, size: int) -> list[tuple[int, int]]:
+    """The first position of each shard, and the one behind its last."""
+    return list(pairwise([*range(0, total, size), total]))
+
+
+def _cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list[_Bounds]:
+    """The batches that are to be scored."""
+    cut = [
+        (shard, a, min(a + size, stop), a + size >= stop)
+        for shard, (first, stop) in enumerate(shards)
+        if shard not in done
+        for a in range(first, stop, size)
+    ]
+    left = sum(stop - start for _, start, stop, _ in cut)
+    bounds = list[_Bounds]()
+    for shard, start, stop, last in cut:
+        bounds.append(_Bounds(shard=shard, start=start, stop=stop, last=last, left=left))
+        left -= stop - start
+    return bounds
+
+
+def _release(arrived: Arrived, part: _Part) -> None:
+    """Let another batch have the host's memory, once this one is on the device."""
+    if part.batch.buffer is not None and arrived.ready is not None:
+        arrived.ready.synchronize()
+        part.batch.buffer.release()
+
+
+def _tensor(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x if x.flags.writeable else x.copy())

@@ -1,0 +1,59 @@
+"""How busy the stages of a running job are: measured while it runs, kept with its timings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from nimble_jobs.engine.flight import Landed
+from nimble_jobs.pipeline import Meter
+from nimble_jobs.workloads.context import JobContext
+
+_APART_S = 1.0  # between two reports
+
+
+class Stages:
+    """The meters of one job."""
+
+    def __init__(self, context: JobContext, *, alone: bool, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._alone = alone
+        self._next_at = now() + _APART_S
+        on_device = context.device.startswith("cuda")
+        self.read = Meter("read and decode", now=now)
+        self.upload = Meter("upload", unit="copy stream", now=now)
+        self.replay = Meter("replay", unit="device" if on_device else "host", now=now)
+        self.download = Meter("download", unit="copy stream", now=now)
+        self.columns = Meter("columns", now=now)
+        self.shards = Meter("shards", now=now)
+        self._copies = (self.upload, self.download) if on_device else ()
+        all_of_them = (self.read, self.upload, self.replay, self.download, self.columns, self.shards)
+        self._meters = [m for m in all_of_them if on_device or m not in (self.upload, self.download)]
+
+    def landed(self, landed: Landed[Any]) -> None:
+        """Count what the device did for a batch."""
+        if not landed.outputs:
+            return
+        self.replay.worked(landed.replay_s)
+        if self._copies:
+            self.upload.worked(landed.upload_s)
+            self.download.worked(landed.download_s)
+
+    def due(self) -> dict[str, Any] | None:
+        """What to report now; None most of the time."""
+        if self._alone or self._now() < self._next_at:
+            return None
+        self._next_at = self._now() + _APART_S
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        """`stages`: each with its name, busy share, workers, mean queue depth and limit; none for a single batch."""
+        if self._alone:
+            return {}
+        return {"stages": [_rounded(asdict(meter.load())) for meter in self._meters]}
+
+
+def _rounded(load: dict[str, Any]) -> dict[str, Any]:
+    return load | {"busy": round(load["busy"], 3), "depth": round(load["depth"], 2)}
