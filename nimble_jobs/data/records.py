@@ -43,3 +43,8 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def release(self) -> None:
+        """Let another batch have the memory of this one."""
+        if self.buffer is not None:
+            self.buffer.release()

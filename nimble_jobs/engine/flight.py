@@ -7,7 +7,7 @@ copy stream takes them to pinned memory of the host from there. So no replay wai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,7 +48,7 @@ class Flight:
         self._free = Pool(self._lanes)
         torch.cuda.synchronize(device)
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Iterator[Landed[T]]:
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Generator[Landed[T]]:
         """The outputs of each batch, on the host, in order; none for None. At most two may be held at a time."""
         self._free.begin()
         busy: deque[_UnderWay[T]] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -127,7 +127,7 @@ class Loaded:
             pin(self._buffers.memory, self.device)
         return self._buffers
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Iterator[Landed[T]]:
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Generator[Landed[T]]:
         """The outputs of each batch on the host, in order; none for None.
 
         Whoever takes them releases each; at most two may be held at a time.

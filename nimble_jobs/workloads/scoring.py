@@ -9,6 +9,7 @@ comes out: nothing waits at their bounds. A queue between two stages holds a few
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.data import BadRecord, Batch, Reader, Staging
+from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Sink, ahead
@@ -120,17 +122,19 @@ class Scoring:
             name="nimble-columns",
         )
         loaded = self.prepared.loaded
-        arrivals, buffers = loaded.arrivals, None if self._alone else loaded.buffers(self._bytes)
+        arrivals, buffers = loaded.arrivals, None if self._alone else loaded.buffers(self._batch_bytes())
         arrivals.begin()
         if buffers is not None:
             buffers.begin()
-        source = self._arrived()
+        source = self._arrived(buffers)
         try:
             finished = self._replays(source, columns)
             columns.finish()
             writer.finish()
         finally:
             arrivals.end()
+            if buffers is not None:
+                buffers.end()
             source.close()
             columns.drop()
             writer.drop()
@@ -138,18 +142,26 @@ class Scoring:
             raise Stopped
         return self._stages.summary()
 
+    def _batch_bytes(self) -> int:
+        signature = self._reader.signature
+        records = self.prepared.loaded.request.batch_size
+        return records * math.prod(signature.shape) * np.dtype(signature.dtype).itemsize
+
     def _depth(self, items: int) -> int:
         return 0 if self._alone else items
 
-    def _read(self) -> Generator[_Part]:
+    def _read(self, buffers: Buffers | None) -> Generator[_Part]:
         """The batches that are to be scored, each checked. Raises DataError for too many bad records."""
         bad = list[BadRecord]()
         bounds = [(at.start, at.stop) for at in self._parts]
         batches = self._reader.batches(
-            batch_size=self.prepared.loaded.request.batch_size, bounds=bounds, meter=self._stages.read
+            batch_size=self.prepared.loaded.request.batch_size,
+            bounds=bounds,
+            buffers=buffers,
+            meter=self._stages.read,
         )
         with closing(batches):  # type: ignore[type-var]  # a generator
-            for at, read in zip(self._parts, batches, strict=True):
+            for at, read in zip(self._parts, batches, strict=False):
                 batch = self._limits.sift(read, self._reader.place)
                 bad.extend(batch.bad)
                 if batch.bad:
@@ -157,9 +169,9 @@ class Scoring:
                     enforce_threshold(self._context.spec.run, known, self._reader.total, bad)
                 yield _Part(shard=at.shard, last=at.last, batch=batch)
 
-    def _arrived(self) -> Generator[tuple[Arrived | None, _Part]]:
+    def _arrived(self, buffers: Buffers | None) -> Generator[tuple[Arrived | None, _Part]]:
         """The same, where a replay can take them; None for a batch without a good record."""
-        parts: Iterator[_Part] = self._read()
+        parts: Iterator[_Part] = self._read(buffers)
         if self._alone:
             return self._uploaded(parts)
         return ahead(self._uploaded(ahead(parts, _READ_AHEAD, name="nimble-checks")), _UPLOADED, name="nimble-upload")
@@ -169,30 +181,33 @@ class Scoring:
         before: tuple[Arrived, _Part] | None = None
         with closing(parts):  # type: ignore[type-var]  # a generator
             for part in parts:
-                arrived = None
-                if len(part.batch):
-                    arrived = arrivals.upload(_tensor(part.batch.x))
-                    if arrived is None:  # nobody wants it any more
-                        return
-                    if before is not None:
-                        _release(*before)
-                    before = arrived, part
+                if not len(part.batch):
+                    part.batch.release()
+                    yield None, part
+                    continue
+                arrived = arrivals.upload(_tensor(part.batch.x))
+                if arrived is None:  # nobody wants it any more
+                    return
+                if before is not None:
+                    _release(*before)
+                before = arrived, part
                 yield arrived, part
 
     def _replays(self, source: Iterator[tuple[Arrived | None, _Part]], columns: Sink[_Result]) -> bool:
         """Replay batch after batch; False where the job is to end before its last shard."""
         until: int | None = None  # the last shard that is still to be finished
         while True:
-            for landed in self.prepared.loaded.run(self._until_it_may_move(source)):
-                part = landed.beside
-                columns.put(self._counted(landed))
-                stop = self._context.stop()
-                if stop in (Stop.CANCEL, Stop.TIMEOUT):
-                    return False
-                if stop is Stop.DRAIN and until is None:
-                    until = part.shard
-                if part.last and part.shard == until:
-                    return part.shard == self._parts[-1].shard
+            with closing(self.prepared.loaded.run(self._until_it_may_move(source))) as results:
+                for landed in results:
+                    part = landed.beside
+                    columns.put(self._counted(landed))
+                    stop = self._context.stop()
+                    if stop in (Stop.CANCEL, Stop.TIMEOUT):
+                        return False
+                    if stop is Stop.DRAIN and until is None:
+                        until = part.shard
+                    if part.last and part.shard == until:
+                        return part.shard == self._parts[-1].shard
             if self._sent == len(self._parts):
                 return True
             self.prepared = moving.better(self._context, self.prepared, self._at())
@@ -216,8 +231,7 @@ class Scoring:
 
     def _counted(self, landed: Landed[_Part]) -> _Result:
         part = landed.beside
-        if part.batch.buffer is not None:  # of the last batch, and where nothing is uploaded
-            part.batch.buffer.release()
+        part.batch.release()  # of the last batch, and where nothing is uploaded
         carries = self.prepared.loaded.altered() if part.last else None
         self.tally.done += part.batch.stop - part.batch.start
         self.tally.bad += len(part.batch.bad)
@@ -270,9 +284,9 @@ def _cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list
 
 def _release(arrived: Arrived, part: _Part) -> None:
     """Let another batch have the host's memory, once this one is on the device."""
-    if part.batch.buffer is not None and arrived.ready is not None:
+    if arrived.ready is not None:
         arrived.ready.synchronize()
-        part.batch.buffer.release()
+        part.batch.release()
 
 
 def _tensor(x: np.ndarray) -> torch.Tensor:

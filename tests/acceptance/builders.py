@@ -25,6 +25,7 @@ from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
+from tests.one_batch import outputs_of
 
 CODE = """\
 import torch
@@ -89,7 +90,7 @@ def main(home: str, model: str, how: str) -> None:
             residents=Residents(2**30),
             waiting=lambda wait: waits.append(wait.waited_s),
         )
-        ((outputs, _),) = made.loaded.run([(example(), None)])
+        outputs = outputs_of(made.loaded, example())
     summary = made.summary()
     print(json.dumps(summary | {"sha256": digest(outputs["output"]), "waited": bool(waits)}))
 

@@ -28,6 +28,7 @@ from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.schedule_rows import COVERED
 from nimble_jobs.worker.residency import Residents
 from tests.acceptance import builders
+from tests.one_batch import outputs_of
 from tests.store_samples import folder_in_memory
 
 REGIONS = 8
@@ -94,7 +95,7 @@ def value_of(store: Store, table: str, column: str, key: str) -> Any:
 def right(made: Prepared, folder: Path, batch: int = 2) -> bool:
     """Whether the outputs have the bits of the model in eager."""
     x = torch.linspace(-1, 1, batch * 64).reshape(batch, 1, 8, 8)
-    ((outputs, _),) = made.loaded.run([(x, None)])
+    outputs = outputs_of(made.loaded, x)
     module = build(request(folder, batch).model, allowed_python=(folder,))
     with torch.no_grad():
         return torch.equal(outputs["output"], module(x))

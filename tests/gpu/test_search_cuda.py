@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph, planner
+from nimble_jobs.engine.arrivals import Arrivals
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.device import memory_bytes
 from nimble_jobs.engine.flight import Flight
@@ -24,6 +25,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
+from tests.one_batch import outputs_of
 
 CODE = '''
 import torch
@@ -138,7 +140,7 @@ def test_compiled_schedules_come_back_from_the_store(store: Store, code: Path, d
     again = planner.prepare(request(code, in_flight=1), device=device, store=store, residents=Residents(2**34))
     assert (again.hit, again.miss_reason) == (Hit.STORED, None)
     x = torch.randn(4, 3, 32, 32)
-    ((found, _),) = again.loaded.run([(x, None)])
+    found = outputs_of(again.loaded, x)
     with torch.no_grad():
         expected = again.loaded.module(x.to(device, torch.float16)).cpu()
     assert relative_norm(found["output"], expected) < 1e-2
@@ -152,13 +154,17 @@ def test_results_in_flight_keep_their_order(device: torch.device) -> None:
     assert len(built.instances) == built.schedule.in_flight == 4
     batches = [torch.randn(2, 3, 32, 32) for _ in range(40)]
     flight = Flight(built.instances, device)
+    arrivals = Arrivals((2, 3, 32, 32), torch.float32, device, in_flight=4)
     for round_ in range(2):
         seen = 0
-        for outputs, number in flight.run((b, i) for i, b in enumerate(batches)):
+        arrivals.begin()
+        for landed in flight.run((arrivals.upload(b), i) for i, b in enumerate(batches)):
+            number = landed.beside
             assert number == seen
             with torch.no_grad():
                 expected = module(batches[number].to(device)).cpu()
-            assert relative_norm(outputs["output"], expected) < 1e-2, (round_, number)
+            assert relative_norm(landed.outputs["output"], expected) < 1e-2, (round_, number)
+            landed.release()
             seen += 1
         assert seen == 40
     built.close()
@@ -173,7 +179,7 @@ def test_evicted_schedules_leave_the_others_right(store: Store, code: Path, devi
             request(code, fuse="off", in_flight=1 + turn % 2), device=device, store=store, residents=residents
         )
         x = torch.randn(4, 3, 32, 32)
-        ((found, _),) = made.loaded.run([(x, None)])
+        found = outputs_of(made.loaded, x)
         with torch.no_grad():
             expected = made.loaded.module(x.to(device, torch.float16)).cpu()
         assert relative_norm(found["output"], expected) < 1e-2

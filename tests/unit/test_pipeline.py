@@ -74,7 +74,7 @@ def test_closing_ends_every_thread_and_every_source() -> None:
 
 def test_a_meter_says_how_busy_a_stage_was() -> None:
     """Two workers, three seconds of work within two seconds: 75 percent."""
-    clock = iter([0.0, 1.0, 2.0]).__next__
+    clock = iter([0.0, 0.0, 1.0, 2.0]).__next__
     meter = Meter("decode", workers=2, now=clock)
     with meter.busy():
         pass

@@ -25,6 +25,7 @@ from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
+from tests.one_batch import outputs_of
 
 CPU = torch.device("cpu")
 CODE = """
@@ -80,7 +81,7 @@ def prepared(wanted: Request, store: Store, residents: Residents | None = None) 
 
 
 def outputs(made: Prepared, x: torch.Tensor) -> torch.Tensor:
-    ((found, _),) = made.loaded.run([(x, None)])
+    found = outputs_of(made.loaded, x)
     return found["output"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,15 @@ import pytest
 import torch
 
 from nimble_jobs import spec as specs
-from nimble_jobs.data import open_reader
+from nimble_jobs.data import BadRecord, open_reader
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.engine.arrivals import Arrivals, Arrived
+from nimble_jobs.engine.flight import Landed
 from nimble_jobs.errors import DataError
 from nimble_jobs.job import JobState
+from nimble_jobs.patience import NONE
 from nimble_jobs.planner import key_parts, schedule_key
+from nimble_jobs.planner.limits import Limits
 from nimble_jobs.spec import RunSpec
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import open_store
@@ -27,16 +32,40 @@ from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
+from nimble_jobs.workloads.scoring import Scoring, Tally
 
 
 class AllInFlight:
     """A model that takes every batch before it gives the first result, as many replays in flight do."""
 
-    request = SimpleNamespace(batch_size=4)
+    request = SimpleNamespace(batch_size=4, shape=(3,))
+    arrivals = Arrivals((4, 3), torch.float32, torch.device("cpu"), in_flight=1)
 
-    def run(self, batches: Iterable[tuple[torch.Tensor, Any]]) -> Iterator[tuple[dict[str, torch.Tensor], Any]]:
-        for x, batch in list(batches):
-            yield {"output": x}, batch
+    def __init__(self) -> None:
+        self.made: list[Buffers] = []
+
+    def buffers(self, nbytes: int) -> Buffers:
+        self.made.append(Buffers(8, nbytes))
+        return self.made[-1]
+
+    def run(self, arrived: Iterable[tuple[Arrived | None, Any]]) -> Generator[Landed[Any]]:
+        for batch, beside in list(arrived):
+            yield Landed(outputs={} if batch is None else {"output": batch.x}, beside=beside)
+
+    def altered(self) -> None:
+        return None
+
+
+class Written:
+    """In the place of a staging folder."""
+
+    def __init__(self) -> None:
+        self.done: dict[int, Any] = {}
+        self.columns: Any = None
+        self.bad: list[BadRecord] = []
+
+    def write_shard(self, _index: int, columns: Any, bad: list[BadRecord], **_: Any) -> None:
+        self.columns, self.bad = columns, bad
 
 
 @pytest.mark.parametrize(("threshold", "fails"), [(0.2, True), (0.25, False), (-1.0, False)])
@@ -46,15 +75,28 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
     x[::4] = np.nan
     np.save(tmp_path / "x.npy", x)
     spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec(error_threshold=threshold))
-    context: Any = SimpleNamespace(spec=spec, stop=lambda: Stop.GO, report=lambda **_: None)
-    tally = score._Tally()
+    context: Any = SimpleNamespace(
+        spec=spec, device="cpu", stop=lambda: Stop.GO, report=lambda **_: None, patience=NONE, builders=None
+    )
+    prepared: Any = SimpleNamespace(loaded=AllInFlight(), progress=None)
+    tally, staging = Tally(), Written()
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader:
+        scoring = Scoring(
+            context,
+            reader,
+            staging,
+            prepared,
+            shards=[(0, 16)],
+            tally=tally,
+            limits=Limits(),  # type: ignore[arg-type]
+        )
         if fails:
             with pytest.raises(DataError, match=r"^4 of 16 records are bad"):
-                score._score(context, reader, AllInFlight(), 0, 16, tally)  # type: ignore[arg-type]
+                scoring.run()
         else:
-            columns, bad = score._score(context, reader, AllInFlight(), 0, 16, tally)  # type: ignore[arg-type]
-            assert (len(columns["id"]), len(bad), tally.done, tally.bad) == (12, 4, 16, 4)
+            stages = scoring.run()
+            assert (len(staging.columns["id"]), len(staging.bad), tally.done, tally.bad) == (12, 4, 16, 4)
+            assert [stage["name"] for stage in stages["stages"]] == ["read and decode", "replay", "columns", "shards"]
 
 
 def tiny_job(folder: Path) -> dict[str, Any]:

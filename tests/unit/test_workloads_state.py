@@ -21,8 +21,8 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
-from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
+from nimble_jobs.workloads.scoring import Scoring
 from tests.unit.test_workloads_progressive import Slow
 
 SHARDS, SHARD, BATCH = 4, 8, 4
@@ -150,16 +150,16 @@ def in_eager(folder: Path) -> np.ndarray:
 def interrupted(monkeypatch: pytest.MonkeyPatch, store: Store, job: Job, shards: int) -> None:
     """Let a worker take the job and leave after so many shards."""
     written = []
-    whole = score._score
+    whole = Scoring._counted
 
-    def counted(*args: Any) -> Any:
-        written.append(1)
-        return whole(*args)
+    def counted(self: Scoring, landed: Any) -> Any:
+        written.extend([1] * landed.beside.last)
+        return whole(self, landed)
 
     claimed = store.jobs.claim_foreground(job.id, "w", now=time.time())
     assert claimed is not None
     with monkeypatch.context() as patch:
-        patch.setattr(score, "_score", counted)
+        patch.setattr(Scoring, "_counted", counted)
         execute(claimed, real_station(store, "w", "cpu", None), wish=lambda: drain_after(written, shards))
     assert store.jobs.get(job.id).state is JobState.QUEUED
 
@@ -197,8 +197,8 @@ def test_what_carries_nothing_goes_on(store: Store, tmp_path: Path, monkeypatch:
     job = submit(store, tmp_path, NOTHING)
     interrupted(monkeypatch, store, job, 2)
     calls = []
-    whole = score._score
-    monkeypatch.setattr(score, "_score", lambda *args: calls.append(1) or whole(*args))
+    whole = Scoring._write
+    monkeypatch.setattr(Scoring, "_write", lambda *args: calls.append(1) or whole(*args))
     resumed, found = done(store, tmp_path, job, station)
     assert len(calls) == SHARDS - 2
     np.testing.assert_allclose(found, in_eager(tmp_path), rtol=1e-5, atol=1e-6)
