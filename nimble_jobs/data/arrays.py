@@ -8,15 +8,16 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from nimble_jobs.data.blocks import Give
+from nimble_jobs.data.ids import Ids, as_ids
 from nimble_jobs.data.rows import FileRows
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import Loaded, Stamp, Unblocked, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular
@@ -44,7 +45,7 @@ class _Header:
     length: int  # bytes before the first element
 
 
-class ArraySource:
+class ArraySource(Unblocked):
     """Records along the first axis of one array: in memory, mapped, or read from its file when they are asked for."""
 
     piece = None
@@ -55,7 +56,7 @@ class ArraySource:
         spec: InputSpec,
         stamp: Stamp,
         x: np.ndarray | FileRows,
-        ids: Sequence[str] | None,
+        ids: Ids | None,
         labels: np.ndarray | None,
     ) -> None:
         if isinstance(x, np.ndarray) and x.ndim == 0:
@@ -75,7 +76,13 @@ class ArraySource:
         return record_of(self.stamps[0].path, index)
 
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
         if not stored:
             x = self._held(indexes)

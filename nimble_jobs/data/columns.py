@@ -7,17 +7,19 @@ wildcards (`pixel_*`) stand for the matching columns in the file's order. One co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nimble_jobs.data.blocks import Block
 from nimble_jobs.data.source import unknown_field
 from nimble_jobs.errors import DataError
 
@@ -42,14 +44,49 @@ def only_once(path: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
             raise DataError(f"{path}: two columns are named {name!r}; expected different names")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
-    """Some consecutive rows. Good ones have a row in `values` (raw, or encoded images), found through `place`."""
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """Records of the extension type arrow.fixed_shape_tensor, stored as flat lists."""
 
-    values: np.ndarray | list[bytes]
-    place: np.ndarray  # int64, by row; -1 for a bad one
-    bad: dict[int, str]
-    nbytes: int
+    physical: tuple[int, ...]  # the shape as the values lie
+    axes: tuple[int, ...] | None  # permutation that makes a record of it; None: it is one
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the flat list."""
+        return (math.prod(self.physical),)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a record."""
+        return self.physical if self.axes is None else tuple(self.physical[a] for a in self.axes)
+
+    def block(self, flat: Block) -> Block:
+        """The block with records in their shape; nothing is copied."""
+        values = flat.values.reshape(len(flat.values), *self.physical)
+        if self.axes is not None:
+            values = values.transpose(0, *(a + 1 for a in self.axes))
+        return replace(flat, values=values)
+
+
+def tensor_of(kind: pa.DataType) -> Tensor | None:
+    """None for any other type."""
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return None
+    axes = None if kind.permutation is None else tuple(kind.permutation)
+    return Tensor(physical=tuple(kind.shape), axes=None if axes is None or axes == tuple(sorted(axes)) else axes)
+
+
+def stored_as(kind: pa.DataType) -> pa.DataType:
+    """The type itself, or what an extension type is stored as."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def is_encoded(kind: pa.DataType) -> bool:
+    """Whether the type is one of encoded images: bytes, or a structure with `bytes` in it."""
+    if pa.types.is_struct(kind):
+        return any(kind.field(i).name == "bytes" and is_binary(kind.field(i).type) for i in range(kind.num_fields))
+    return is_binary(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -70,7 +107,7 @@ def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
 
 def joined(column: pa.ChunkedArray) -> pa.Array:
     """One contiguous array; an extension type is replaced by what it is stored as."""
-    array = column.combine_chunks()
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # older pyarrow keeps a chunked array of one
         array = array.chunk(0) if array.num_chunks else pa.array([], type=column.type)
     return array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -125,13 +162,42 @@ def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
     return _block(values, good, bad, values.nbytes)
 
 
-def encoded(column: pa.Array, name: str) -> Block:
+class Encoded(Sequence[memoryview]):
+    """Encoded images where Arrow holds them; nothing is copied."""
+
+    def __init__(self, chunks: Sequence[pa.Array], rows: np.ndarray) -> None:
+        self._chunks = chunks
+        self._starts = np.cumsum([0, *map(len, chunks)])
+        self._rows = rows  # of those that are not empty
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = int(self._rows[index])
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return memoryview(self._chunks[chunk][row - int(self._starts[chunk])].as_buffer())
+
+
+def encoded(column: pa.ChunkedArray, name: str) -> Block:
     """A column of encoded images."""
-    values: list[Any] = column.to_pylist()
-    bad = {i: f"column {name!r} is empty; expected an encoded image" for i, v in enumerate(values) if not v}
-    good = np.array([bool(v) for v in values], dtype=bool)
-    held = [v for v in values if v]
-    return _block(held, good, bad, sum(map(len, held)))
+    chunks = []
+    for chunk in column.chunks:
+        held = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+        if pa.types.is_struct(held.type):
+            held = pc.struct_field(held, "bytes")  # with the nulls of the structure
+        chunks.append(held)
+    lengths = [np.asarray(pc.fill_null(pc.binary_length(chunk), 0)) for chunk in chunks]
+    good = np.concatenate(lengths) > 0 if lengths else np.empty(0, dtype=bool)
+    bad = dict.fromkeys(np.flatnonzero(~good).tolist(), f"column {name!r} is empty; expected an encoded image")
+    values = Encoded(chunks, np.flatnonzero(good))
+    return _block(values, good, bad, sum(int(some.sum()) for some in lengths))
 
 
 def first_shape(column: pa.Array) -> tuple[int, ...] | None:
@@ -149,7 +215,7 @@ def first_shape(column: pa.Array) -> tuple[int, ...] | None:
     return None
 
 
-def give_bytes(data: bytes) -> BytesIO:
+def give_bytes(data: bytes | memoryview) -> BytesIO:
     return BytesIO(data)
 
 
@@ -157,5 +223,5 @@ def _is_null(array: pa.Array) -> np.ndarray:
     return np.asarray(pc.is_null(array))
 
 
-def _block(values: np.ndarray | list[bytes], good: np.ndarray, bad: dict[int, str], nbytes: int) -> Block:
+def _block(values: np.ndarray | Encoded, good: np.ndarray, bad: dict[int, str], nbytes: int) -> Block:
     return Block(values=values, place=np.where(good, np.cumsum(good) - 1, -1), bad=bad, nbytes=nbytes)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.source import Stamp, record_of
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
@@ -43,12 +44,16 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         numbers = _numbers(table.column(i), name, bad)
         table = table.set_column(i, name, numbers)
     x = table.select(names)
+    step = max(1, BLOCK_BYTES // (8 * len(names)))
+    starts = np.array([*range(0, table.num_rows, step), table.num_rows], dtype=np.int64)
+    layout = Layout(starts=starts, chains=np.arange(len(starts) - 1), block_bytes=BLOCK_BYTES)
     return TableSource(
         spec,
         stamp,
         names=names,
-        group_rows=[table.num_rows] if table.num_rows else [],
-        read=lambda _group: x,
+        schema=x.schema,
+        layout=layout,
+        read=lambda number: x.slice(int(layout.starts[number]), step),
         extra=table.select(extra),
         bad=bad,
         line=_Lines(path, stamp, table.num_rows),

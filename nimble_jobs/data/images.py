@@ -14,8 +14,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from nimble_jobs.data.batches import default_threads
+from nimble_jobs.data.blocks import Give
+from nimble_jobs.data.ids import Ids
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Loaded, Stamp, is_glob, placed, stamp_of
+from nimble_jobs.data.source import Loaded, Stamp, Unblocked, is_glob, placed, stamp_of
 from nimble_jobs.data.transform import arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped
@@ -131,7 +133,7 @@ def _by(size: Sequence[int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-class ImageSource:
+class ImageSource(Unblocked):
     """Image files. Ids are their paths below the folder, or below the part of a glob that has no wildcard.
 
     With `stamps` they were listed earlier: one that is not as it was then is a bad record, and no reason to fail.
@@ -142,7 +144,7 @@ class ImageSource:
     def __init__(self, spec: InputSpec, root: Path, ids: list[str], stamps: Sequence[Stamp] | None = None) -> None:
         self._root = root
         self.total = len(ids)
-        self.ids = ids
+        self.ids: Ids | None = Ids(ids)
         self._listed = stamps is not None
         self.stamps = tuple(_stamp(root / i) for i in ids) if stamps is None else tuple(stamps)
         self.labels: np.ndarray | None = None
@@ -165,7 +167,13 @@ class ImageSource:
         return self.stamps[index].path
 
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
         assert not stored
         stamps = [self.stamps[i] for i in indexes.tolist()]
@@ -191,7 +199,7 @@ class ImageSource:
                 return str(e)
 
         found = mapped(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
-        for name, this in zip(self.ids, found, strict=True):
+        for name, this in zip(self.ids or (), found, strict=True):
             if isinstance(this, str):
                 reason = reason or f"{name}: {this}"
             elif first is None:

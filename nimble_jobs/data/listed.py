@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
+from nimble_jobs.data.blocks import Give
+from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, form_of, stamp_of
+from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, Unblocked, form_of, stamp_of
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 
 
-class Unread:
+class Unread(Unblocked):
     """One bad record in the place of a file's records. What it says of itself is what `like` does."""
 
     total = 1
@@ -27,7 +29,7 @@ class Unread:
         self.signature: Signature = like.signature
         self.pixels: Arithmetic | None = like.pixels
         self.preprocess: Preprocess | None = like.preprocess
-        self.ids: Sequence[str] | None = [name]
+        self.ids: Ids | None = Ids([name])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
         # Another than that of a file that could be read: shards of an attempt that read it are not taken over.
         self.stamps = (Stamp(path=stamp.path, size=-1, mtime_ns=0, inode=0),)
@@ -36,7 +38,13 @@ class Unread:
         return self.stamps[0].path
 
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
@@ -56,7 +64,7 @@ class Listed(Joined):
         super().__init__(parts, next(part for part in parts if not isinstance(part, Unread)))
         self.left_out = left_out
         if self.ids is None:
-            self.ids = [id_ for part, name in zip(parts, names, strict=True) for id_ in _ids(part, name)]
+            self.ids = JoinedIds([_ids(part, name) for part, name in zip(parts, names, strict=True)])
 
 
 def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
@@ -86,5 +94,5 @@ def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
     return Listed(parts, list(stamps), left_out)
 
 
-def _ids(part: Source, name: str) -> Sequence[str]:
-    return [name] if isinstance(part, Unread) else [f"{name}:{i}" for i in range(part.total)]
+def _ids(part: Source, name: str) -> Ids:
+    return Ids([name]) if isinstance(part, Unread) else Numbered(name, part.total)

@@ -1,35 +1,176 @@
-"""The parquet format: one row group at a time, through a memory map."""
+"""The parquet format: small row groups are read whole and side by side, large ones from top to bottom in batches.
+
+Files are read, not mapped: one that shrinks meanwhile is an error instead of the end of the process.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.source import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
 
+_READ_BYTES = 1 << 20  # of a column at a time, where a row group is larger than a block
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
+
 
 def open_parquet(spec: InputSpec, path: Path) -> TableSource:
     """Rows of one Parquet file. Raises DataError when it, or a column, is not there or not readable."""
     stamp = Stamp.of(path)
     try:
-        with open_regular(path) as opened:
-            file = pq.ParquetFile(name_of(opened), memory_map=True)  # stays mapped
-        names, extra = check_columns(spec, path, file.schema_arrow.names)
-
-        def read(group: int) -> pa.Table:
-            try:
-                return file.read_row_group(group, columns=names)
-            except (pa.ArrowException, OSError) as e:
-                raise DataError(f"{path}: row group {group} cannot be read ({e})") from e
-
-        rows = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
-        held = file.read(columns=extra) if extra else pa.table({})
-        return TableSource(spec, stamp, names=names, group_rows=rows, read=read, extra=held)
+        with open_regular(path) as opened, pq.ParquetFile(name_of(opened)) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            names, extra = check_columns(spec, path, schema.names)
+            held = file.read(columns=extra) if extra else pa.table({})
+        pieces = _pieces(metadata, names)
+        blocks = _Blocks(stamp, metadata, names, pieces)
+        return TableSource(
+            spec, stamp, names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held
+        )
     except (pa.ArrowException, OSError) as e:
         raise DataError(f"{path}: cannot be read ({e}); expected a complete .parquet file") from e
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """A block: whole row groups, or some rows of a large one."""
+
+    groups: tuple[int, ...]
+    first: int  # row of the group
+    rows: int
+    whole: bool  # whether these are all rows of the groups
+    nbytes: int  # once decoded, about
+
+
+def _pieces(metadata: pq.FileMetaData, names: Sequence[str]) -> list[_Piece]:
+    """How the row groups are cut into blocks of about BLOCK_BYTES."""
+    pieces: list[_Piece] = []
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group).num_rows
+        nbytes = _decoded_bytes(metadata.row_group(group), names)
+        last = pieces[-1] if pieces else None
+        if rows == 0:
+            continue
+        if last is not None and last.whole and last.nbytes + nbytes <= BLOCK_BYTES // 4:  # many tiny ones
+            pieces[-1] = _Piece(
+                groups=(*last.groups, group), first=0, rows=last.rows + rows, whole=True, nbytes=last.nbytes + nbytes
+            )
+        elif nbytes <= 2 * BLOCK_BYTES:
+            pieces.append(_Piece(groups=(group,), first=0, rows=rows, whole=True, nbytes=nbytes))
+        else:
+            step = max(1, BLOCK_BYTES * rows // nbytes)
+            pieces += [
+                _Piece(
+                    groups=(group,),
+                    first=first,
+                    rows=min(step, rows - first),
+                    whole=False,
+                    nbytes=nbytes * min(step, rows - first) // rows,
+                )
+                for first in range(0, rows, step)
+            ]
+    return pieces
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData, names: Sequence[str]) -> int:
+    """What these columns take in memory: numbers by their count, since they may be encoded in far less."""
+    total = 0
+    for i in range(group.num_columns):
+        column = group.column(i)
+        if any(column.path_in_schema == n or column.path_in_schema.startswith(f"{n}.") for n in names):
+            plain = column.num_values * _WIDTHS.get(column.physical_type, 0)
+            total += max(plain, 0 if plain else column.total_uncompressed_size)
+    return total
+
+
+def _layout(pieces: Sequence[_Piece]) -> Layout:
+    numbers = [n for n, (_, same) in enumerate(groupby(pieces, key=lambda p: p.groups)) for _ in same]
+    return Layout(
+        starts=np.cumsum([0, *(p.rows for p in pieces)], dtype=np.int64),
+        chains=np.array(numbers, dtype=np.int64),
+        block_bytes=max((p.nbytes for p in pieces), default=1),
+    )
+
+
+class _Blocks:
+    """Reads blocks of one file, several at a time. Only files that are being read are open."""
+
+    def __init__(self, stamp: Stamp, metadata: pq.FileMetaData, names: list[str], pieces: list[_Piece]) -> None:
+        self._stamp, self._metadata, self._names, self._pieces = stamp, metadata, names, pieces
+        self._lock = threading.Lock()
+        self._rows: dict[int, _Rows] = {}  # by row group: those that are read from top to bottom
+
+    def read(self, number: int) -> pa.Table:
+        """The rows of a block. Raises DataError."""
+        piece = self._pieces[number]
+        try:
+            if piece.whole:
+                with self._open() as file:
+                    return file.read_row_groups(list(piece.groups), columns=self._names, use_threads=False)
+            return self._some(piece)
+        except (pa.ArrowException, OSError) as e:
+            groups = "group " + str(piece.groups[0])
+            if len(piece.groups) > 1:
+                groups = f"groups {piece.groups[0]} to {piece.groups[-1]}"
+            raise DataError(f"{self._stamp.path}: row {groups} cannot be read ({e})") from e
+
+    def _some(self, piece: _Piece) -> pa.Table:
+        (group,) = piece.groups
+        with self._lock:
+            if group not in self._rows:
+                self._rows[group] = _Rows(self, group)
+            rows = self._rows[group]
+        table = rows.take(piece.first, piece.rows)
+        if piece.first + piece.rows == self._metadata.row_group(group).num_rows:
+            with self._lock:
+                self._rows.pop(group, None)
+        return table
+
+    def batches(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """A row group from its first row on, `rows` at a time."""
+        with self._open(buffer_size=_READ_BYTES) as file:
+            yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=self._names, use_threads=False)
+
+    def _open(self, buffer_size: int = 0) -> pq.ParquetFile:
+        with self._stamp.open() as opened:
+            return pq.ParquetFile(name_of(opened), metadata=self._metadata, buffer_size=buffer_size)
+
+
+class _Rows:
+    """The rows of a large row group in order. Rows that were passed are read again from the group's beginning."""
+
+    def __init__(self, blocks: _Blocks, group: int) -> None:
+        self._blocks, self._group = blocks, group
+        self._lock = threading.Lock()
+        self._at = 0  # the row that comes next
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._left: pa.RecordBatch | None = None  # rows from `_at` on
+
+    def take(self, first: int, count: int) -> pa.Table:
+        with self._lock:
+            if self._batches is None or first < self._at:
+                self._batches, self._left, self._at = self._blocks.batches(self._group, count), None, 0
+            parts: list[pa.RecordBatch] = []
+            while count:
+                batch = self._left if self._left is not None else next(self._batches)
+                skip = min(first - self._at, batch.num_rows)
+                used = min(count, batch.num_rows - skip)
+                if used:
+                    parts.append(batch.slice(skip, used))
+                self._at += skip + used
+                first, count = first + used, count - used
+                rest = batch.slice(skip + used)
+                self._left = rest if rest.num_rows else None
+            return pa.Table.from_batches(parts)

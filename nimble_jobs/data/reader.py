@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self
@@ -11,11 +11,13 @@ from typing import Literal, Self
 import numpy as np
 
 from nimble_jobs.data import labels as label_values
-from nimble_jobs.data.batches import Ahead, Part, Room, read_ahead
+from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
+from nimble_jobs.data.blocks import Window
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, check_ids, fingerprint, form_of, list_files, placed
+from nimble_jobs.data.source import Joined, Loaded, Source, fingerprint, form_of, list_files, placed
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
@@ -120,15 +122,29 @@ class Reader:
 
         def indexes(first: int, last: int) -> np.ndarray:
             if order is None:
+                if window is not None:
+                    window.want(first, last)
                 return np.arange(first, last, dtype=np.int64)
             return np.asarray(order[first:last], dtype=np.int64)
 
         form = form_of(self._source, raw=raw, stored=stored)
         ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
-        load = partial(self._load, raw=raw, stored=stored)
-        with closing(read_ahead(load, bounds, indexes, form, ahead=ahead, buffers=buffers, meter=meter)) as rooms:
+        window = self._window(bounds) if order is None else None
+        load = partial(self._load, raw=raw, stored=stored, window=window)
+        with ExitStack() as opened:
+            if window is not None:
+                opened.callback(window.close)
+            rooms = read_ahead(load, bounds, indexes, form, ahead=ahead, buffers=buffers, meter=meter)
+            opened.callback(rooms.close)
             for room, parts in rooms:
                 yield self._batch(room, parts)
+
+    def _window(self, bounds: Sequence[tuple[int, int]]) -> Window | None:
+        """What makes blocks ahead for batches that follow one another; None where that would save nothing."""
+        layout = self._source.layout
+        if layout is None or not bounds or layout.of_row(bounds[0][0]) == layout.of_row(max(0, bounds[-1][1] - 1)):
+            return None
+        return Window(self._source.block, layout, bounds[-1][1], threads=default_threads())
 
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at any positions, in the order given, as one batch."""
@@ -138,9 +154,11 @@ class Reader:
         (batch,) = self.batches(batch_size=max(1, found.size), order=found, bounds=[(0, found.size)])
         return batch
 
-    def _load(self, indexes: np.ndarray, into: np.ndarray, *, raw: bool, stored: bool) -> Loaded:
+    def _load(self, indexes: np.ndarray, into: np.ndarray, *, raw: bool, stored: bool, window: Window | None) -> Loaded:
         """Good rows are packed from the beginning of `into` on."""
-        loaded = self._source.load(indexes, raw=raw, stored=stored, into=into)
+        loaded = self._source.load(indexes, raw=raw, stored=stored, into=into, give=window)
+        if window is not None:
+            window.done(int(indexes[0]), int(indexes[-1]) + 1)
         bad = dict(loaded.bad)
         if self._labels is not None and self._labels.bad:
             bad.update(
@@ -190,7 +208,7 @@ class Reader:
             start=room.start,
             stop=room.stop,
             indexes=kept,
-            ids=[self.id(i) for i in kept.tolist()],
+            ids=[str(i) for i in kept.tolist()] if self._source.ids is None else self._source.ids.take(kept),
             x=room.rows[: len(kept)],
             labels=None if self._labels is None else self._labels.values[kept],
             bad=tuple(bad),

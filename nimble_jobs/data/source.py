@@ -6,14 +6,16 @@ import glob
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
+from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
@@ -53,8 +55,12 @@ class Source(Protocol):
     def signature(self) -> Signature: ...
 
     @property
-    def ids(self) -> Sequence[str] | None:
+    def ids(self) -> Ids | None:
         """None: the positions, as text."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How records are cut into blocks that are decoded whole; None: each is read for itself."""
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -84,15 +90,25 @@ class Source(Protocol):
         """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
 
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
         """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic; with `stored`
         as `preprocess` takes them.
 
         `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
-        beginning. Raises DataError when the source can no longer be read.
+        beginning. `give` has the blocks of the layout; without it, some are kept for reading in any order. Raises
+        DataError when the source can no longer be read.
         """
         ...
+
+    def block(self, number: int) -> Block:
+        """A block of the layout. Raises DataError when it cannot be read."""
 
     def check(self, indexes: np.ndarray) -> None:
         """Raises DataError when a file that these records were read from is not the one that was opened."""
@@ -217,36 +233,19 @@ def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str])
     return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'nothing is there'}")
 
 
-def check_ids(ids: Sequence[str], where: str, line: Callable[[int], str] | None) -> None:
-    """Raises DataError when two records share an id: results could not be told apart."""
-    if len(set(ids)) == len(ids):
-        return
-    seen: dict[str, int] = {}
-    for i, name in enumerate(ids):
-        if name in seen:
-            at = f"records {seen[name]} and {i}" + (f" ({line(seen[name])} and {line(i)})" if line else "")
-            raise DataError(f"{where}: id {name!r} at {at}; expected a different id for each record")
-        seen[name] = i
-
-
-def as_ids(raw: np.ndarray, total: int, where: str, line: Callable[[int], str] | None = None) -> list[str]:
-    """Ids as text from whole numbers or text. Raises DataError for anything else."""
-    if raw.shape != (total,):
-        raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
-    if raw.dtype.kind == "S":
-        return [b.decode("utf-8", "replace") for b in raw.tolist()]
-    if raw.dtype.kind not in "iuUO":
-        raise DataError(f"{where}: holds {raw.dtype}; expected whole numbers or text")
-    values: list[Any] = raw.tolist()
-    for i, value in enumerate(values):
-        if value is None or value == "":
-            raise DataError(f"{where}: no id at {line(i) if line else f'record {i}'}; expected one for each record")
-    return [str(v) for v in values]
-
-
 def record_of(path: str | Path, index: int) -> str:
     """The place of a record that is no line of text."""
     return f"{path}: record {index}"
+
+
+class Unblocked:
+    """A source that reads each record for itself."""
+
+    layout: Layout | None = None
+
+    def block(self, number: int) -> Block:
+        """There is none."""
+        raise AssertionError(f"no block {number}")
 
 
 class Joined:
@@ -265,9 +264,9 @@ class Joined:
         self._starts = np.cumsum([0, *(p.total for p in parts)])
         self.total = int(self._starts[-1])
         self.signature = first.signature
-        self.ids: list[str] | None = None
+        self.ids: Ids | None = None
         if first.ids is not None:
-            self.ids = [i for p in parts for i in p.ids or ()]
+            self.ids = JoinedIds([p.ids for p in parts if p.ids is not None])
         self.labels: np.ndarray | None = None
         if first.labels is not None:
             stored = [p.labels for p in parts if p.labels is not None]
@@ -278,17 +277,31 @@ class Joined:
         self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
         self.preprocess = first.preprocess if all(p.preprocess == first.preprocess for p in parts) else None
 
+        layouts = [p.layout for p in parts]
+        blocked = [one for one in layouts if one is not None]
+        self.layout = join_layouts(blocked) if len(blocked) == len(parts) else None
+        self._blocks = np.cumsum([0, *(one.count for one in blocked)])
+
     def place(self, index: int) -> str:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._parts[part].place(index - int(self._starts[part]))
 
+    def block(self, number: int) -> Block:
+        part = int(np.searchsorted(self._blocks, number, side="right")) - 1
+        return self._parts[part].block(number - int(self._blocks[part]))
+
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
         if len(of) and bool((of == of[0]).all()):
-            part = int(of[0])
-            return self._parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into)
+            return self._load(int(of[0]), indexes, raw=raw, stored=stored, into=into, give=give)
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         good = np.ones(len(indexes), dtype=bool)
@@ -297,13 +310,20 @@ class Joined:
             places = np.flatnonzero(of == part)
             together = bool(places[-1] - places[0] == len(places) - 1)
             room = x[places[0] : places[-1] + 1] if together else None
-            loaded = self._parts[part].load(indexes[places] - self._starts[part], raw=raw, stored=stored, into=room)
+            loaded = self._load(part, indexes[places], raw=raw, stored=stored, into=room, give=give)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
             if mine or not together:
                 x[places[good[places]]] = loaded.x
             bad.update(mine)
         return Loaded(x=placed(x[good], x) if bad else x, bad=bad)
+
+    def _load(
+        self, part: int, indexes: np.ndarray, *, raw: bool, stored: bool, into: np.ndarray | None, give: Give | None
+    ) -> Loaded:
+        first = int(self._blocks[part]) if give is not None else 0
+        mine = None if give is None else lambda number: give(number + first)
+        return self._parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():

@@ -1,30 +1,33 @@
-"""The source that Parquet and CSV share: rows in groups, a few of which are kept in memory."""
+"""The source that Parquet and CSV share: rows in blocks, decoded ahead of need or kept in memory."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from nimble_jobs.data import columns
-from nimble_jobs.data.columns import Block
+from nimble_jobs.data import columns, memory
+from nimble_jobs.data.blocks import Block, Give, Kept, Layout
+from nimble_jobs.data.ids import Ids, as_ids, no_id
 from nimble_jobs.data.images import ImageDecoder, Undecodable, header_size
-from nimble_jobs.data.source import Loaded, Stamp, as_ids, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import Loaded, Stamp, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
 
-KEEP_BYTES = 256 << 20  # of row groups, so that reading in random order does not read each group again for each batch
+KEEP_BYTES = 256 << 20  # of blocks for reading in random order, or half of the memory that is left
 
 
 class TableSource:
-    """Rows of one file. `read(group)` gives the columns of `fields.x`; `extra` holds the id and label columns whole."""
+    """Rows of one file. `read(block)` gives the columns of `fields.x`, whose types `schema` knows; `extra` holds the id
+    and label columns whole.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,8 @@ class TableSource:
         stamp: Stamp,
         *,
         names: Sequence[str],
-        group_rows: Sequence[int],
+        schema: pa.Schema,
+        layout: Layout,
         read: Callable[[int], pa.Table],
         extra: pa.Table,
         bad: dict[int, str] | None = None,
@@ -40,26 +44,22 @@ class TableSource:
     ) -> None:
         self._names = names
         self._read = read
-        self._starts = np.cumsum([0, *group_rows])
         self._line = line
         self.lines = line is not None
         self._bad = bad or {}  # rows that were no rows of the table to begin with
-        self._kept: OrderedDict[int, Block] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept = Kept(self.block, keep_bytes)
         self._where = f"{stamp.path}: input.fields.x: {spec.fields.x!r}"
-        self.total = int(self._starts[-1])
+        self.layout: Layout | None = layout
+        self._starts = layout.starts
+        self.total = int(layout.starts[-1])
         self.stamps = (stamp,)
         self.piece: int | None = None
         if self.total == 0:
             raise DataError(f"{stamp.path}: no records; expected at least one")
-        self.ids = None
+        self.ids: Ids | None = None
         if spec.fields.id is not None:
-            self.ids = as_ids(
-                to_objects(extra.column(spec.fields.id), where := f"{stamp.path}: input.fields.id: {spec.fields.id!r}"),
-                self.total,
-                where,
-                line,
-            )
+            where = f"{stamp.path}: input.fields.id: {spec.fields.id!r}"
+            self.ids = column_ids(extra.column(spec.fields.id), where, line)
         self.labels = None
         if spec.fields.label is not None:
             where = f"{stamp.path}: input.fields.label: {spec.fields.label!r}"
@@ -67,15 +67,14 @@ class TableSource:
         self.preprocess: Preprocess | None = None
         self._transform: ArrayTransform | None = None
         self._decoder: ImageDecoder | None = None
+        self._tensor: columns.Tensor | None = None
         self._shape: tuple[int, ...] = (len(names),)
-        self._learn(spec)
+        self._learn(spec, schema)
 
-    def _learn(self, spec: InputSpec) -> None:
-        """Finds what one record is, from the schema and the first row that has something."""
-        first = self._read(0)
-        kinds = [first.schema.field(n).type for n in self._names]
-        kinds = [k.storage_type if isinstance(k, pa.BaseExtensionType) else k for k in kinds]
-        if len(kinds) == 1 and columns.is_binary(kinds[0]):
+    def _learn(self, spec: InputSpec, schema: pa.Schema) -> None:
+        """The type and shape of a record, from the columns' types and, for lists, the first one that is not empty."""
+        kinds = [columns.stored_as(schema.field(n).type) for n in self._names]
+        if len(kinds) == 1 and columns.is_encoded(kinds[0]):
             self._decoder = ImageDecoder(spec.transform, self._where)
             if self._decoder.size is None:
                 self._decoder.set_size(self._first_size())
@@ -87,7 +86,8 @@ class TableSource:
             while columns.is_list(kind):
                 kind = kind.value_type
             self._dtype = columns.numpy_dtype(kind, self._where)
-            self._shape = self._first_shape()
+            self._tensor = columns.tensor_of(schema.field(self._names[0]).type)
+            self._shape = self._tensor.stored if self._tensor is not None else self._first_shape()
         else:
             self._dtype = np.result_type(
                 *(
@@ -95,23 +95,23 @@ class TableSource:
                     for n, k in zip(self._names, kinds, strict=True)
                 )
             )
-        self._transform = bind(spec.transform, self._shape, self._dtype, self._where)
+        shape = self._shape if self._tensor is None else self._tensor.shape
+        self._transform = bind(spec.transform, shape, self._dtype, self._where)
         self.signature, self.pixels = self._transform.signature, self._transform.pixels
         self.preprocess = self._transform.preprocess
 
     def _first_shape(self) -> tuple[int, ...]:
-        for group in range(len(self._starts) - 1):
-            shape = columns.first_shape(columns.joined(self._read(group).column(self._names[0])))
+        for number in range(len(self._starts) - 1):
+            shape = columns.first_shape(columns.joined(self._table(number).column(self._names[0])))
             if shape is not None:
                 return shape
         raise DataError(f"{self._where}: every record is empty; expected lists of numbers")
 
     def _first_size(self) -> tuple[int, int]:
-        for group in range(len(self._starts) - 1):
-            for value in columns.joined(self._read(group).column(self._names[0])):
+        for number in range(len(self._starts) - 1):
+            for data in self.block(number).values:
                 try:
-                    if value.is_valid:
-                        return header_size(columns.give_bytes(value.as_py()))
+                    return header_size(columns.give_bytes(data))
                 except Undecodable:
                     continue
         raise DataError(f"{self._where}: no record can be decoded; expected encoded images or lists of numbers")
@@ -120,78 +120,152 @@ class TableSource:
         return self._line(index) if self._line else record_of(self.stamps[0].path, index)
 
     def load(
-        self, indexes: np.ndarray, *, raw: bool = False, stored: bool = False, into: np.ndarray | None = None
+        self,
+        indexes: np.ndarray,
+        *,
+        raw: bool = False,
+        stored: bool = False,
+        into: np.ndarray | None = None,
+        give: Give | None = None,
     ) -> Loaded:
-        groups = np.searchsorted(self._starts, indexes, side="right") - 1
+        of = np.searchsorted(self._starts, indexes, side="right") - 1
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
-        for group in np.unique(groups).tolist():
-            positions = np.flatnonzero(groups == group)
-            block = self._block(group)
-            rows = indexes[positions] - self._starts[group]
+        for number in np.unique(of).tolist():
+            positions = np.flatnonzero(of == number)
+            block = (give or self._kept)(number)
+            rows = indexes[positions] - self._starts[number]
             places = block.place[rows]
-            for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
-                bad[p] = block.bad[row]
-            positions, places = positions[places >= 0], places[places >= 0]
+            if block.bad:
+                for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
+                    bad[p] = block.bad[row]
+                positions, places = positions[places >= 0], places[places >= 0]
             if self._decoder is not None:
                 images = [partial(columns.give_bytes, block.values[i]) for i in places.tolist()]
                 loaded = self._decoder.load(images, raw=raw)
                 bad.update({int(positions[i]): reason for i, reason in loaded.bad.items()})
                 x[np.delete(positions, list(loaded.bad))] = loaded.x
             else:
-                assert self._transform is not None
-                assert isinstance(block.values, np.ndarray)
-                values = block.values[places]
-                x[positions] = values if stored else self._transform.raw(values) if raw else self._transform(values)
+                self._copy(block.values[as_slice(places)], x, as_slice(positions), raw=raw, stored=stored)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
             x = placed(x[good], x)
         return Loaded(x=x, bad=bad)
 
-    def check(self, indexes: np.ndarray) -> None:
-        """Row groups are compared when they are read."""
+    def _copy(
+        self, values: np.ndarray, x: np.ndarray, positions: slice | np.ndarray, *, raw: bool, stored: bool
+    ) -> None:
+        assert self._transform is not None
+        x[positions] = values if stored else self._transform.raw(values) if raw else self._transform(values)
 
-    def _block(self, group: int) -> Block:
-        with self._lock:
-            if group in self._kept:
-                self._kept.move_to_end(group)
-                return self._kept[group]
-            self.stamps[0].check()
-            block = self._make(self._read(group))
-            first = int(self._starts[group])
-            for i, reason in self._bad.items():
-                if first <= i < first + len(block.place):
-                    block.bad[i - first] = reason
-                    block.place[i - first] = -1
-            self._kept[group] = block
-            while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > KEEP_BYTES:
-                self._kept.popitem(last=False)
-            return block
+    def check(self, indexes: np.ndarray) -> None:
+        """The file is compared when a block is read."""
+
+    def block(self, number: int) -> Block:
+        """Read one block. Raises DataError when the file changed or cannot be read."""
+        block = self._make(self._table(number))
+        first = int(self._starts[number])
+        for i, reason in self._bad.items() if len(self._bad) <= len(block.place) else ():
+            if first <= i < first + len(block.place):
+                block.bad[i - first] = reason
+                block.place[i - first] = -1
+        if len(self._bad) > len(block.place):
+            for i in range(len(block.place)):
+                if first + i in self._bad:
+                    block.bad[i] = self._bad[first + i]
+                    block.place[i] = -1
+        return block
+
+    def _table(self, number: int) -> pa.Table:
+        self.stamps[0].check()
+        table = self._read(number)
+        self.stamps[0].check()
+        return table
 
     def _make(self, table: pa.Table) -> Block:
         if self._decoder is not None:
-            return columns.encoded(columns.joined(table.column(self._names[0])), self._names[0])
-        if self._shape == (len(self._names),) and not columns.is_list(table.schema.field(self._names[0]).type):
+            return columns.encoded(table.column(self._names[0]), self._names[0])
+        if self._shape == (len(self._names),) and not columns.is_list(
+            columns.stored_as(table.schema.field(self._names[0]).type)
+        ):
             return columns.scalars(table, self._names, self._dtype)
-        return columns.lists(columns.joined(table.column(self._names[0])), self._shape, self._names[0])
+        block = columns.lists(columns.joined(table.column(self._names[0])), self._shape, self._names[0])
+        return block if self._tensor is None else self._tensor.block(block)
+
+
+def keep_bytes() -> int:
+    """How many bytes of blocks may be kept for reading in random order."""
+    return max(KEEP_BYTES, memory.available_bytes() // 2)
+
+
+def as_slice(indexes: np.ndarray) -> slice | np.ndarray:
+    """A slice instead of indexes that follow one another, so that rows are copied once."""
+    n = len(indexes)
+    run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
+    return slice(int(indexes[0]), int(indexes[0]) + n) if run else indexes
+
+
+class ColumnIds(Ids):
+    """Ids in an Arrow column of text."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        super().__init__(())
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        found: str | list[str] = (
+            self._column[index].to_pylist() if isinstance(index, slice) else self._column[index].as_py()
+        )
+        return found
+
+
+def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> Ids:
+    """The ids of a column. Raises DataError unless it holds whole numbers or text, one for each record."""
+    if not is_text(column.type):
+        return as_ids(to_objects(column, where), len(column), where, line)
+    first = 0
+    for chunk in column.chunks:
+        missing = np.asarray(pc.fill_null(pc.equal(chunk, ""), True))
+        if missing.any():
+            raise no_id(first + int(missing.argmax()), where, line)
+        first += len(chunk)
+    return ColumnIds(column)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text as it is."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """An id or label column: numbers as they are, NaN where empty; text as objects, None where empty.
+    """An id or label column: numbers as they are, NaN where empty; text as objects, None where empty, each different
+    text once in memory.
 
     Raises DataError for lists, structures and bytes.
     """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    array = columns.joined(column)
-    kind = array.type
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_nested(kind) or columns.is_binary(kind):
         raise DataError(f"{where}: holds {kind}; expected whole numbers or text, one for each record")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(array.to_pylist(), dtype=object)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
+    if not is_text(kind):
+        return np.asarray(columns.joined(column.cast(kind)).to_numpy(zero_copy_only=False))
+    texts: dict[str | None, str | None] = {}
+    held = np.empty(len(column), dtype=object)
+    first = 0
+    for chunk in column.chunks:
+        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        known = np.array([*(texts.setdefault(t, t) for t in coded.dictionary.to_pylist()), None], dtype=object)
+        held[first : first + len(chunk)] = known[np.asarray(pc.fill_null(coded.indices.cast(pa.int64()), -1))]
+        first += len(chunk)
+    return held
 
 
 def check_columns(spec: InputSpec, path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nimble_jobs.data import Batch, Reader, arrays, open_reader
+from nimble_jobs.data import Batch, Reader, arrays, csv_file, open_reader, parquet
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
@@ -147,11 +147,13 @@ vectors = pytest.mark.parametrize("case", VECTORS.values(), ids=VECTORS)
 pictures = pytest.mark.parametrize("case", IMAGES.values(), ids=IMAGES)
 
 
-@pytest.fixture(params=[False, True], ids=["small", "mapped"])
-def _mapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test with arrays read whole, and with arrays mapped."""
+@pytest.fixture(params=[False, True], ids=["small", "large"])
+def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with inputs read whole, and with arrays left in their file and tables read record by record."""
     if request.param:
         monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 0)
+        for module in (parquet, csv_file):
+            monkeypatch.setattr(module, "BLOCK_BYTES", 1)
 
 
 def spec_of(case: Case, source: Path, **more: Any) -> InputSpec:
@@ -175,7 +177,7 @@ def in_order(case: Case) -> np.ndarray:
     return SORTED if case.format == "images" else np.arange(N)
 
 
-@pytest.mark.usefixtures("_mapping")
+@pytest.mark.usefixtures("_sizes")
 @vectors
 def test_vectors_are_the_same_from_every_format(case: Case, tmp_path: Path) -> None:
     """Float records come out as stored, with their ids and labels, whatever the format."""
@@ -193,7 +195,7 @@ def test_vectors_are_the_same_from_every_format(case: Case, tmp_path: Path) -> N
     assert batch.bad == ()
 
 
-@pytest.mark.usefixtures("_mapping")
+@pytest.mark.usefixtures("_sizes")
 @pictures
 def test_images_are_the_same_from_every_format(case: Case, tmp_path: Path) -> None:
     """Grey 8-bit images come out as the same three float channels, scaled and normalised, whatever the format."""
@@ -262,7 +264,7 @@ def test_records_can_be_taken_in_any_order(case: Case, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([b.x for b in shuffled]), x[order])
 
 
-@pytest.mark.usefixtures("_mapping")
+@pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("case", {**VECTORS, "images": IMAGES["images"]}.values(), ids=[*VECTORS, "images"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_buffers_hold_the_same_records(case: Case, count: int, tmp_path: Path) -> None:
@@ -328,7 +330,7 @@ def reader_id(case: Case, index: int) -> str:
     return IDS[index] if case.id else str(index)
 
 
-@pytest.mark.usefixtures("_mapping")
+@pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("case", {**VECTORS, "images": IMAGES["images"]}.values(), ids=[*VECTORS, "images"])
 def test_a_source_that_changes_is_an_error(case: Case, tmp_path: Path) -> None:
     """After the file was replaced or removed, readers that still need it say so instead of mixing two inputs."""

@@ -1,0 +1,145 @@
+"""Rows that are decoded block by block: kept for reading in any order, or made ahead for reading in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BLOCK_BYTES = 16 << 20  # of a block's values; a record that is larger is a block of its own
+AHEAD_BYTES = 256 << 20  # of blocks that are made before they are needed
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Some consecutive rows. Good ones have a row in `values` (as stored, or encoded images), found through `place`."""
+
+    values: Any  # an array [n, *shape], or a sequence of encoded images
+    place: np.ndarray  # int64, by row; -1 for a bad one
+    bad: dict[int, str]
+    nbytes: int
+
+
+Give = Callable[[int], Block]  # by number
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """How a source is cut into blocks."""
+
+    starts: np.ndarray  # int64 [blocks + 1], the first row of each, and the end
+    chains: np.ndarray  # int64 [blocks], blocks of equal number are made one after the other
+    block_bytes: int  # of the largest, about
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return len(self.chains)
+
+    def of_row(self, row: int) -> int:
+        """The block that holds a row."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+
+def join_layouts(layouts: list[Layout]) -> Layout:
+    """The layout of several sources, one after the other."""
+    rows = np.cumsum([0, *(int(one.starts[-1]) for one in layouts)])
+    chains, used = [], 0
+    for one in layouts:
+        chains.append(one.chains + used)
+        used += int(one.chains.max(initial=-1)) + 1
+    return Layout(
+        starts=np.concatenate([*(one.starts[:-1] + r for one, r in zip(layouts, rows, strict=False)), rows[-1:]]),
+        chains=np.concatenate(chains),
+        block_bytes=max(one.block_bytes for one in layouts),
+    )
+
+
+class Kept:
+    """Blocks by number, the most recently used of them kept."""
+
+    def __init__(self, make: Give, keep_bytes: Callable[[], int]) -> None:
+        self._make = make
+        self._keep_bytes = keep_bytes
+        self._kept: OrderedDict[int, Block] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, number: int) -> Block:
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = self._make(number)
+                while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._keep_bytes():
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(number)
+            return self._kept[number]
+
+
+class Window:
+    """Blocks for somebody who reads rows in order: those in use, and some that threads make ahead.
+
+    Memory: AHEAD_BYTES or one block, and the blocks that batches under way are copied from.
+    """
+
+    def __init__(self, make: Give, layout: Layout, stop: int, *, threads: int) -> None:
+        self._make, self._layout = make, layout
+        self._last = layout.of_row(max(0, stop - 1))
+        self._ahead = max(1, min(2 * threads, AHEAD_BYTES // max(1, layout.block_bytes)))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="nimble-read-block")
+        self._lock = threading.Lock()
+        self._blocks: dict[int, Future[Block]] = {}
+        self._users: dict[int, int] = {}
+        self._reached = -1  # the last block that anybody wanted
+
+    @property
+    def held(self) -> int:
+        """Blocks that are made, or being made."""
+        return len(self._blocks)
+
+    def want(self, first: int, last: int) -> None:
+        """Rows [first, last) will be asked for, after those of earlier calls. Has blocks made, ahead too."""
+        if last <= first:
+            return
+        one, end = self._layout.of_row(first), self._layout.of_row(last - 1)
+        with self._lock:
+            for number in range(one, end + 1):
+                self._users[number] = self._users.get(number, 0) + 1
+            self._reached = max(self._reached, end)
+            for number in range(one, min(end + self._ahead, self._last) + 1):
+                if number not in self._blocks:
+                    self._blocks[number] = self._pool.submit(self._made, number, self._blocks.get(number - 1))
+            self._drop()
+
+    def __call__(self, number: int) -> Block:
+        """A block that is wanted, once it is made. Raises what making it raised."""
+        with self._lock:
+            found = self._blocks[number]
+        return found.result()
+
+    def done(self, first: int, last: int) -> None:
+        """Rows [first, last) were copied."""
+        if last <= first:
+            return
+        with self._lock:
+            for number in range(self._layout.of_row(first), self._layout.of_row(last - 1) + 1):
+                self._users[number] -= 1
+            self._drop()
+
+    def close(self) -> None:
+        """End the threads and let go of all blocks."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._blocks.clear()
+
+    def _made(self, number: int, before: Future[Block] | None) -> Block:
+        if before is not None and self._layout.chains[number] == self._layout.chains[number - 1]:
+            wait([before])
+        return self._make(number)
+
+    def _drop(self) -> None:
+        for number in [n for n in self._blocks if n < self._reached and not self._users.get(n)]:
+            self._users.pop(number, None)
+            del self._blocks[number]

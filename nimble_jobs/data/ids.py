@@ -1,0 +1,164 @@
+"""Ids of records, kept as compactly as they are stored, and handed out as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from nimble_jobs.errors import DataError
+
+STEP = 1 << 16  # ids that are text at a time while all of them are looked at
+
+
+class Ids(Sequence[str]):
+    """One id a record. Subclasses keep them otherwise than in a list."""
+
+    def __init__(self, values: Sequence[str] | np.ndarray) -> None:
+        self._values = values  # an array of whole numbers, text or bytes, or text
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return _texts(self._values[index])
+        return _texts(self._values[index : index + 1] if index >= 0 else self._values[index:][:1])[0]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other))  # noqa: B905  # just compared
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def take(self, indexes: np.ndarray) -> list[str]:
+        """The ids at these positions."""
+        if (
+            len(indexes)
+            and int(indexes[-1]) - int(indexes[0]) == len(indexes) - 1
+            and bool((np.diff(indexes) == 1).all())
+        ):
+            return self[int(indexes[0]) : int(indexes[-1]) + 1]
+        if isinstance(self._values, np.ndarray):
+            return _texts(self._values[indexes])
+        return [self[i] for i in indexes.tolist()]
+
+    def keys(self, first: int, last: int) -> np.ndarray:
+        """int64 [last - first]: different only where the ids are, and hardly ever equal where those are different."""
+        if isinstance(self._values, np.ndarray) and self._values.dtype.kind in "iu":
+            return self._values[first:last].astype(np.int64)
+        return np.fromiter(map(hash, self[first:last]), dtype=np.int64, count=last - first)
+
+
+class Numbered(Ids):
+    """NAME:NUMBER for each record, from 0."""
+
+    def __init__(self, name: str, total: int) -> None:
+        super().__init__(())
+        self._name, self._total = name, total
+
+    def __len__(self) -> int:
+        return self._total
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        numbers = range(self._total)[index]
+        return f"{self._name}:{numbers}" if isinstance(numbers, int) else [f"{self._name}:{i}" for i in numbers]
+
+
+class JoinedIds(Ids):
+    """The ids of several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Ids]) -> None:
+        super().__init__(())
+        self._parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [text for part, a, b in self._spans(*index.indices(len(self))[:2]) for text in part[a:b]]
+        at = range(len(self))[index]
+        part = int(np.searchsorted(self._starts, at, side="right")) - 1
+        return self._parts[part][at - int(self._starts[part])]
+
+    def keys(self, first: int, last: int) -> np.ndarray:
+        # As text: a number in one file may be written out in another.
+        return np.fromiter(map(hash, self[first:last]), dtype=np.int64, count=last - first)
+
+    def _spans(self, first: int, last: int) -> Iterator[tuple[Ids, int, int]]:
+        part = int(np.searchsorted(self._starts, first, side="right")) - 1
+        while first < last:
+            begin, end = int(self._starts[part]), min(last, int(self._starts[part + 1]))
+            if first < end:
+                yield self._parts[part], first - begin, end - begin
+            first, part = max(first, end), part + 1
+
+
+def as_ids(raw: np.ndarray, total: int, where: str, line: Callable[[int], str] | None = None) -> Ids:
+    """Ids from whole numbers or text. Raises DataError for anything else."""
+    if raw.shape != (total,):
+        raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
+    if raw.dtype.kind not in "iuUOS":
+        raise DataError(f"{where}: holds {raw.dtype}; expected whole numbers or text")
+    if raw.dtype.kind in "UO":
+        missing = (
+            np.flatnonzero(raw == "") if raw.dtype.kind == "U" else [i for i, v in enumerate(raw) if v in (None, "")]
+        )
+        if len(missing):
+            raise no_id(int(missing[0]), where, line)
+    return Ids(raw)
+
+
+def no_id(index: int, where: str, line: Callable[[int], str] | None = None) -> DataError:
+    """The error for a record that has none."""
+    return DataError(f"{where}: no id at {line(index) if line else f'record {index}'}; expected one for each record")
+
+
+def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
+    """Raises DataError when two records share an id: results could not be told apart.
+
+    Needs 8 bytes a record: ids are compared only if their hashes are equal.
+    """
+    total = len(ids)
+    keys = np.empty(total, dtype=np.int64)
+    for a in range(0, total, STEP):
+        keys[a : a + STEP] = ids.keys(a, min(a + STEP, total))
+    keys.sort()
+    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    del keys
+    seen: dict[str, int] = {}
+    for i in _with_keys(ids, twice) if len(twice) else ():
+        name = ids[i]
+        if name in seen:
+            at = f"records {seen[name]} and {i}" + (f" ({line(seen[name])} and {line(i)})" if line else "")
+            raise DataError(f"{where}: id {name!r} at {at}; expected a different id for each record")
+        seen[name] = i
+
+
+def _with_keys(ids: Ids, wanted: np.ndarray) -> Iterator[int]:
+    """Positions of the ids with these keys, in order."""
+    for a in range(0, len(ids), STEP):
+        found = np.isin(ids.keys(a, min(a + STEP, len(ids))), wanted)
+        yield from (a + np.flatnonzero(found)).tolist()
+
+
+def _texts(values: Sequence[str] | np.ndarray) -> list[str]:
+    if not isinstance(values, np.ndarray):
+        return list(values)
+    if values.dtype.kind == "S":
+        return [b.decode("utf-8", "replace") for b in values.tolist()]
+    return [str(v) for v in values.tolist()]

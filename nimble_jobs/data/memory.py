@@ -1,0 +1,44 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ENOUGH = 1 << 62
+
+
+def available_bytes() -> int:
+    """What the machine has left and the control group of this process allows."""
+    return min(_machine(), _group())
+
+
+def _machine() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        return _ENOUGH
+    return _ENOUGH
+
+
+def _group(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """What version 2 of control groups leaves; file pages count as free, since the kernel takes them back."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+    except OSError:
+        return _ENOUGH
+    found = _ENOUGH
+    for folder in (root / own, *(root / own).parents):
+        if not folder.is_relative_to(root):
+            break
+        try:
+            limit = (folder / "memory.max").read_text().strip()
+            if limit == "max":
+                continue
+            used = int((folder / "memory.current").read_text())
+            pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            found = min(found, max(0, int(limit) - used + int(pages.get("file", 0))))
+        except (OSError, ValueError):
+            continue
+    return found
