@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.plan import make_plan
+from nimble_jobs.preprocess import BITS, FLOATS
 from nimble_jobs.schedule import Buffer, BufferKind, Plan, Port, Program, Schedule, Sync, Task, View
+from nimble_jobs.spec.model import TransformSpec
 
 ROWS, COLUMNS = 4, 6  # of every buffer of a drawn program
 ITEMSIZE = 4
@@ -245,3 +249,45 @@ def happens_before(plan: Plan) -> set[tuple[int, int]]:
     }
     numbered = Dag.from_edges(len(plan.order), [(place[u], place[v]) for u, v in direct])
     return {(plan.order[u], plan.order[v]) for u, v in closure(numbered)}
+
+
+@st.composite
+def stored_transforms(draw: st.DrawFn) -> tuple[TransformSpec, tuple[int, ...], str]:
+    """A transform, and the shape and type of records that it can be applied to; not every one may run on a device."""
+    dtype = draw(st.sampled_from(sorted({*BITS, *FLOATS})))
+    layout = draw(st.sampled_from(["hw", "chw", "hwc", None]))
+    given: dict[str, Any] = {}
+    channels = 1
+    if layout is None:
+        shape = tuple(draw(st.lists(st.integers(1, 5), max_size=1)))
+        channels = shape[-1] if shape else 1
+    else:
+        size = draw(st.tuples(st.integers(2, 9), st.integers(2, 9)))
+        stored = 1 if layout == "hw" else draw(st.sampled_from([1, 3, 4]))
+        shape = {"hw": size, "chw": (stored, *size), "hwc": (*size, stored)}[layout]
+        wants = {1: [None, 1, 3], 3: [None, 1, 3], 4: [None, 1, 3]}[stored]
+        if layout != "hw":
+            given["layout"] = layout
+        given["channels"] = draw(st.sampled_from(wants))
+        given["resize"] = draw(st.none() | st.tuples(st.integers(2, 9), st.integers(2, 9)))
+        most = given["resize"] or size
+        given["center_crop"] = draw(st.none() | st.tuples(st.integers(1, most[0]), st.integers(1, most[1])))
+        channels = given["channels"] or stored
+        if layout == "hw" and dtype != "uint8" and all(v is None for v in given.values()):
+            given["channels"] = 1  # else it would be no image
+    numbers = st.floats(-100, 100, allow_subnormal=False)
+    sizes = st.sampled_from([1, channels])
+    given["scale"] = draw(st.none() | st.sampled_from([1 / 255, 1.0, 0.5, 1e-3]))
+    given["mean"] = draw(st.none() | sizes.flatmap(lambda n: st.tuples(*[numbers] * n)))
+    given["std"] = draw(st.none() | sizes.flatmap(lambda n: st.tuples(*[st.floats(0.01, 100)] * n)))
+    return TransformSpec(**given), shape, dtype
+
+
+@st.composite
+def stored_batches(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Two records over the whole range of an integer type, or of moderate numbers."""
+    chosen = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if dtype in FLOATS:
+        return (chosen.normal(size=(2, *shape)) * draw(st.sampled_from([1.0, 1e-4, 300.0]))).astype(dtype)
+    low, high = BITS[dtype]
+    return chosen.integers(low, high, size=(2, *shape), dtype=np.int64, endpoint=True).astype(dtype)

@@ -18,7 +18,7 @@ from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, Stamp, Unblocked, is_glob, placed, stamp_of
-from nimble_jobs.data.transform import arithmetic
+from nimble_jobs.data.transform import arithmetic, crossing
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped
 from nimble_jobs.preprocess import Preprocess
@@ -56,24 +56,33 @@ class ImageDecoder:
         assert self.size is not None
         return Signature(shape=(self._channels, *self.size), dtype="float32")
 
-    def load(self, images: Sequence[Callable[[], BinaryIO]], *, raw: bool = False) -> Loaded:
-        """Decodes what each callable gives; with `raw` uint8, before the arithmetic.
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """What is left to be done to the pixels [height, width, channels] that `load` gives as `stored`."""
+        assert self.size is not None
+        left = self._spec.model_copy(update={"resize": None, "center_crop": None, "channels": None})
+        return crossing(left, (*self.size, self._channels), "uint8", "hwc", self._arithmetic)
+
+    def load(self, images: Sequence[Callable[[], BinaryIO]], *, raw: bool = False, stored: bool = False) -> Loaded:
+        """Decodes what each callable gives; with `raw` uint8, before the arithmetic, and as `stored` also [H, W, C].
 
         Undecodable images are bad records, as is one of another size than the rest.
         """
         assert self.size is not None
-        x = np.empty((len(images), *self.signature.shape), dtype=np.uint8 if raw else np.float32)
+        shape = (*self.size, self._channels) if stored else self.signature.shape
+        x = np.empty((len(images), *shape), dtype=np.uint8 if raw or stored else np.float32)
         bad: dict[int, str] = {}
         for i, give in enumerate(images):
             try:
-                x[i - len(bad)] = self._pixels(give())
+                pixels = self._pixels(give())
+                x[i - len(bad)] = pixels if stored else pixels.transpose(2, 0, 1)
             except Undecodable as e:
                 bad[i] = str(e)
         good = x[: len(images) - len(bad)]
-        return Loaded(x=good if raw else self._arithmetic.apply(good), bad=bad)
+        return Loaded(x=good if raw or stored else self._arithmetic.apply(good), bad=bad)
 
     def _pixels(self, file: BinaryIO) -> np.ndarray:
-        """uint8 [C, H, W] of one image. Closes the file."""
+        """uint8 [H, W, C] of one image. Closes the file."""
         try:
             with file, Image.open(file) as image:
                 _check_pixels(image)
@@ -92,7 +101,7 @@ class ImageDecoder:
         if pixels.shape[:2] != self.size:
             assert self.size is not None
             raise Undecodable(f"image is {_by(pixels.shape)} pixels; expected {_by(self.size)}")
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def header_size(file: BinaryIO) -> tuple[int, int]:
@@ -159,7 +168,7 @@ class ImageSource(Unblocked):
             self._decoder.set_size(self._common_size())
         self.signature = self._decoder.signature
         self.pixels = self._decoder.pixels
-        self.preprocess: Preprocess | None = None
+        self.preprocess = self._decoder.preprocess
 
     lines = False
 
@@ -175,12 +184,11 @@ class ImageSource(Unblocked):
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        assert not stored
         stamps = [self.stamps[i] for i in indexes.tolist()]
         if not self._listed:
-            loaded = self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw)
+            loaded = self._decoder.load([partial(_unchanged, stamp) for stamp in stamps], raw=raw, stored=stored)
         else:
-            loaded = self._decoder.load([partial(_opened, stamp.path) for stamp in stamps], raw=raw)
+            loaded = self._decoder.load([partial(_opened, stamp.path) for stamp in stamps], raw=raw, stored=stored)
             moved = {i: why for i, stamp in enumerate(stamps) if (why := stamp.trouble()) is not None}
             loaded = _without(loaded, moved)
         return Loaded(x=placed(loaded.x, into), bad=loaded.bad)

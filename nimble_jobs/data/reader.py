@@ -14,6 +14,7 @@ from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
 from nimble_jobs.data.blocks import Window
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
@@ -170,15 +171,10 @@ class Reader:
             )
         x = loaded.x
         rows = np.array([i for i in range(len(indexes)) if i not in loaded.bad], dtype=np.int64) if bad else None
-        if not self._allow_nan and x.dtype.kind == "f" and not _all_finite(x):
-            finite = np.isfinite(x)
-            per_row = x[0].size if len(x) else 0
-            count = per_row - finite.reshape(len(x), -1).sum(axis=1)
+        if not self._allow_nan:
             places = np.arange(len(indexes)) if rows is None else rows
-            for row in np.flatnonzero(count).tolist():
-                bad.setdefault(
-                    int(places[row]), f"{count[row]} of {per_row} values are NaN or infinite; expected finite numbers"
-                )
+            for row, reason in not_finite(x, self.preprocess if stored else None).items():
+                bad.setdefault(int(places[row]), reason)
         if len(bad) > len(loaded.bad):
             places = np.arange(len(indexes)) if rows is None else rows
             x = placed(x[[int(p) not in bad for p in places]], into)
@@ -224,11 +220,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _all_finite(x: np.ndarray) -> bool:
-    """Without a copy of the batch: NaN is the smallest and the largest of any numbers."""
-    return not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
 
 
 def open_reader(

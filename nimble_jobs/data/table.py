@@ -80,6 +80,7 @@ class TableSource:
                 self._decoder.set_size(self._first_size())
             self.piece = 4
             self.signature, self.pixels = self._decoder.signature, self._decoder.pixels
+            self.preprocess = self._decoder.preprocess
             return
         if len(kinds) == 1 and columns.is_list(kinds[0]):
             kind = kinds[0]
@@ -143,7 +144,7 @@ class TableSource:
                 positions, places = positions[places >= 0], places[places >= 0]
             if self._decoder is not None:
                 images = [partial(columns.give_bytes, block.values[i]) for i in places.tolist()]
-                loaded = self._decoder.load(images, raw=raw)
+                loaded = self._decoder.load(images, raw=raw, stored=stored)
                 bad.update({int(positions[i]): reason for i, reason in loaded.bad.items()})
                 x[np.delete(positions, list(loaded.bad))] = loaded.x
             else:

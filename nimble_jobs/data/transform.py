@@ -9,18 +9,17 @@ for arithmetic; everything else becomes float32.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from nimble_jobs.data.records import Signature
 from nimble_jobs.errors import DataError
-from nimble_jobs.preprocess import Preprocess
+from nimble_jobs.preprocess import BITS, FLOATS, MOST_REDUCED, Layout, Preprocess, result_of
 from nimble_jobs.resizing import weights
 from nimble_jobs.spec.model import TransformSpec
 
 _COLOURS = (1, 3, 4)
-_CROSSING = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32")  # types that torch has, too
 _LARGEST = int(np.iinfo(np.int64).max)
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601-2, as Pillow's mode L
 
@@ -72,7 +71,7 @@ class ArrayTransform:
 
     spec: TransformSpec
     signature: Signature
-    layout: Literal["hw", "chw", "hwc"] | None  # None: no images
+    layout: Layout | None  # None: no images
     arithmetic: Arithmetic | None  # None: whole numbers stay as they are
     where: str = "input.fields.x"
     pixels: Arithmetic | None = None  # what makes values of the bytes that `raw` gives; None: it cannot give any
@@ -118,22 +117,62 @@ def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], wher
 
 
 def _on_device(bound: ArrayTransform, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Preprocess | None:
-    """The same transform as the device does it; None for a stored type that cannot cross as it is."""
-    if not dtype.isnative or dtype.name not in _CROSSING:
+    """The same transform as the device does it; None for records that cannot cross as they are stored."""
+    if not dtype.isnative:
         return None
-    done = bound.arithmetic
-    return Preprocess(
+    return crossing(bound.spec, shape, dtype.name, bound.layout, bound.arithmetic)
+
+
+def crossing(
+    spec: TransformSpec, shape: tuple[int, ...], dtype: str, layout: Layout | None, done: Arithmetic | None
+) -> Preprocess | None:
+    """What is left to do to records of one shape and type on the device; None if only the host can do it.
+
+    Steps that change nothing are left out, so that equal work has equal words.
+    """
+    if dtype not in BITS and dtype not in FLOATS:
+        return None
+    resized, cropped, channels = (spec.resize, spec.center_crop, spec.channels) if layout is not None else [None] * 3
+    if layout is not None:
+        have, *size = result_of(shape, layout, None, None, None)
+        resized = None if resized == tuple(size) else resized
+        cropped = None if cropped == (resized or tuple(size)) else cropped
+        channels = None if channels == have else channels
+        if resized is not None and any(o > MOST_REDUCED * n for o, n in zip(size, resized, strict=True)):
+            return None
+    found = Preprocess(
         shape=shape,
-        dtype=dtype.name,
-        result=bound.signature.shape,
-        layout=bound.layout,
-        resize=bound.spec.resize,
-        center_crop=bound.spec.center_crop,
-        channels=bound.spec.channels,
+        dtype=dtype,
+        result=result_of(shape, layout, resized, cropped, channels),
+        layout=layout,
+        resize=resized,
+        center_crop=cropped,
+        channels=channels,
         scale=None if done is None else done.scale,
-        mean=None if done is None else bound.spec.mean,
-        std=None if done is None else bound.spec.std,
+        mean=None if done is None else spec.mean,
+        std=None if done is None else spec.std,
     )
+    return found if found.always_finite or (dtype in FLOATS and found.largest > 0) else None
+
+
+def on_host(preprocess: Preprocess, stored: np.ndarray) -> np.ndarray:
+    """What the device would make of a batch [n, *preprocess.shape], made here: float32, or int64 for whole numbers."""
+    steps = preprocess
+    spec = TransformSpec(
+        resize=steps.resize,
+        center_crop=steps.center_crop,
+        channels=cast(Literal[1, 3] | None, steps.channels),
+        scale=steps.scale,
+        mean=steps.mean,
+        std=steps.std,
+    )
+    done = None
+    if not steps.whole:
+        axis, trailing = (0, 2) if steps.layout is not None else (-1, 0)
+        channels = steps.result[axis] if steps.result else 1
+        done = arithmetic(spec, eight_bit=False, channels=channels, trailing=trailing, where="input.transform")
+    signature = Signature(shape=steps.result, dtype="int64" if steps.whole else "float32")
+    return ArrayTransform(spec=spec, signature=signature, layout=steps.layout, arithmetic=done)(stored)
 
 
 def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ArrayTransform:
@@ -196,7 +235,7 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _layout(spec: TransformSpec, shape: tuple[int, ...]) -> Literal["hw", "chw", "hwc"]:
+def _layout(spec: TransformSpec, shape: tuple[int, ...]) -> Layout:
     if len(shape) == 2:
         return "hw"
     if spec.layout is not None:

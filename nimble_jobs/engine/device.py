@@ -33,6 +33,11 @@ def resolve(wanted: str, asker: str = "run.device") -> torch.device:
     return torch.device("cuda", index)
 
 
+def separate_memory(device: torch.device) -> bool:
+    """Whether batches are copied to the device, so that they should cross as small as they are stored."""
+    return device.type == "cuda"
+
+
 def describe(device: torch.device) -> str:
     """The device in words, as printed beside every speed."""
     if device.type == "cuda":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
 
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.preprocess import Usual
 from nimble_jobs.schedule import Port
+
+Below = int | Usual  # whole numbers under this one, and normal floating ones; or values as records hold them
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
@@ -17,13 +20,13 @@ def random_inputs(
     ports: tuple[Port, ...],
     device: torch.device,
     seed: int,
-    below: int = 2,
+    below: Below = 2,
     integers: Mapping[str, torch.Tensor] = _NONE,
     *,
     turn: int = 0,
     scale: float = 1.0,
 ) -> dict[str, torch.Tensor]:
-    """Fresh input for each port: normal times `scale` for floating types, integers in [0, below) for the rest.
+    """Fresh input for each port, drawn by `draw`.
 
     Ports named in `integers` get values like those, which no index can be overrun by: see `varied`.
     """
@@ -33,14 +36,61 @@ def random_inputs(
         kind = dtype(port.view.dtype)
         if port.name in integers:
             value = varied(integers[port.name].detach().cpu(), generator, turn)
-        elif kind.is_floating_point or kind.is_complex:
-            drawn = torch.complex64 if kind.is_complex else torch.float32
-            value = (torch.randn(port.view.shape, generator=generator, dtype=drawn) * scale).to(kind)
         else:
-            value = torch.randint(0, below, port.view.shape, generator=generator).to(kind)
+            value = draw(port.view.shape, kind, below, generator=generator, scale=scale)
         laid = torch.empty_strided(port.view.shape, port.view.stride, dtype=value.dtype, device=device)
         made[port.name] = laid.copy_(value)  # as the example lies, for models that ask
     return made
+
+
+def draw(
+    shape: Sequence[int],
+    kind: torch.dtype,
+    below: Below,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Random values: normal times `scale` for floating types, integers in [0, below) for the rest.
+
+    Values as records hold them are moved away from their middle by `scale`, and stay in their range.
+    """
+    floating = kind.is_floating_point or kind.is_complex
+    if isinstance(below, Usual):
+        return _recorded(tuple(shape), kind, below, generator, device, scale)
+    if floating:
+        drawn = torch.complex64 if kind.is_complex else torch.float32  # narrow types cannot be drawn
+        return (torch.randn(tuple(shape), generator=generator, dtype=drawn, device=device) * scale).to(kind)
+    return torch.randint(0, below, tuple(shape), generator=generator, device=device).to(kind)
+
+
+def _recorded(
+    shape: tuple[int, ...],
+    kind: torch.dtype,
+    usual: Usual,
+    generator: torch.Generator | None,
+    device: torch.device | None,
+    scale: float,
+) -> torch.Tensor:
+    if usual.centre is not None:
+        trailing = [1] * (-1 - usual.axis)
+        centre, width = (
+            torch.tensor(v, dtype=torch.float64, device=device).reshape(-1, *trailing)
+            for v in (usual.centre, usual.width)
+        )
+        drawn = torch.randn(shape, generator=generator, device=device)
+        values = centre + width * (drawn * scale)
+        return (
+            values.to(kind) if kind.is_floating_point else values.round().clamp(usual.low, usual.high).long().to(kind)
+        )
+    fits = kind is not torch.bool and torch.iinfo(kind).min <= usual.low and usual.high <= torch.iinfo(kind).max
+    whole = kind if fits and scale == 1.0 else torch.int64
+    values = torch.randint(usual.low, usual.high + 1, shape, generator=generator, device=device, dtype=whole)
+    if scale != 1.0:
+        middle = (usual.low + usual.high) // 2
+        values = ((values - middle) * scale + middle).round().clamp(usual.low, usual.high).long()
+    return values.to(kind)  # keeps the lowest bits where the type is signed and the records' is not
 
 
 def like(example: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.engine.inputs import is_mask, like, random_inputs
+from nimble_jobs.engine.inputs import Below, is_mask, like, random_inputs
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import CheckFailed, first_line
@@ -81,7 +81,7 @@ def check(
     *,
     tolerance: float,
     seed: int,
-    below: int = 2,
+    below: Below = 2,
     integers: Mapping[str, torch.Tensor] = _NONE,
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.planner.request import Request
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 _COMMAND = (sys.executable, "-m", "nimble_jobs.planner.builder")
@@ -74,6 +75,7 @@ def order_of(key: str, request: Request, device: torch.device) -> dict[str, Any]
         "shape": list(request.shape),
         "dtype": request.dtype,
         "batch_size": request.batch_size,
+        "preprocess": None if request.preprocess is None else request.preprocess.to_json(),
         "schedule": request.schedule.model_dump(mode="json"),
         "embedding": request.embedding,
         "memory_bytes": request.memory_bytes,
@@ -88,6 +90,7 @@ def request_of(order: dict[str, Any]) -> Request:
         shape=tuple(order["shape"]),
         dtype=order["dtype"],
         batch_size=order["batch_size"],
+        preprocess=None if order["preprocess"] is None else Preprocess.of_json(order["preprocess"]),
         schedule=ScheduleSpec.model_validate(order["schedule"]).model_copy(update={"progressive": False}),
         embedding=order["embedding"],
         memory_bytes=order["memory_bytes"],

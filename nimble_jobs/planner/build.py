@@ -16,7 +16,7 @@ from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.inductor import stop_compilers
-from nimble_jobs.engine.inputs import like, stand_out, varied
+from nimble_jobs.engine.inputs import Below, draw, like, stand_out, varied
 from nimble_jobs.engine.observe import Observed, observe
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
@@ -25,7 +25,7 @@ from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.planner.candidate import Found
 from nimble_jobs.planner.contest import eager_counts
-from nimble_jobs.planner.limits import integers_below
+from nimble_jobs.planner.limits import numbers_for
 from nimble_jobs.planner.loaded import state_bytes
 from nimble_jobs.planner.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.plans import capture_several
@@ -111,7 +111,7 @@ def build_best(
     first = next(iter(inputs.values()))
     batch = first.shape[0] if first.dim() else 1
     tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
-    below = integers_below(module)
+    below = numbers_for(module)
     integers = stand_out(inputs) if keep_integers else {}
     example = {name: integers.get(name, _random_like(tensor, below, device)) for name, tensor in inputs.items()}
     with _refusing():
@@ -224,7 +224,7 @@ def observe_calls(
 
     Raises CannotRecord.
     """
-    below, integers = integers_below(module), stand_out(inputs) if keep_integers else {}
+    below, integers = numbers_for(module), stand_out(inputs) if keep_integers else {}
     others = []
     for turn, scale in enumerate(_SCALES):
         drawn = {}
@@ -232,12 +232,8 @@ def observe_calls(
         for name, tensor in inputs.items():
             if name in integers:
                 drawn[name] = varied(tensor.detach().cpu(), generator, turn).to(device)
-            elif tensor.is_floating_point() or tensor.is_complex():
-                kind = torch.complex64 if tensor.is_complex() else torch.float32
-                value = torch.randn(tensor.shape, generator=generator, dtype=kind) * scale
-                drawn[name] = value.to(device, tensor.dtype)
             else:
-                drawn[name] = torch.randint(0, below, tensor.shape, generator=generator).to(device, tensor.dtype)
+                drawn[name] = draw(tensor.shape, tensor.dtype, below, generator=generator, scale=scale).to(device)
         others.append(drawn)
     return observe(module, inputs, [*others, like(inputs, 0.5)], device)
 
@@ -277,14 +273,13 @@ def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
 def example_of(request: Request, module: nn.Module, device: torch.device) -> torch.Tensor:
     """A batch that a request's model can take: random numbers."""
     empty = torch.empty(request.input_shape, dtype=request.input_dtype, device=device)
-    return _random_like(empty, integers_below(module), device)
+    return _random_like(empty, numbers_for(module), device)
 
 
-def _random_like(tensor: torch.Tensor, below: int, device: torch.device) -> torch.Tensor:
+def _random_like(tensor: torch.Tensor, below: Below, device: torch.device) -> torch.Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
-        kind = torch.complex64 if tensor.is_complex() else torch.float32  # narrow types cannot be drawn
-        return torch.randn_like(tensor, device=device, dtype=kind).to(tensor.dtype)
-    return torch.randint(0, below, tensor.shape, device=device).to(tensor.dtype)
+        return torch.empty_like(tensor, device=device).copy_(draw(tensor.shape, tensor.dtype, below, device=device))
+    return draw(tensor.shape, tensor.dtype, below, device=device)
 
 
 def _candidates(

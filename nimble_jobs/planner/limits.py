@@ -17,9 +17,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nimble_jobs.data import BadRecord, Batch
+from nimble_jobs.engine.inputs import Below
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
+from nimble_jobs.models.preprocessed import Preprocessed, inner
 from nimble_jobs.planner.modes import eval_mode
 from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.preprocess import BITS
 
 _FREE = np.iinfo(np.int64)
 _aten = torch.ops.aten
@@ -39,6 +42,8 @@ class Limits:
     def wrong(self, x: np.ndarray) -> dict[int, str]:
         """The rows of `x` [n, *record] that hold a number out of its bounds, each with the reason."""
         if self.low is None or self.high is None or x.dtype.kind not in "iu" or not len(x):
+            return {}
+        if x.min() >= self.low.max() and x.max() < self.high.min():
             return {}
         outside = (x < self.low) | (x >= self.high)
         rows = np.flatnonzero(outside.reshape(len(x), -1).any(axis=1))
@@ -81,6 +86,7 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
     in eager need them, too. A model that refuses random numbers has none that are known, and the reason is given.
     Raises OutOfMemory, torch.AcceleratorError.
     """
+    module = inner(module)  # whose numbers are those of the records, in a wider type
     below = integers_below(module)
     try:
         with no_traces(module, device) as snapshot, eval_mode(module), torch.no_grad(), snapshot.watching():
@@ -103,6 +109,14 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
 def integers_below(module: nn.Module) -> int:
     """A bound on random integers that no embedding of the module can be overrun by."""
     return min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)), default=2)
+
+
+def numbers_for(module: nn.Module) -> Below:
+    """What random input of a module is drawn from: no index is overrun, and records look like those of its job."""
+    if not isinstance(module, Preprocessed):
+        return integers_below(module)
+    steps = module.preprocess
+    return min(integers_below(module), BITS[steps.dtype][1] + 1) if steps.whole else steps.usual
 
 
 class _Lookups(TorchDispatchMode):

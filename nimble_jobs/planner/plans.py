@@ -11,6 +11,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import arena_plan, bind
 from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
@@ -26,7 +27,7 @@ def durations_us(
     plan: Plan,
     state: Mapping[str, torch.Tensor],
     device: torch.device,
-    below: int,
+    below: Below,
     integers: Mapping[str, torch.Tensor],
     put_back: Callable[[], object] = lambda: None,
 ) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
+from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.background import Builders
 from nimble_jobs.planner.build import Built, build_best, build_schedule, example_of, memory_left
 from nimble_jobs.planner.carried import Carried
@@ -202,7 +203,11 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
             module = build(request.model, device=str(device), allowed_python=request.allowed_python)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
-    return WithEmbedding(module) if request.embedding else module
+    if request.embedding:
+        module = WithEmbedding(module)
+    if request.preprocess is not None:
+        module = Preprocessed(module, request.preprocess, request.model_dtype, device)
+    return module
 
 
 def _check_unchanged(request: Request, parts: dict[str, str]) -> None:

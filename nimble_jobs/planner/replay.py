@@ -27,13 +27,14 @@ from nimble_jobs.errors import (
     OutOfMemory,
 )
 from nimble_jobs.planner.build import example_of, observe_calls
-from nimble_jobs.planner.limits import integers_below
+from nimble_jobs.planner.limits import numbers_for
 from nimble_jobs.planner.main_file import file_of
 from nimble_jobs.planner.prepare import build_module
 from nimble_jobs.planner.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.restore import check_loaded, restore
 from nimble_jobs.planner.stored import read_material
 from nimble_jobs.planner.why import Difference, differences
+from nimble_jobs.preprocess import of_words
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
 
@@ -93,7 +94,7 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
         observed = observe_calls(module, example, device, keep_integers=False)
 
         def check(instance: Instance) -> None:
-            options: dict[str, Any] = {"seed": secrets.randbits(32), "below": integers_below(module)}
+            options: dict[str, Any] = {"seed": secrets.randbits(32), "below": numbers_for(module)}
             options |= {"tolerance": tolerance_of(request), "observed": observed}
             found.append(check_loaded(instance, module, material.schedule, device, **options))
 
@@ -114,7 +115,7 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
 
 def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python: tuple[Path, ...]) -> Request:
     """The request that has these key parts. Raises ValueError where none can be told from them."""
-    source, shape, dtype = _source(parts, folders), *_input(parts)
+    source, given = _source(parts, folders), _input(parts)
     args: dict[str, Any] = json.loads(parts.get("model.args", "{}"))
     streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
     try:
@@ -127,9 +128,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
                     "weights": parts.get("model.weights_entry"),
                 }
             ),
-            shape=tuple(shape[1:]),
-            dtype=dtype,
-            batch_size=shape[0],
+            **given,
             schedule=ScheduleSpec.model_validate(
                 {
                     "streams": streams if streams == "auto" else int(streams),
@@ -167,11 +166,19 @@ def _source(parts: Mapping[str, str], folders: Sequence[Path]) -> str:
     raise ValueError(f"its model's file, {name}, is not in {', '.join(map(str, folders))}")
 
 
-def _input(parts: Mapping[str, str]) -> tuple[list[int], str]:
+def _input(parts: Mapping[str, str]) -> dict[str, Any]:
+    """What a request says of its records."""
     found = _INPUT.fullmatch(parts.get("input", ""))
     if not found:
         raise ValueError(f"its input, {parts.get('input') or 'unnamed'}, is not that of a job")
     shape = [int(size) for size in ast.literal_eval(found[2])]
     if not shape:
         raise ValueError("its input has no batch dimension")
-    return shape, "int64" if found[1] == "int64" else "float32"
+    batch, *record = shape
+    words = parts.get("input.preprocess")
+    if words is None:
+        kind = "int64" if found[1] == "int64" else "float32"
+        return {"batch_size": batch, "shape": tuple(record), "dtype": kind}
+    steps = of_words(record, found[1], words)
+    kind = "int64" if steps.whole else "float32"
+    return {"batch_size": batch, "shape": steps.result, "dtype": kind, "preprocess": steps}

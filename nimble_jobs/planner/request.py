@@ -13,7 +13,9 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.models.preprocessed import crossing_dtype
 from nimble_jobs.planner.main_file import unnamed
+from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
@@ -26,8 +28,9 @@ class Request:
 
     model: ModelSpec
     shape: tuple[int, ...]  # of one record
-    dtype: str  # of one record as it is read: a floating type or an integer type
+    dtype: str  # of one record as the host makes it ready: a floating type or an integer type
     batch_size: int
+    preprocess: Preprocess | None = None  # what the device does to records before the model; None: nothing
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     embedding: bool = False  # also return the features under the last linear layer
     memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
@@ -35,22 +38,36 @@ class Request:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return (self.batch_size, *self.shape)
+        """Of a batch as it crosses to the device."""
+        return (self.batch_size, *(self.shape if self.preprocess is None else self.preprocess.shape))
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Floating records take the model's dtype; all others are int64."""
-        return _FLOATS[self.model.dtype] if self.dtype.startswith("float") else torch.int64
+        """Of a batch as it crosses. Without `preprocess` floating records take the model's dtype; others are int64."""
+        return self.model_dtype if self.preprocess is None else crossing_dtype(self.preprocess)
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """Of what the model itself is given."""
+        return torch.int64 if self.whole else _FLOATS[self.model.dtype]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model is given whole numbers."""
+        return not self.dtype.startswith("float")
 
 
 def key_parts(request: Request, device: torch.device) -> dict[str, str]:
     """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it."""
+    steps = request.preprocess
+    kind = str(request.input_dtype).removeprefix("torch.") if steps is None else steps.dtype
     return {
         **identity(request.model),
         **devices.facts(device),
         "format": str(FORMAT_VERSION),
         "mode": "inference",
-        "input": f"x:{str(request.input_dtype).removeprefix('torch.')}{list(request.input_shape)}",
+        "input": f"x:{kind}{list(request.input_shape)}",
+        **({} if steps is None else {"input.preprocess": steps.words}),
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another

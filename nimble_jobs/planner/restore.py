@@ -15,6 +15,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
+from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
@@ -86,7 +87,7 @@ def check_loaded(
     *,
     tolerance: float,
     seed: int,
-    below: int = 2,
+    below: Below = 2,
     integers: Mapping[str, torch.Tensor] = _NONE,
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,

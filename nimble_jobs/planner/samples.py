@@ -9,6 +9,7 @@ import torch
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.inputs import Below
 from nimble_jobs.schedule import Port
 
 _COUNT = 4
@@ -20,7 +21,7 @@ class Samples:
     def __init__(
         self,
         ports: tuple[Port, ...],
-        below: int,
+        below: Below,
         integers: Mapping[str, torch.Tensor],
         put_back: Callable[[], object] = lambda: None,
     ) -> None:

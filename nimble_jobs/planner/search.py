@@ -22,6 +22,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.private import tested_version
 from nimble_jobs.engine.record import Recording, state_of
@@ -58,7 +59,7 @@ class Search:
         *,
         batch: int,
         tolerance: float,
-        below: int,
+        below: Below,
         integers: Mapping[str, torch.Tensor] = MappingProxyType({}),
         eager_us: float | None = None,
         observed: Observed,

@@ -14,6 +14,7 @@ from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.fold import Pairs, folded
 from nimble_jobs.planner.merge import Groups, merge
 from nimble_jobs.schedule import Program
@@ -116,12 +117,14 @@ def record_source(
     *,
     like: Program | None = None,
 ) -> Recording:
-    """Record a module that is the source's variant. Inputs are laid out as its weights are.
+    """Record a module that is the source's variant. Inputs are laid out as its weights are, unless the module takes
+    records as they are stored.
 
     With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
     CannotRecord where the module does what no schedule can hold.
     """
-    example = {name: _laid_out(tensor, source.layout) for name, tensor in inputs.items()}
+    layout = "given" if isinstance(module, Preprocessed) else source.layout
+    example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
     state = state_of(module)
     if source.kernels == "eager":
         recording = record(module, example, state, device, module)

@@ -11,7 +11,7 @@ from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemor
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.build import example_of, observe_calls
-from nimble_jobs.planner.limits import integers_below
+from nimble_jobs.planner.limits import numbers_for
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.request import tolerance_of
 from nimble_jobs.planner.restore import check_loaded, restore
@@ -70,7 +70,7 @@ def _load_stored(loaded: Loaded, material: Material) -> None:
             loaded.device,
             tolerance=tolerance_of(request),
             seed=secrets.randbits(32),
-            below=integers_below(loaded.module),
+            below=numbers_for(loaded.module),
             observed=observed,
         )
 

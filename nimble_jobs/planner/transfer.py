@@ -24,7 +24,7 @@ from nimble_jobs.store.schedules import Saving
 _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
 
 # Parts of a key that say nothing of the device or its software: those all are facts of a device.
-_PARTS = {"format", "mode", "input", "input.memory_format", "outputs", "tolerance", "program"}
+_PARTS = {"format", "mode", "input", "input.memory_format", "input.preprocess", "outputs", "tolerance", "program"}
 _FAMILIES = ("model.", "schedule.", "train.")
 
 

@@ -30,8 +30,8 @@ def asked(
     `memory_bytes`: the limit of the worker that will run it, if it has one.
     """
     with open_reader(spec.input) as reader:
-        request = request_of(spec, reader, allowed_python, memory_bytes)
-    return request, devices.resolve(spec.run.device)
+        device = devices.resolve(spec.run.device)
+        return request_of(spec, reader, device, allowed_python, memory_bytes), device
 
 
 def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:

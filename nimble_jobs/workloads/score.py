@@ -49,7 +49,7 @@ def run(context: JobContext) -> Outcome:
             context.event("restart", message, {})
         try:
             prepared = prepare(
-                request_of(spec, reader, context.allowed_python, context.memory_bytes),
+                request_of(spec, reader, device, context.allowed_python, context.memory_bytes),
                 device=device,
                 store=context.store,
                 residents=context.residents,
@@ -103,7 +103,11 @@ def already_published(context: JobContext, staging: Staging) -> Outcome:
 
 
 def request_of(
-    spec: JobSpec, reader: Reader, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
+    spec: JobSpec,
+    reader: Reader,
+    device: torch.device,
+    allowed_python: tuple[Path, ...] = (),
+    memory_bytes: int | None = None,
 ) -> Request:
     """What the job asks of the planner."""
     return Request(
@@ -111,6 +115,7 @@ def request_of(
         shape=reader.signature.shape,
         dtype=reader.signature.dtype,
         batch_size=spec.input.batch_size,
+        preprocess=reader.preprocess if devices.separate_memory(device) else None,
         schedule=spec.schedule,
         embedding="embedding" in spec.output.fields,
         allowed_python=allowed_python,
@@ -148,7 +153,7 @@ def tell(context: JobContext, prepared: Prepared) -> None:
 
 def _limits(context: JobContext, loaded: Loaded) -> Limits:
     """What the model's whole numbers must lie between. Raises OutOfMemory."""
-    if loaded.request.input_dtype is not torch.int64:
+    if not loaded.request.whole:
         return Limits()
     if loaded.limits is None:
         loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)

@@ -28,6 +28,7 @@ from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Sink, ahead
 from nimble_jobs.planner import Prepared
 from nimble_jobs.planner.limits import Limits
+from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
@@ -143,9 +144,9 @@ class Scoring:
         return self._stages.summary()
 
     def _batch_bytes(self) -> int:
-        signature = self._reader.signature
+        crossing = self.prepared.loaded.request.preprocess or self._reader.signature
         records = self.prepared.loaded.request.batch_size
-        return records * math.prod(signature.shape) * np.dtype(signature.dtype).itemsize
+        return records * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
 
     def _depth(self, items: int) -> int:
         return 0 if self._alone else items
@@ -157,6 +158,7 @@ class Scoring:
         batches = self._reader.batches(
             batch_size=self.prepared.loaded.request.batch_size,
             bounds=bounds,
+            stored=self.prepared.loaded.request.preprocess is not None,
             buffers=buffers,
             meter=self._stages.read,
         )
@@ -290,4 +292,4 @@ def _release(arrived: Arrived, part: _Part) -> None:
 
 
 def _tensor(x: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(x if x.flags.writeable else x.copy())
+    return torch.from_numpy(bits(x if x.flags.writeable else x.copy()))

@@ -68,7 +68,7 @@ def parts_of(spec: dict[str, Any], memory_bytes: int | None = None) -> dict[str,
     reader: Any = SimpleNamespace(signature=SimpleNamespace(shape=shape, dtype=dtype))  # what readers find in files
     parsed = specs.restore(spec)
     folder = Path(parsed.model.source.split(":")[1]).parent
-    return key_parts(request_of(parsed, reader, (folder,), memory_bytes), CPU)
+    return key_parts(request_of(parsed, reader, CPU, (folder,), memory_bytes), CPU)
 
 
 def moved(spec: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from nimble_jobs.workloads.scoring import Scoring, Tally
 class AllInFlight:
     """A model that takes every batch before it gives the first result, as many replays in flight do."""
 
-    request = SimpleNamespace(batch_size=4, shape=(3,))
+    request = SimpleNamespace(batch_size=4, shape=(3,), preprocess=None)
     arrivals = Arrivals((4, 3), torch.float32, torch.device("cpu"), in_flight=1)
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def test_a_job_waits_for_the_builder_of_its_schedule(tmp_path: Path, end: str) -
     """It says so on the job, takes its turn when the builder is gone, and can be cancelled meanwhile."""
     resolved = tiny_job(tmp_path)
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy", batch_size=4)) as reader:
-        request = score.request_of(specs.restore(resolved), reader, (tmp_path,))
+        request = score.request_of(specs.restore(resolved), reader, torch.device("cpu"), (tmp_path,))
     key = schedule_key(key_parts(request, torch.device("cpu")))
     with open_store(resolve(str(tmp_path / "home"))) as store, ThreadPoolExecutor(1) as pool:
         store.jobs.submit(spec=resolved, name="n", kind="score", allow_python=[str(tmp_path)], now=time.time())
