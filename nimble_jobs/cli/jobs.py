@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import file_counts, job_notes, options, output, progress, render, waits
+from nimble_jobs.cli import file_counts, job_notes, options, output, progress, render, stages, waits
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
@@ -70,7 +70,8 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
-        parts.append(("Timings", render.flat(job.timings)))
+        parts.append(("Timings", render.flat(stages.without(job.timings))))
+        parts.append(("Stages", stages.lines(job.timings)))
     if counts := file_counts.only_new(job, events):
         parts.append(("Files", file_counts.lines(counts)))
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:

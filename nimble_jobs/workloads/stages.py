@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nimble_jobs.engine.flight import Landed
-from nimble_jobs.pipeline import Meter
+from nimble_jobs.pipeline import Meter, bottleneck
 from nimble_jobs.workloads.context import JobContext
 
 _APART_S = 1.0  # between two reports
@@ -23,9 +23,9 @@ class Stages:
         self._next_at = now() + _APART_S
         on_device = context.device.startswith("cuda")
         self.read = Meter("read and decode", now=now)
-        self.upload = Meter("upload", unit="copy stream", now=now)
+        self.upload = Meter("upload", unit="copy engine", now=now)
         self.replay = Meter("replay", unit="device" if on_device else "host", now=now)
-        self.download = Meter("download", unit="copy stream", now=now)
+        self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
         self.shards = Meter("shards", now=now)
         self._copies = (self.upload, self.download) if on_device else ()
@@ -49,10 +49,15 @@ class Stages:
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
-        """`stages`: each with its name, busy share, workers, mean queue depth and limit; none for a single batch."""
+        """`stages`: each with its name, busy share, workers, mean queue depth and limit; `bottleneck`: the name of the
+        busiest. Nothing for a single batch.
+        """
         if self._alone:
             return {}
-        return {"stages": [_rounded(asdict(meter.load())) for meter in self._meters]}
+        loads = [meter.load() for meter in self._meters]
+        busiest = bottleneck(loads)
+        assert busiest is not None
+        return {"stages": [_rounded(asdict(load)) for load in loads], "bottleneck": busiest.name}
 
 
 def _rounded(load: dict[str, Any]) -> dict[str, Any]:

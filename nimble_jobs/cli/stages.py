@@ -1,0 +1,53 @@
+"""How busy the stages of a job are, which one holds up the others, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nimble_jobs.plural import count
+
+_IDLE = 0.5  # a stage that is less busy than that holds up nobody
+
+_HELP = {
+    "read and decode": "more CPU cores or a faster disk, and for pictures input.decode: gpu",
+    "read": "a faster disk, or more CPU cores",
+    "decode": "pictures stored at a smaller size",
+    "upload": "fewer bytes a record: uint8 instead of float32, or smaller records",
+    "replay": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
+    "step": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
+    "download": "fewer output.fields: logits and embeddings are large",
+    "columns": "fewer output.fields, or a larger input.batch_size",
+    "shards": "a faster disk, or a larger output.shard_size",
+}
+
+
+def without(timings: dict[str, Any]) -> dict[str, Any]:
+    """Timings without the stages."""
+    return {name: value for name, value in timings.items() if name not in ("stages", "bottleneck")}
+
+
+def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line for each stage, and one for the busiest; none where nothing was measured."""
+    stages = timings.get("stages") or []
+    if not stages:
+        return []
+    found = [(str(stage["name"]), _stage(stage)) for stage in stages]
+    busiest = max(stages, key=lambda stage: stage["busy"])
+    if busiest["busy"] < _IDLE:
+        text = f"none: each stage is idle most of the time ({busiest['name']}: {busiest['busy']:.0%} busy)"
+    else:
+        text = f"{busiest['name']}: {busiest['busy']:.0%} busy; {_workers(busiest)}"
+        if helps := _HELP.get(busiest["name"]):
+            text += f". What would help: {helps}"
+    return [*found, ("bottleneck", text)]
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    text = f"{stage['busy']:>4.0%} busy, {_workers(stage)}"
+    if stage["limit"]:
+        text += f", {stage['depth']:.1f} of {stage['limit']} waiting for the next stage"
+    return text
+
+
+def _workers(stage: dict[str, Any]) -> str:
+    return count(stage["workers"], stage["unit"])
