@@ -17,7 +17,8 @@ import numpy as np
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids, as_ids
 from nimble_jobs.data.rows import FileRows
-from nimble_jobs.data.source import Loaded, Stamp, Unblocked, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import Loaded, Unblocked, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
-from nimble_jobs.data.source import Stamp, record_of
+from nimble_jobs.data.source import record_of
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular

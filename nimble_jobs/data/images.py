@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +13,10 @@ from PIL import Image, ImageOps
 from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids
+from nimble_jobs.data.listing import list_images
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Loaded, Stamp, Unblocked, is_glob, placed, stamp_of
+from nimble_jobs.data.source import Loaded, Unblocked, placed
+from nimble_jobs.data.stamps import Names, Stamp, Stamps
 from nimble_jobs.data.transform import arithmetic, crossing
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped
@@ -28,6 +27,7 @@ from nimble_jobs.spec.model import InputSpec, TransformSpec
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely warns; more is taken for an attack
+HEADERS = 10_000  # images whose sizes are compared before the first one is read
 _ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap width and height
 
 
@@ -150,19 +150,19 @@ class ImageSource(Unblocked):
 
     piece = 4
 
-    def __init__(self, spec: InputSpec, root: Path, ids: list[str], stamps: Sequence[Stamp] | None = None) -> None:
+    def __init__(self, spec: InputSpec, root: Path, ids: Sequence[str], stamps: Stamps | None = None) -> None:
         self._root = root
         self.total = len(ids)
-        self.ids: Ids | None = Ids(ids)
         self._listed = stamps is not None
-        self.stamps = tuple(_stamp(root / i) for i in ids) if stamps is None else tuple(stamps)
+        self.stamps = Stamps.of(root, Names(ids)) if stamps is None else stamps
+        self.ids: Ids | None = self.stamps.names
         self.labels: np.ndarray | None = None
         if spec.fields.label is not None:
             if spec.fields.label != "parent":
                 raise DataError(
                     f"{root}: input.fields.label: no {spec.fields.label!r}; expected 'parent', the folder of each image"
                 )
-            self.labels = np.array([Path(s.path).parent.name for s in self.stamps])
+            self.labels = self.stamps.folders()
         self._decoder = ImageDecoder(spec.transform, str(root))
         if self._decoder.size is None:
             self._decoder.set_size(self._common_size())
@@ -207,7 +207,10 @@ class ImageSource(Unblocked):
                 return str(e)
 
         found = mapped(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
-        for name, this in zip(self.ids or (), found, strict=True):
+        for i, (name, this) in enumerate(zip(self.stamps.names, found, strict=True)):
+            if first is not None and i >= HEADERS:  # the rest show it when they are read
+                found.close()
+                break
             if isinstance(this, str):
                 reason = reason or f"{name}: {this}"
             elif first is None:
@@ -220,13 +223,6 @@ class ImageSource(Unblocked):
         if first is None:
             raise DataError(f"{self._root}: none of {self.total} images can be decoded; the first: {reason}")
         return first[1]
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        return Stamp.of(path)
-    except DataError:  # a link to nothing, a pipe: still a record, and a bad one
-        return Stamp(path=str(path), size=-1, mtime_ns=0, inode=0)
 
 
 def _unchanged(stamp: Stamp) -> BinaryIO:
@@ -265,32 +261,9 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
         )
     if files is not None:
         root = Path(files.root)
-        return ImageSource(spec, root, [file.path for file in files.files], [stamp_of(root, f) for f in files.files])
-    if is_glob(spec.source):
-        fixed = re.split(r"[*?\[]", spec.source, maxsplit=1)[0]
-        root = Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
-        names = [os.path.relpath(p, root) for p in glob.glob(spec.source, recursive=True)]  # noqa: PTH207  # absolute patterns
-    else:
-        path = Path(spec.source)
-        if not path.exists():
-            raise DataError(f"{path}: no such file or folder; expected images")
-        root = path if path.is_dir() else path.parent
-        names = _walk(root) if path.is_dir() else [path.name]
-    ids = sorted(Path(n).as_posix() for n in names if n.lower().endswith(SUFFIXES) and not (root / n).is_dir())
+        stamps = Stamps.listed(root, files.files)
+        return ImageSource(spec, root, stamps.names, stamps)
+    root, ids, others = list_images(spec.source, SUFFIXES)
     if not ids:
-        raise DataError(f"{spec.source}: no images among {len(names)} files; expected {', '.join(SUFFIXES)}")
+        raise DataError(f"{spec.source}: no images among {others} files; expected {', '.join(SUFFIXES)}")
     return ImageSource(spec, root, ids)
-
-
-def _walk(root: Path) -> list[str]:
-    """Paths below a folder, through links to folders too, each real folder once."""
-    names: list[str] = []
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        names.extend(os.path.relpath(os.path.join(folder, f), root) for f in files if not f.startswith("."))  # noqa: PTH118
-    return names

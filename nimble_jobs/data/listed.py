@@ -10,7 +10,8 @@ import numpy as np
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, Stamp, Unblocked, form_of, stamp_of
+from nimble_jobs.data.source import Joined, Loaded, Source, Unblocked, form_of, stamp_of
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess

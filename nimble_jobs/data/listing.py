@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nimble_jobs.data.source import is_glob
 from nimble_jobs.errors import DataError
@@ -45,6 +46,54 @@ def list_input(spec: InputSpec) -> Iterator[InputFile]:
         raise DataError(f"{source}: no such file or folder; expected an input")
     else:
         yield one
+
+
+def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str], int]:
+    """The folder that names are relative to, sorted paths of files with these suffixes in all folders below or matched
+    by a glob, and how many other files there are. Hidden files are left out.
+
+    Raises DataError where the source is not there or a folder cannot be read.
+    """
+    root = root_of(source)
+    if is_glob(source):
+        found = [os.path.relpath(p, root) for p in glob.glob(source, recursive=True)]  # noqa: PTH207  # absolute patterns
+        names = [Path(n).as_posix() for n in found if n.lower().endswith(suffixes) and not (root / n).is_dir()]
+        return root, sorted(names), len(found) - len(names)
+    if not Path(source).exists():
+        raise DataError(f"{source}: no such file or folder; expected images")
+    if not Path(source).is_dir():
+        name = Path(source).name
+        return (root, [name], 0) if name.lower().endswith(suffixes) else (root, [], 1)
+    names, others, known, folders = list[str](), 0, set[str](), [""]
+    while folders:
+        folder = folders.pop()
+        at = os.path.join(source, folder)  # noqa: PTH118  # "" is the folder itself
+        if (real := os.path.realpath(at)) in known:
+            continue
+        known.add(real)
+        below: list[str] = []
+        before = f"{folder}/" if folder else ""
+        with _entries(at) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    below.append(before + name)
+                elif name.lower().endswith(suffixes):
+                    names.append(before + name)
+                else:
+                    others += 1
+        folders += sorted(below, reverse=True)
+    names.sort()
+    return root, names, others
+
+
+def _entries(folder: str) -> Any:
+    try:
+        return os.scandir(folder)
+    except OSError as e:
+        raise DataError(f"{folder}: {e.strerror}; expected a folder that can be read") from e
 
 
 def _walk(top: str, suffixes: tuple[str, ...], *, below: bool) -> Iterator[InputFile]:

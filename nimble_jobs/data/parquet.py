@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
-from nimble_jobs.data.source import Stamp
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular

@@ -18,7 +18,8 @@ from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, fingerprint, form_of, list_files, placed
+from nimble_jobs.data.source import Joined, Loaded, Source, form_of, list_files, placed
+from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nimble_jobs.data.source import Stamp
+from nimble_jobs.data.stamps import Stamp
 
 _VECTOR = 1024  # buffers that one call fills at most: IOV_MAX on Linux
 _GAP_BYTES = 16 << 10  # reading so many bytes for nothing costs less than another call

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +14,12 @@ import numpy as np
 from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
+from nimble_jobs.data.stamps import Stamp as Stamp
+from nimble_jobs.data.stamps import fingerprint as fingerprint
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.regular import NotRegular, check_regular, open_regular
-from nimble_jobs.seen import CHANGED, VANISHED, InputFile
+from nimble_jobs.seen import InputFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,74 +128,9 @@ def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
     return into[: len(x)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stamp:
-    """What tells whether a file is still the one that was opened."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: str | Path) -> Stamp:
-        """Raises DataError when there is no such file, or it is not a regular one."""
-        try:
-            found = Path(path).stat()
-            check_regular(path, found.st_mode)
-        except NotRegular as e:
-            raise DataError(f"{path}: {e}") from e
-        except OSError as e:
-            raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
-        return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
-
-    def trouble(self) -> str | None:
-        """Why the file is not the one that was listed any more: VANISHED or CHANGED. None while it is."""
-        try:
-            return None if Stamp.of(self.path) == self else CHANGED
-        except DataError:
-            return VANISHED
-
-    def check(self) -> None:
-        """Raises DataError when the file changed or vanished.
-
-        Reading a mapped file that shrank would kill the process.
-        """
-        try:
-            now = Stamp.of(self.path)
-        except DataError as e:
-            raise DataError(f"{self.path}: vanished while it was read") from e
-        if now != self:
-            raise self.changed()
-
-    def changed(self) -> DataError:
-        """The error for a file that is not what it was."""
-        return DataError(f"{self.path}: changed while it was read")
-
-    def open(self) -> BufferedReader:
-        """The file. Raises DataError unless it is still the one that was opened."""
-        try:
-            file = open_regular(self.path)
-        except OSError as e:
-            raise DataError(f"{self.path}: vanished while it was read") from e
-        now = os.fstat(file.fileno())
-        if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
-            file.close()
-            raise self.changed()
-        return file
-
-
 def stamp_of(root: Path, file: InputFile) -> Stamp:
     """The file as it was when it was listed."""
     return Stamp(path=str(root / file.path), size=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
-
-
-def fingerprint(stamps: Iterable[Stamp]) -> str:
-    """A digest of which files these are; equal only while none was written, replaced or renamed."""
-    digest = hashlib.sha256()
-    for s in stamps:
-        digest.update(f"{s.path}\0{s.size}\0{s.mtime_ns}\0{s.inode}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def is_glob(source: str) -> bool:

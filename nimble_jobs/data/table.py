@@ -15,7 +15,8 @@ from nimble_jobs.data import columns, memory
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout
 from nimble_jobs.data.ids import Ids, as_ids, no_id
 from nimble_jobs.data.images import ImageDecoder, Undecodable, header_size
-from nimble_jobs.data.source import Loaded, Stamp, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nimble_jobs.data import rows
 from nimble_jobs.data.rows import FileRows
-from nimble_jobs.data.source import Stamp
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.errors import DataError
 
 

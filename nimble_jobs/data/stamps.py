@@ -1,0 +1,205 @@
+"""What tells whether a file is still the one that was opened; for a million files kept in 24 bytes and a name each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from nimble_jobs.data.ids import Ids
+from nimble_jobs.errors import DataError
+from nimble_jobs.regular import NotRegular, check_regular, open_regular
+from nimble_jobs.seen import CHANGED, VANISHED, InputFile
+
+_STEP = 4096  # files that one thread looks at, or that are text, at a time
+_THREADS = 4  # that look at files; more than one pays on disks that answer slowly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """A file as it was: equal only as long as nobody wrote to it or replaced it."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> Stamp:
+        """Raises DataError when there is no such file, or it is not a regular one."""
+        try:
+            found = os.stat(path)  # noqa: PTH116  # one of a million
+            check_regular(path, found.st_mode)
+        except NotRegular as e:
+            raise DataError(f"{path}: {e}") from e
+        except OSError as e:
+            raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
+        return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
+
+    def trouble(self) -> str | None:
+        """Why the file is not the one that was listed any more: VANISHED or CHANGED. None while it is."""
+        try:
+            return None if Stamp.of(self.path) == self else CHANGED
+        except DataError:
+            return VANISHED
+
+    def check(self) -> None:
+        """Raises DataError when the file changed or vanished."""
+        try:
+            now = Stamp.of(self.path)
+        except DataError as e:
+            raise DataError(f"{self.path}: vanished while it was read") from e
+        if now != self:
+            raise self.changed()
+
+    def changed(self) -> DataError:
+        """The error for a file that is not what it was."""
+        return DataError(f"{self.path}: changed while it was read")
+
+    def open(self) -> BufferedReader:
+        """The file. Raises DataError unless it is still the one that was opened."""
+        try:
+            file = open_regular(self.path)
+        except OSError as e:
+            raise DataError(f"{self.path}: vanished while it was read") from e
+        now = os.fstat(file.fileno())
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
+            file.close()
+            raise self.changed()
+        return file
+
+
+class Names(Ids):
+    """Paths, kept as bytes one after the other."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(())
+        encoded = list(map(os.fsencode, names))
+        self._blob = b"\0".join(encoded)
+        self._ends = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        wanted = range(len(self))[index]
+        if isinstance(wanted, int):
+            return os.fsdecode(self._blob[self._ends[wanted] : self._ends[wanted + 1] - 1])
+        if wanted.step != 1:
+            return [self[i] for i in wanted]
+        if not wanted:
+            return []
+        return os.fsdecode(self._blob[self._ends[wanted[0]] : self._ends[wanted[-1] + 1] - 1]).split("\0")
+
+
+class Stamps(Sequence[Stamp]):
+    """Stamps of files below one folder. What is no readable file has size -1."""
+
+    def __init__(self, root: Path, names: Names, facts: np.ndarray) -> None:
+        self._before = "" if str(root) == "." else f"{str(root).rstrip('/')}/"
+        self._names = names
+        self._facts = facts  # int64 [n, 3]: size, time of change in ns, inode
+
+    @classmethod
+    def of(cls, root: Path, names: Names) -> Stamps:
+        """The files as they are now."""
+        stamps = cls(root, names, np.empty((len(names), 3), dtype=np.int64))
+
+        def look(first: int) -> None:
+            some = [_facts(stamps._before + name) for name in names[first : first + _STEP]]
+            stamps._facts[first : first + _STEP] = some
+
+        firsts = range(0, len(names), _STEP)
+        if len(firsts) > 1:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="nimble-look") as pool:
+                list(pool.map(look, firsts))
+        else:
+            for first in firsts:
+                look(first)
+        return stamps
+
+    @classmethod
+    def listed(cls, root: Path, files: Sequence[InputFile]) -> Stamps:
+        """The files as they were when they were listed."""
+        facts = [(file.size, file.mtime_ns, _signed(file.inode)) for file in files]
+        return cls(root, Names(file.path for file in files), np.array(facts, dtype=np.int64).reshape(-1, 3))
+
+    @property
+    def names(self) -> Names:
+        """Paths below the folder."""
+        return self._names
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    @overload
+    def __getitem__(self, index: int) -> Stamp: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Stamp]: ...
+    def __getitem__(self, index: int | slice) -> Stamp | list[Stamp]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        size, mtime_ns, inode = self._facts[index].tolist()
+        return Stamp(path=self._before + self._names[index], size=size, mtime_ns=mtime_ns, inode=_unsigned(inode))
+
+    def folders(self) -> np.ndarray:
+        """The name of the folder that each file is in, as objects [n]; each different name once in memory."""
+        known: dict[str, str] = {}
+        held = np.empty(len(self), dtype=object)
+        top = Path(self._before).name
+        for a in range(0, len(self), _STEP):
+            for i, name in enumerate(self._names[a : a + _STEP], start=a):
+                folder = name.rpartition("/")[0].rpartition("/")[2] if "/" in name else top
+                held[i] = known.setdefault(folder, folder)
+        return held
+
+    def lines(self) -> Iterator[bytes]:
+        """What goes into a fingerprint, many files at a time."""
+        for a in range(0, len(self), _STEP):
+            rows = zip(self._names[a : a + _STEP], self._facts[a : a + _STEP].tolist(), strict=True)
+            yield "".join(
+                f"{self._before}{name}\0{size}\0{mtime_ns}\0{_unsigned(inode)}\n"
+                for name, (size, mtime_ns, inode) in rows
+            ).encode(errors="surrogateescape")
+
+
+def fingerprint(stamps: Iterable[Stamp]) -> str:
+    """A digest of which files these are; equal only while none was written, replaced or renamed."""
+    digest = hashlib.sha256()
+    if isinstance(stamps, Stamps):
+        for some in stamps.lines():
+            digest.update(some)
+        return digest.hexdigest()
+    for s in stamps:
+        digest.update(f"{s.path}\0{s.size}\0{s.mtime_ns}\0{s.inode}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _facts(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # one of a million
+    except OSError:  # a link to nothing: still a record, and a bad one
+        return -1, 0, 0
+    if not stat.S_ISREG(found.st_mode):  # a pipe and the like
+        return -1, 0, 0
+    return found.st_size, found.st_mtime_ns, _signed(found.st_ino)
+
+
+def _signed(inode: int) -> int:
+    return inode - (1 << 64) if inode >= 1 << 63 else inode
+
+
+def _unsigned(inode: int) -> int:
+    return inode + (1 << 64) if inode < 0 else inode
