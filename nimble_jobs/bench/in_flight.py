@@ -65,8 +65,10 @@ def _of_plan(cell: Cell, unit: Unit, built: Built, plan: Plan, number: int, samp
         return dataclasses.replace(
             blank(unit, OURS),
             in_flight=number,
-            records_per_s=_rate(replay, streams, cell, sample_s),
-            records_per_s_with_copies=_rate(with_copies, streams, cell, sample_s),
+            records_per_s=rate(replay, streams, device=cell.device, batch=unit.batch, sample_s=sample_s),
+            records_per_s_with_copies=rate(
+                with_copies, streams, device=cell.device, batch=unit.batch, sample_s=sample_s
+            ),
             peak_bytes=meter.running(),
             note=f"{count(plan.streams, 'stream')} each",
         )
@@ -84,11 +86,21 @@ def _host_outputs(instance: Instance, *, pin: bool) -> list[torch.Tensor]:
     return [torch.empty_like(t, device="cpu", pin_memory=pin) for t in instance.outputs.values()]
 
 
-def _rate(call: Callable[[int], None], streams: Sequence[torch.cuda.Stream], cell: Cell, sample_s: float) -> float:
-    """Records a second by the host's clock, from the first launch to the last end; a median."""
+def rate(
+    call: Callable[[int], object],
+    streams: Sequence[torch.cuda.Stream],
+    *,
+    device: torch.device,
+    batch: int,
+    sample_s: float,
+) -> float:
+    """Records a second by the host's clock, from the first launch to the last end; a median.
+
+    `call` gets the number of the turn; turns go round `streams`. `sample_s`: seconds for all samples.
+    """
 
     def many(calls: int) -> float:
-        synchronize(cell.device)
+        synchronize(device)
         begin = time.perf_counter()
         for turn in range(calls):
             if streams:
@@ -96,11 +108,11 @@ def _rate(call: Callable[[int], None], streams: Sequence[torch.cuda.Stream], cel
                     call(turn)
             else:
                 call(turn)
-        synchronize(cell.device)
+        synchronize(device)
         return time.perf_counter() - begin
 
     turns = 4 * max(1, len(streams))
     many(turns)
     once = many(turns) / turns
     calls = max(turns, min(_MOST_CALLS, int(sample_s / once / _SAMPLES)))
-    return calls * cell.batch / median(many(calls) for _ in range(_SAMPLES))
+    return calls * batch / median(many(calls) for _ in range(_SAMPLES))

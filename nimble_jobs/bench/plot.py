@@ -27,10 +27,10 @@ _BARS: tuple[tuple[str, str | None, str], ...] = (
 _ENTRY_IN = 1.5  # room for an entry of the legend
 
 
-def require_matplotlib() -> None:
+def require_matplotlib(option: str = "--plot") -> None:
     """Raises UsageError, with what to install, where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot: matplotlib is not installed; expected: pip install 'nimble-jobs[plots]'")
+        raise UsageError(f"{option}: matplotlib is not installed; expected: pip install 'nimble-jobs[plots]'")
 
 
 def caption(environment: dict[str, Any], dtypes: Sequence[str], batches: Sequence[int]) -> str:

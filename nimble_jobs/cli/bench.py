@@ -225,7 +225,7 @@ def show(
     """Print the tables of results that are there, and put files of one device together."""
     from nimble_jobs.bench import Results
 
-    _check_files(plot, json)
+    check_files(plot, json)
     if json is not None and json.exists():
         raise UsageError(f"--json: {json} is there already; name another file")
     together = Results()
@@ -244,16 +244,19 @@ def _check_fuse(fuse: str) -> None:
         raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
 
 
-def _check_files(plot: Path | None, json: Path | None, log: Path | None = None) -> None:
-    """Raises UsageError, before hours are spent, for what could not be written after them."""
+def check_files(plot: Path | None, json: Path | None, log: Path | None = None, *, option: str = "--plot") -> None:
+    """Raises UsageError, before hours are spent, for what could not be written after them.
+
+    `option` is the one that names `plot`.
+    """
     from nimble_jobs.bench.plot import require_matplotlib
     from nimble_jobs.draw import writable
 
     if plot is not None:
-        require_matplotlib()
+        require_matplotlib(option)
         if plot.suffix.lower() != ".png":
-            raise UsageError(f"--plot: {plot}: unknown suffix {plot.suffix!r}; expected .png")
-        writable("--plot", plot)
+            raise UsageError(f"{option}: {plot}: unknown suffix {plot.suffix!r}; expected .png")
+        writable(option, plot)
     if json is not None:
         writable("--json", json)
     if log is not None and (log.is_dir() or not log.exists()):  # what is there is appended to
@@ -271,7 +274,7 @@ def _measure(
     quiet: bool,
 ) -> None:
     """Measure, keep, print and draw."""
-    _check_files(plot, json, log)
+    check_files(plot, json, log)
     results = _earlier(json, resume=resume)
     finished = _run(wanted, results, json, log or _log(ctx, json), quiet=quiet)
     _present(results, plot)

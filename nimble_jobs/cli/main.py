@@ -15,6 +15,7 @@ import typer
 from nimble_jobs import __version__
 from nimble_jobs.cli import (
     bench,
+    bench_scoring,
     cache,
     config,
     cron,
@@ -54,6 +55,7 @@ app.add_typer(cache.app)
 app.add_typer(seen.app)
 app.add_typer(config.app)
 app.add_typer(notifications.app)
+bench_scoring.register(bench.app)
 app.add_typer(bench.app)
 
 

@@ -1,0 +1,81 @@
+"""Our own jobs, through the command line, as users run them: a spec, a stored schedule, a process for each run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nimble_jobs.bench.loops.normal import MEAN, STD
+from nimble_jobs.bench.scoring import process
+from nimble_jobs.bench.scoring.process import Ended, Start
+from nimble_jobs.spec.model import InputSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A scoring job, and where it keeps its schedules."""
+
+    name: str
+    spec: dict[str, Any]
+    folder: Path  # of spec and output
+    home: Path
+    log: Path
+    limit_s: float
+    start: Start = process.start_alone
+    allow_python: Path | None = None
+
+    @property
+    def output(self) -> Path:
+        return self.folder / f"{self.name}-out"
+
+    def build(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Store the schedule. What `cache build` says of it, and why it failed."""
+        ended = self._cli("cache", "build", str(self._written()), "--json", "--quiet", *self._allowed())
+        return (json.loads(ended.out)[0] if ended.out.strip() else None), ended.error
+
+    def run(self) -> tuple[dict[str, Any] | None, Ended]:
+        """One job. Its row as `show --json` gives it, None where it failed."""
+        ended = self._cli("run", str(self._written()), "--json", "--quiet", *self._allowed())
+        return (json.loads(ended.out) if ended.error is None else None), ended
+
+    def _allowed(self) -> list[str]:
+        return ["--allow-python", str(self.allow_python)] if self.allow_python else []
+
+    def _cli(self, *words: str) -> Ended:
+        command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(self.home), *words]
+        return process.run(command, log=self.log, limit_s=self.limit_s, start=self.start)
+
+    @property
+    def spec_file(self) -> Path:
+        return self.folder / f"{self.name}.yaml"
+
+    def _written(self) -> Path:
+        path = self.spec_file
+        output = {
+            "path": str(self.output),
+            "format": "parquet",
+            "fields": ["id", "top1", "probability"],
+            "if_exists": "replace",
+        }
+        path.write_text(
+            yaml.safe_dump({"version": 1, "name": self.name, "kind": "score", **self.spec, "output": output})
+        )
+        return path
+
+
+def picture_input(images: Path, side: int, batch_size: int, decode: str) -> dict[str, Any]:
+    """`input` of a job over a folder of JPEGs."""
+    transform = {"resize": [side, side], "mean": list(MEAN), "std": list(STD)}
+    found = {"source": str(images), "format": "images", "batch_size": batch_size, "transform": transform}
+    return found | ({"decode": decode} if "decode" in InputSpec.model_fields else {})
+
+
+def array_input(file: Path, batch_size: int) -> dict[str, Any]:
+    """`input` of a job over a uint8 npy [n, H, W, 3]."""
+    transform = {"layout": "hwc", "mean": list(MEAN), "std": list(STD)}
+    return {"source": str(file), "format": "npy", "batch_size": batch_size, "transform": transform}

@@ -1,0 +1,81 @@
+"""Runs one command to its end in a process of its own, with a time limit, and says how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Start = Callable[..., Any]  # as subprocess.Popen, with command, stdin, stdout, stderr, env
+_TAIL_BYTES = 4000
+_INFRASTRUCTURE = ("[W", "[rank")  # how lines of torch's own log begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a process ended."""
+
+    wall_s: float  # from its start to its end
+    out: str  # stdout
+    error: str | None  # why it failed
+
+
+def start_alone(command: Sequence[str], **named: Any) -> subprocess.Popen[bytes]:
+    """A process that leads a session of its own, so that it can be ended with all that it started."""
+    return subprocess.Popen(command, start_new_session=True, **named)  # noqa: S603  # this interpreter, our modules
+
+
+def run(
+    command: Sequence[str],
+    *,
+    log: Path,
+    limit_s: float,
+    start: Start = start_alone,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Its stderr goes to the end of `log`."""
+    with tempfile.TemporaryFile() as out, log.open("ab") as err:
+        written = err.tell()
+        begin = time.perf_counter()
+        named = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, "env": {**os.environ, **(env or {})}}
+        process = start(command, **named)
+        leads = start is start_alone
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            wall_s = time.perf_counter() - begin
+            _end(process, leads=leads)
+        out.seek(0)
+        said = out.read().decode(errors="replace")
+    if code is None:
+        return Ended(wall_s=wall_s, out=said, error=f"over the time limit of {limit_s:g} s")
+    return Ended(wall_s=wall_s, out=said, error=None if code == 0 else _last_words(code, log, written))
+
+
+def _end(process: Any, *, leads: bool) -> None:
+    """End it, and where it leads a process group, also what it left behind."""
+    if leads:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _last_words(code: int, log: Path, start: int) -> str:
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(start, file.tell() - _TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_INFRASTRUCTURE)]
+    return f"ended with {how}" + (f": {lines[-1][:300]}" if lines else "")

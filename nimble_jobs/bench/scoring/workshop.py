@@ -1,0 +1,48 @@
+"""Where the benchmark works: folders, the log, and the steps that need torch, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.bench.process import ProcessDied
+from nimble_jobs.bench.scoring import process
+from nimble_jobs.bench.scoring.process import Ended, Start
+from nimble_jobs.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What all systems share."""
+
+    folder: Path  # for specs, weights and outputs
+    home: Path  # the state folder of our jobs
+    log: Path
+    limit_s: float
+    told: Callable[[str], None] = lambda _: None
+    start: Start = process.start_alone
+
+    def module(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
+        """Run one of our modules to its end."""
+        command = [sys.executable, "-m", name, *map(str, words)]
+        return process.run(command, log=self.log, limit_s=self.limit_s, start=self.start, env=env)
+
+    def step(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What a step of `nimble_jobs.bench.scoring` answers.
+
+        Raises UsageError if it refuses, ProcessDied if it dies.
+        """
+        asked, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
+        asked.write_text(json.dumps(request))
+        result.unlink(missing_ok=True)
+        ended = self.module("nimble_jobs.bench.scoring", name, asked, result)
+        if result.exists():
+            answer: dict[str, Any] = json.loads(result.read_text())
+            if "refused" in answer:
+                raise UsageError(answer["refused"])
+            return answer
+        raise ProcessDied(f"{name}: {ended.error}")

@@ -1,0 +1,168 @@
+"""bench scoring: whole scoring jobs from files to Parquet, ours beside hand-written loops and Ray Data."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.bench.scoring import ScoringResults, Workshop
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(scoring)
+
+
+def scoring(
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Of torchvision; with npy also zoo:NAME, and commas between.")
+    ] = "resnet50",
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="fp32, fp16, bf16; default: fp16, without a GPU fp32.", show_default=False),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="images: JPEGs; npy: arrays, against the bare replay.")
+    ] = "images",
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--images",
+            metavar="DIR",
+            help="Where the files are, or will be made; default: the state folder's bench/.",
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Files, or records with npy.")] = 8192,
+    size: Annotated[str, typer.Option("--size", metavar="WxH", help="Size of the JPEGs in pixels.")] = "500x375",
+    photos: Annotated[
+        Path | None,
+        typer.Option(
+            "--photos",
+            metavar="DIR",
+            help="Photographs to make JPEGs from; default: scikit-image's and scikit-learn's.",
+            show_default=False,
+        ),
+    ] = None,
+    side: Annotated[
+        int | None,
+        typer.Option("--side", min=1, help="Side of the model's input; default: the model's own.", show_default=False),
+    ] = None,
+    systems: Annotated[
+        str | None,
+        typer.Option("--systems", metavar="NAMES", help="all, ours, loops, or names.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each system.")] = 3,
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-sizes", metavar="N,...", help="To choose from, for each system.")
+    ] = "64,128",
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="N,...",
+            help="To choose from, for each loop; default: the number of cores.",
+            show_default=False,
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="SYSTEM=BATCH[/WORKERS]",
+            help="Use this without a search. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    compile_mode: Annotated[
+        str, typer.Option("--compile-mode", metavar="MODE", help="Of torch.compile in the loops.")
+    ] = "reduce-overhead",
+    uncached: Annotated[
+        bool, typer.Option("--uncached", help="Drop the files from the page cache before each run.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
+    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one process.")] = "10m",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results.", show_default=False)
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare whole scoring jobs, from files to Parquet: ours, loops written by hand, Ray Data.
+
+    The loops are in nimble_jobs/bench/loops. Every run is a process of its own, and every system uses its best batch
+    size and number of workers. Figures count from the first to the last record, and for the whole process.
+    """
+    from nimble_jobs.bench import request as asked
+    from nimble_jobs.bench import scoring as bench
+    from nimble_jobs.cli import bench_scoring_tables
+    from nimble_jobs.cli.bench import check_files
+
+    check_files(png, json, option="--png")
+    if json is not None and json.exists():
+        raise UsageError(f"--json: {json} is there already; name another file")
+    if format_ not in ("images", "npy"):
+        raise UsageError(f"--format: {format_!r} is unknown; expected images, npy")
+    wanted = bench.Wanted(
+        models=asked.split(model, "--model"),
+        dtype=asked.dtypes_of(dtype)[0] if dtype else None,
+        format=format_,
+        files=images,
+        count=count,
+        size=bench.size_of(size),
+        photos=photos,
+        side=side,
+        systems=bench.systems_of(systems),
+        rounds=rounds,
+        batch_sizes=asked.numbers_of(batch_sizes, "--batch-sizes"),
+        workers=asked.numbers_of(workers, "--workers") if workers else None,
+        fixed=bench.fixed_of(setting or ()),
+        mode=compile_mode,
+        uncached=uncached,
+        device=options.device(device, "--device"),
+    )
+    shop = _workshop(ctx, options.duration(limit, "--limit") or 600.0, quiet=quiet)
+    results = bench.measure(wanted, shop)
+    if json is not None:
+        results.save(json)
+    bench_scoring_tables.show(results)
+    _draw(results, png)
+
+
+def _draw(results: ScoringResults, png: Path | None) -> None:
+    if png is None:
+        return
+    from nimble_jobs.bench.scoring.plot import draw
+
+    draw(results, png)
+    output.note(f"chart in {png}")
+
+
+def _workshop(ctx: typer.Context, limit_s: float, *, quiet: bool) -> Workshop:
+    """Folders below the state folder's `bench/`: one for files that are kept, one for specs and outputs, one for the
+    state of the jobs that are measured.
+    """
+    from nimble_jobs.bench.scoring import Workshop
+
+    home = options.home(ctx)
+    base = home / "bench"
+    folders = base / "work", base / "home", home / "logs"
+    for folder in folders:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folders[2] / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+    def told(text: str) -> None:
+        if not quiet:
+            output.note(text)
+
+    told(f"what the processes print goes to {log}")
+    return Workshop(folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told)

@@ -1,0 +1,360 @@
+"""`bench scoring`: files, page cache, settings, loops, results; and one whole run with tiny settings."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from nimble_jobs.bench.loops import dataloader_compiled, dataloader_eager, dataloader_torchvision, gpu_decode
+from nimble_jobs.bench.loops.task import Task
+from nimble_jobs.bench.scoring import (
+    System,
+    Trial,
+    Workshop,
+    fixed_of,
+    page_cache,
+    photos,
+    process,
+    size_of,
+    systems_of,
+)
+from nimble_jobs.bench.scoring.measure import Wanted, measure
+from nimble_jobs.bench.scoring.plot import draw
+from nimble_jobs.bench.scoring.predictions import agreement, top1_of
+from nimble_jobs.bench.scoring.request import WITHOUT_GPU, ScoringRequest, Setting
+from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow
+from nimble_jobs.errors import DataError, UsageError
+from tests import prefork
+
+LOOPS = Path(dataloader_eager.__file__).parent
+BY_HAND = [system for system in System if not system.ours]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """20 JPEGs of 64x48."""
+    folder = tmp_path_factory.mktemp("pictures")
+    return photos.provide(folder / "jpeg", recipe(20), [photo(folder / "photo.png")], lambda _: None)
+
+
+def photo(path: Path) -> Path:
+    """A picture with edges and texture."""
+    coarse = np.random.default_rng(7).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    Image.fromarray(coarse).resize((640, 427), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def recipe(count: int, **values: int) -> photos.Recipe:
+    return photos.Recipe(**{"count": count, "width": 64, "height": 48, "photos": ("photo.png",), **values})  # type: ignore[arg-type]
+
+
+def row(system: str, run_s: tuple[float, ...] = (1.0,), **values: object) -> ScoringRow:
+    """100 records in each of the times given."""
+    trials = tuple(Trial(run_s=s, wall_s=s + 5, files="cached") for s in run_s)
+    given = {"model": "resnet50", "dtype": "fp16", "batch": 64, "records": 100, "trials": trials, **values}
+    return ScoringRow(system=system, **given)  # type: ignore[arg-type]
+
+
+# ---- files
+
+
+def test_jpegs_are_decided_by_the_seed(pictures: list[Path], tmp_path: Path) -> None:
+    """The same recipe makes the same bytes, another seed other ones; every file differs."""
+    again = photos.provide(tmp_path / "a", recipe(20), [photo(tmp_path / "photo.png")], lambda _: None)
+    other = photos.provide(tmp_path / "b", recipe(20, seed=1), [tmp_path / "photo.png"], lambda _: None)
+    assert [f.read_bytes() for f in again] == [f.read_bytes() for f in pictures]
+    assert {f.read_bytes() for f in other}.isdisjoint(f.read_bytes() for f in pictures)
+    assert len({f.read_bytes() for f in pictures}) == 20
+
+
+def test_jpegs_have_a_realistic_size(tmp_path: Path) -> None:
+    """About 40 to 60 KB for 500x375 at quality 90, as photographs have, whatever they are made from."""
+    sources = [photo(tmp_path / "photo.png")]
+    noise = np.random.default_rng(0).integers(0, 256, (427, 640, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((640, 427)).save(tmp_path / "noise.png")
+    made = [
+        photos.encoded(recipe(4, width=500, height=375), each, number)
+        for each in (sources, [tmp_path / "noise.png"])
+        for number in range(4)
+    ]
+    assert all(34_000 < len(data) < 63_000 for data in made)
+    assert {Image.open(io.BytesIO(data)).size for data in made} == {(500, 375)}
+
+
+def test_a_folder_is_used_again_and_checked(pictures: list[Path], tmp_path: Path) -> None:
+    """Files that are as they were made stay; a changed one has all made again; other recipes and files are refused."""
+    said: list[str] = []
+    source = photo(tmp_path / "photo.png")
+    files = photos.provide(tmp_path / "jpeg", recipe(3), [source], said.append)
+    before = [file.stat().st_mtime_ns for file in files]
+    assert photos.provide(tmp_path / "jpeg", recipe(3), [source], said.append) == files
+    assert [file.stat().st_mtime_ns for file in files] == before
+    files[1].write_bytes(b"")
+    photos.provide(tmp_path / "jpeg", recipe(3), [source], said.append)
+    assert files[1].stat().st_size > 0
+    assert "was changed" in said[1]
+    with pytest.raises(UsageError, match="made otherwise"):
+        photos.provide(tmp_path / "jpeg", recipe(4), [source], said.append)
+    with pytest.raises(UsageError, match="not made here"):
+        photos.provide(tmp_path, recipe(4), [source], said.append)
+
+
+def test_photographs_are_those_that_packages_ship(tmp_path: Path) -> None:
+    """Without a folder they are looked for in the packages; an empty folder is refused."""
+    assert {path.name for path in photos.sources()} <= set(photos.NAMES)
+    with pytest.raises(UsageError, match=r"--photos: .* holds no \.png"):
+        photos.sources(tmp_path)
+
+
+def test_dropping_files_from_the_page_cache(tmp_path: Path) -> None:
+    """What was read is cached, what was dropped is not; the words say what came of it, not what was asked for."""
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(bytes(100_000))
+    assert page_cache.arrange(files, uncached=False) == "cached"
+    page_cache.drop(files)
+    share = page_cache.share(files)
+    assert share in (0.0, 1.0)  # 1.0 on a tmpfs, whose files are nowhere else
+    assert page_cache.in_words(share, wanted_cached=False).startswith("uncached" if share == 0 else "could not be")
+    assert page_cache.in_words(0.5, wanted_cached=True) == "50% cached"
+
+
+# ---- what is asked for
+
+
+def test_systems_and_settings_by_name() -> None:
+    """Groups and names of systems; settings as BATCH or BATCH/WORKERS; mistakes say what is expected."""
+    assert systems_of("ours") == (System.OURS_GPU, System.OURS_CPU)
+    assert systems_of("ray-data,loops,ray-data")[0] is System.RAY
+    assert System.RAY not in systems_of("loops")
+    assert fixed_of(["gpu-decode=256/0", "ours-cpu-decode=64"]) == {
+        System.GPU_DECODE: Setting(batch_size=256, workers=0),
+        System.OURS_CPU: Setting(batch_size=64),
+    }
+    for text in ("gpu-decode", "gpu-decode=0", "gpu-decode=64/", "spark=64"):
+        with pytest.raises(UsageError, match="SYSTEM=BATCH"):
+            fixed_of([text])
+    with pytest.raises(UsageError, match="unknown system 'spark'"):
+        systems_of("spark")
+    assert size_of("500x375") == (500, 375)
+    for text in ("500", "500x", "x375", "4x375"):
+        with pytest.raises(UsageError, match="WIDTHxHEIGHT"):
+            size_of(text)
+
+
+def test_what_is_tried_for_a_system() -> None:
+    """All combinations for a loop, batch sizes alone for ours, one setting where it was fixed."""
+    request = ScoringRequest(
+        model="resnet50",
+        dtype="fp16",
+        side=224,
+        device="cuda",
+        systems=tuple(System),
+        batch_sizes=(64, 128),
+        workers=(8, 16),
+        fixed={System.RAY: Setting(batch_size=32, workers=4)},
+    )
+    assert len(request.settings(System.EAGER)) == 4
+    assert [str(s) for s in request.settings(System.OURS_CPU)] == ["batch 64", "batch 128"]
+    assert request.settings(System.RAY) == [Setting(batch_size=32, workers=4)]
+
+
+# ---- loops
+
+
+@pytest.mark.parametrize("system", BY_HAND)
+def test_a_loop_has_at_most_forty_lines(system: System) -> None:
+    """Blank ones not counted; and it starts no thread and makes no stream."""
+    text = (LOOPS / f"{system.loop}.py").read_text()
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
+    assert not any(word in text for word in ("threading", "Stream(", "concurrent", "multiprocessing"))
+
+
+class Brightest(nn.Module):
+    """The colour that is the brightest, and a logit for each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("loop", [dataloader_eager, dataloader_compiled, dataloader_torchvision, gpu_decode])
+def test_loops_give_the_model_the_same_pixels(
+    loop: object, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each writes every file once, with the answer for its pixels; a short last batch too."""
+    monkeypatch.setattr(torch, "compile", lambda function=None, **_: function or (lambda f: f))
+    task = Task(
+        files=[str(file) for file in pictures],
+        model=Brightest(),
+        dtype=torch.float32,
+        device="cpu",
+        side=24,
+        batch_size=8,
+        workers=0,
+        mode="default",
+        out=str(tmp_path / "out.parquet"),
+    )
+    assert loop.score(task) > 0  # type: ignore[attr-defined]
+    table = pq.read_table(task.out)
+    assert table["id"].to_pylist() == [file.name for file in pictures]
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    for file, probability, top1 in zip(
+        pictures, table["probability"].to_pylist(), table["top1"].to_pylist(), strict=True
+    ):
+        small = Image.open(file).resize((24, 24), Image.Resampling.BILINEAR)
+        logits = ((np.asarray(small) / 255 - mean) / std).mean((0, 1))
+        shares = np.exp(logits) / np.exp(logits).sum()
+        assert probability == pytest.approx(shares.max(), abs=0.01)
+        assert shares[top1] == pytest.approx(shares.max(), abs=0.01)
+
+
+# ---- processes
+
+
+def test_a_process_that_fails_or_takes_too_long(tmp_path: Path) -> None:
+    """The reason is its last line, or the limit; what it has printed is kept either way."""
+    log = tmp_path / "log"
+    failed = process.run(
+        [sys.executable, "-c", "import sys; print('said'); sys.exit('no luck')"],
+        log=log,
+        limit_s=60,
+        start=prefork.start,
+    )
+    assert (failed.error, failed.out) == ("ended with exit code 1: no luck", "said\n")
+    slow = process.run(
+        [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"],
+        log=log,
+        limit_s=0.5,
+        start=prefork.start,
+    )
+    assert slow.error == "over the time limit of 0.5 s"
+
+
+# ---- results
+
+
+def test_agreement_counts_missing_files_as_different(tmp_path: Path) -> None:
+    """Two of four files agree, one differs, one is missing; folders and paths do not matter."""
+    (tmp_path / "shards").mkdir()
+    pq.write_table(pa.table({"id": ["a", "b"], "top1": [1, 2]}), tmp_path / "shards" / "0.parquet")
+    pq.write_table(pa.table({"id": ["x/c", "d"], "top1": [3, 4]}), tmp_path / "shards" / "1.parquet")
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "top1": [1, 2, 9]}), tmp_path / "one.parquet")
+    answers = {"ours": top1_of(tmp_path / "shards"), "loop": top1_of(tmp_path / "one.parquet")}
+    assert agreement(answers) == {"ours": {"loop": 0.5}, "loop": {"ours": 0.5}}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no results"):
+        top1_of(tmp_path / "empty")
+
+
+def test_ratios_are_to_the_best_hand_written_loop(tmp_path: Path) -> None:
+    """Not to Ray Data, and not to one that failed; medians over trials; all of it in the JSON."""
+    found = ScoringResults(
+        rows=[
+            row(System.OURS_GPU, (0.1, 0.2, 0.1)),
+            row(System.EAGER, (1.0,)),
+            row(System.GPU_DECODE, (0.5,)),
+            row(System.RAY, (0.2,)),
+            row(System.COMPILED, (), error="over the time limit of 1 s"),
+        ]
+    )
+    path = tmp_path / "results.json"
+    found.save(path)
+    rows = {r["system"]: r for r in json.loads(path.read_text())["results"]}
+    assert rows["ours-gpu-decode"]["over_best_loop"] == pytest.approx(5)
+    assert rows["ours-gpu-decode"]["records_per_s_low"] == pytest.approx(500)
+    assert rows["ray-data"]["over_best_loop"] == pytest.approx(2.5)
+    assert rows["dataloader-compiled"]["records_per_s"] is None
+    assert {
+        "model",
+        "system",
+        "batch",
+        "dtype",
+        "mode",
+        "replay_us",
+        "with_copies_us",
+        "prepare_s",
+        "peak_bytes",
+        "error",
+    } <= set(rows["ray-data"])
+
+
+def test_the_chart_is_a_picture(tmp_path: Path) -> None:
+    """Of pictures, and of arrays; nothing to draw is refused."""
+    environment = {"device": "NVIDIA Sample 9000", "driver": "580.1", "cpus": 16, "versions": {"torch": "2.11.0"}}
+    both = [row(System.OURS_GPU), row(System.EAGER, (2.0,)), row(System.RAY, (), error="not installed")]
+    draw(ScoringResults(environment=environment, rows=both), tmp_path / "a.png")
+    arrays = [row("ours-npy", bare_records_per_s=110.0)]
+    draw(ScoringResults(environment=environment, rows=arrays), tmp_path / "b.png")
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as image:
+            assert image.width > 500
+    with pytest.raises(UsageError, match="nothing to draw"):
+        draw(ScoringResults(rows=[row(System.EAGER, (), error="failed")]), tmp_path / "c.png")
+
+
+# ---- all of it
+
+
+def shop(folder: Path) -> Workshop:
+    for name in ("work", "home"):
+        (folder / name).mkdir(mode=0o700)
+    return Workshop(folder=folder / "work", home=folder / "home", log=folder / "log", limit_s=120, start=prefork.start)
+
+
+def test_a_whole_run_without_a_gpu(pictures: list[Path], tmp_path: Path) -> None:
+    """Ours and a loop answer alike; systems that need a GPU, and one that is not installed, say so."""
+    wanted = Wanted(
+        models=("mobilenet_v3_small",),
+        files=pictures[0].parent,
+        count=20,
+        size=(64, 48),
+        photos=tmp_path,
+        side=32,
+        rounds=1,
+        batch_sizes=(8,),
+        workers=(0,),
+        device="cpu",
+    )
+    (tmp_path / "photo.png").write_bytes((pictures[0].parents[1] / "photo.png").read_bytes())
+    found = measure(wanted, shop(tmp_path))
+    rows = {row.system: row for row in found.rows}
+    for system, why in WITHOUT_GPU.items():
+        assert rows[system].error == why
+    ours, loop = rows[System.OURS_CPU], rows[System.EAGER]
+    assert (ours.error, loop.error) == (None, None)
+    assert ours.facts["hit"] == "stored"
+    assert (ours.files, ours.records, found.environment["top1_reference"]) == ("cached", 20, "dataloader-eager")
+    assert ours.same_top1 is not None
+    assert ours.same_top1 >= 0.9
+    assert ours.wall_s is not None
+    assert ours.wall_s > ours.trials[0].run_s
+
+
+def test_arrays_against_the_bare_replay(tmp_path: Path) -> None:
+    """A model of the zoo's or of torchvision's over an npy: both rates, and their share."""
+    wanted = Wanted(
+        models=("mobilenet_v3_small",),
+        format="npy",
+        files=tmp_path / "arrays",
+        count=32,
+        side=32,
+        rounds=1,
+        batch_sizes=(8,),
+        device="cpu",
+    )
+    [found] = measure(wanted, shop(tmp_path)).rows
+    assert found.error is None
+    assert found.bare_records_per_s is not None
+    assert found.records_per_s is not None
+    assert found.of_bare == pytest.approx(found.records_per_s / found.bare_records_per_s)
+    assert np.load(tmp_path / "arrays" / "uint8-32x32x32x3.npy").dtype == np.uint8
