@@ -41,7 +41,7 @@ class Limits:
 
     def wrong(self, x: np.ndarray) -> dict[int, str]:
         """The rows of `x` [n, *record] that hold a number out of its bounds, each with the reason."""
-        if self.low is None or self.high is None or x.dtype.kind not in "iu" or not len(x):
+        if self.low is None or self.high is None or x.dtype.kind not in "iub" or not len(x):
             return {}
         if x.min() >= self.low.max() and x.max() < self.high.min():
             return {}
