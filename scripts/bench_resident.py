@@ -42,6 +42,7 @@ name: {model}-{number}
 kind: score
 model: {{source: "torchvision:{model}"}}
 input: {{source: records.npz, format: npz, fields: {{x: x}}, batch_size: {records}}}
+schedule: {{progressive: false}}
 output: {{path: out/{model}-{number}, format: npy, fields: [id, top1, probability]}}
 """
 EAGER = """\

@@ -38,6 +38,7 @@ name: {name}
 kind: score
 model: {{source: "{source}"}}
 input: {{source: records.npz, format: npz, fields: {{x: x}}, batch_size: 8}}
+schedule: {{progressive: false}}
 output: {{path: out/{name}, format: npy, fields: [id, top1]}}
 """
 NET = """\

@@ -29,7 +29,7 @@ kind: score
 model: {{source: "torchvision:{model}", dtype: {dtype}}}
 input: {{source: {model}.npy, format: npy, batch_size: {batch}}}
 output: {{path: out/{name}, format: npy, fields: [top1, probability], if_exists: replace}}
-schedule: {{fuse: {fuse}}}
+schedule: {{fuse: {fuse}, progressive: false}}
 """
 
 

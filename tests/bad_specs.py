@@ -657,14 +657,14 @@ BAD_SPECS = [
     BadSpec(
         name="progressive finetune",
         text=edit(("train:\n", "schedule:\n  progressive: true\ntrain:\n"), base=FINETUNE),
-        messages=("{file}:17: schedule.progressive: not supported yet; expected false where kind is finetune",),
+        messages=("{file}:17: schedule.progressive: not supported yet; expected auto or false where kind is finetune",),
     ),
     BadSpec(
         name="progressive without a build",
         text=edit(("output:\n", "schedule:\n  on_miss: eager\n  progressive: true\noutput:\n")),
         messages=(
             "{file}:14: schedule.progressive: found true, but schedule.on_miss is eager; "
-            "expected false, or on_miss: build",
+            "expected auto, false, or on_miss: build",
         ),
     ),
     BadSpec(

@@ -23,6 +23,9 @@ os.environ.setdefault("NIMBLE_JOBS_TIMING_BUDGET_S", "0.01")
 # On a CPU eager is often the faster one, and schedules are what most tests are about. Those about the choice unset it.
 os.environ.setdefault("NIMBLE_JOBS_EAGER", "reference")
 
+# An idle worker builds what its jobs did without. Those that are about it unset it.
+os.environ.setdefault("NIMBLE_JOBS_CACHE_BUILD_AFTER", "off")
+
 # Python would compile torch's source anew in each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine import private
 from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
@@ -43,6 +44,7 @@ _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first warms up
 _GPU_SAMPLES = 3
 _ROUNDS_AHEAD = 25  # between two waits for the device
+_LONGEST_SPIN_US = 100_000.0
 _REPEATS = 20  # of a task in its graph: the launch of the graph, a few microseconds, is shared by so many
 
 
@@ -115,6 +117,23 @@ def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, bud
         rounds += _ROUNDS_AHEAD
         synchronize(device)
     return rounds * len(instances) / (time.perf_counter() - start)
+
+
+def kernels_us(call: Callable[[], object], call_us: float, device: torch.device) -> float:
+    """Time of one call's kernels on a GPU, one right after the other: they are launched while the device is kept busy
+    for longer than a call takes, so that no launch is waited for. `call_us` is what a call takes otherwise.
+    """
+    samples = []
+    for _ in range(_GPU_SAMPLES):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        synchronize(device)
+        private.keep_busy(min(2 * call_us, _LONGEST_SPIN_US), device)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        samples.append(float(start.elapsed_time(end)) * 1e3)
+    return median(samples)
 
 
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

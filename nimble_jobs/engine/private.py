@@ -185,9 +185,18 @@ def has_kernel(op: torch._ops.OpOverload, device: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), device.upper()))
 
 
+_CYCLES_PER_US = 2000  # no GPU's clock is much faster
+
+
 def clear_workspaces() -> None:
     """Let go of the memory that matrix products keep for every stream they ever ran on."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def keep_busy(micros: float, device: torch.device) -> None:
+    """Have the current stream of a GPU spin for at least about so long."""
+    with torch.cuda.device(device):
+        torch.cuda._sleep(int(micros * _CYCLES_PER_US))
 
 
 def conv_backend(*args: Any) -> str:

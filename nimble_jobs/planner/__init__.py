@@ -3,7 +3,7 @@
 from nimble_jobs.planner.background import Builders
 from nimble_jobs.planner.explain import explain_schedule, explained
 from nimble_jobs.planner.loaded import Loaded, Resident, Residents
-from nimble_jobs.planner.prepare import Prepared, Progress, improve, prepare
+from nimble_jobs.planner.prepare import Prepared, Progress, improve, leave, prepare
 from nimble_jobs.planner.request import Request, key_parts, schedule_key
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "explained",
     "improve",
     "key_parts",
+    "leave",
     "prepare",
     "schedule_key",
 ]

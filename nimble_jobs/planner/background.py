@@ -1,13 +1,16 @@
-"""Schedules that processes of their own build while jobs already run, on something quicker to have.
+"""Schedules that processes of their own build: beside a job, or while there is none.
 
 A build in this process would share its allocator, its streams and the interpreter with the replays of the job; another
-process shares only the device. What it measures is disturbed by the job all the same, and so is the job by it.
+process shares only the device. What it measures is disturbed by the job all the same, and so is the job by it: so such
+a process is niced, compiles on as many threads as cores are idle, and rests after each use of the device for as long as
+that took (`payback.RESTS`), until it is told that it is alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 _COMMAND = (sys.executable, "-m", "nimble_jobs.planner.builder")
 _PATIENCE_S = 10.0
+ALONE = b"!"  # to a builder: no job is disturbed any more
 
 
 class Builders:
@@ -31,32 +35,77 @@ class Builders:
         self._home = home
         self._command = tuple(command)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._ends_at_once: set[str] = set()  # keys of builds that end when a job comes
 
-    def start(self, key: str, request: Request, device: torch.device) -> None:
-        """Begin to build the schedule of a key, unless that is under way."""
+    def start(self, key: str, request: Request, device: torch.device, *, threads: int = 0, beside: bool = True) -> None:
+        """Begin to build the schedule of a key, unless that is under way.
+
+        `threads`: of compilers; 0: as many as they like. `beside` a job the process lets others have the device.
+        """
+        self.order(key, order_of(key, request, device), threads=threads, beside=beside)
+
+    def order(self, key: str, order: dict[str, Any], *, threads: int = 0, beside: bool = False) -> None:
+        """`start` by what `order_of` gave."""
         if self.running(key):
             return
         self._forget(key)
-        order = order_of(key, request, device) | {"home": str(self._home)}
+        environment = os.environ | ({"TORCHINDUCTOR_COMPILE_THREADS": str(threads)} if threads else {})
         process = subprocess.Popen(  # noqa: S603  # ours
-            self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
         )
         self._started[key] = process
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: it is not running, and the job will say so
-            process.stdin.write(json.dumps(order).encode() + b"\n")  # the pipe stays open: with it ends the process
+        line = json.dumps(order | {"home": str(self._home), "beside": beside}).encode() + b"\n"
+        self._say(process, line)  # the pipe stays open: with it ends the process
 
     def running(self, key: str) -> bool:
         """Whether the build of a key, started here, has not ended yet."""
         process = self._started.get(key)
         return process is not None and process.poll() is None
 
+    def alone(self, key: str, *, ends_at_once: bool) -> None:
+        """The job beside which a key is built has ended: its builder may have the device. `stop` ends it, if so."""
+        if self.running(key):
+            self._say(self._started[key], ALONE)
+            if ends_at_once:
+                self._ends_at_once.add(key)
+
+    def idle(self, key: str) -> None:
+        """A build of this key is for idle times: `stop` ends it."""
+        self._ends_at_once.add(key)
+
+    def stop(self) -> list[str]:
+        """End what is built only while there is no job. Returns the keys of those that had not ended."""
+        ended = [key for key in sorted(self._ends_at_once) if self.running(key)]
+        for key in sorted(self._ends_at_once):
+            self._forget(key)
+        return ended
+
+    @property
+    def busy(self) -> list[str]:
+        """Keys of the builds that run."""
+        return [key for key in self._started if self.running(key)]
+
+    def gave_up(self, key: str) -> bool:
+        """Whether a build that was started here has ended without a schedule."""
+        process = self._started.get(key)
+        return process is not None and bool(process.poll())
+
+    def end(self, key: str) -> None:
+        """End the build of a key, if it runs."""
+        self._forget(key)
+
     def close(self) -> None:
         """End what still runs. Nothing of it is stored, and nobody waits for it."""
         for key in list(self._started):
             self._forget(key)
 
+    def _say(self, process: subprocess.Popen[bytes], line: bytes) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: it is not running, and the job will say so
+            process.stdin.write(line)
+
     def _forget(self, key: str) -> None:
+        self._ends_at_once.discard(key)
         process = self._started.pop(key, None)
         if process is not None:
             process.kill()

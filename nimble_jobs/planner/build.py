@@ -96,6 +96,7 @@ def build_best(
     *,
     keep_integers: bool = False,
     observed: Observed | None = None,
+    eager_us: float | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
@@ -104,8 +105,9 @@ def build_best(
     another memory layout, as the schedule says; where it says that some are folded, the module is not needed any more,
     and its twin in the answer takes its place. With `keep_integers` checks use the integers of `inputs`, in another
     order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
-    given, is what `observe_calls` found before. `told` is called with the name of each candidate as it is begun. Raises
-    CannotRecord where the module does what no schedule can hold, EngineError where it cannot be captured, OutOfMemory.
+    given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `told` is called with the
+    name of each candidate as it is begun. Raises CannotRecord where the module does what no schedule can hold,
+    EngineError where it cannot be captured, OutOfMemory.
     """
     start, states = time.perf_counter(), RandomStates(device)
     first = next(iter(inputs.values()))
@@ -120,7 +122,8 @@ def build_best(
         try:
             if keep_integers and not _takes(module, example, observed):
                 example, integers = dict(inputs), dict(inputs)
-            eager_us = time_calls(lambda: module(*example.values()), device, observed)
+            if eager_us is None:
+                eager_us = time_calls(lambda: module(*example.values()), device, observed)
             search = Search(
                 module,
                 example,

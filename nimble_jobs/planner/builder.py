@@ -12,14 +12,17 @@ from pathlib import Path
 import torch
 
 from nimble_jobs.errors import NimbleError
+from nimble_jobs.payback import RESTS
 from nimble_jobs.planner.ahead import build_ahead
-from nimble_jobs.planner.background import request_of
+from nimble_jobs.planner.background import ALONE, request_of
 from nimble_jobs.planner.request import key_parts, schedule_key
+from nimble_jobs.planner.stages import resting
 from nimble_jobs.store import open_store
 
 log = logging.getLogger(__name__)
 
 FAILED = 1
+_NICENESS = 10
 
 
 def main() -> int:
@@ -27,7 +30,9 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="builder: %(message)s")
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0) as pipe:
         order = json.loads(pipe.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.nice(_NICENESS)
+    manners = Manners(beside=bool(order.get("beside")))
+    threading.Thread(target=_listen, args=(manners,), daemon=True).start()
     device, request = torch.device(order["device"]), request_of(order)
     torch.set_num_threads(order["threads"])
     try:
@@ -35,7 +40,7 @@ def main() -> int:
         if key != order["key"]:
             log.error("the key here is %s, not %s: this process is not set up as its parent is", key, order["key"])
             return FAILED
-        with open_store(Path(order["home"])) as store:
+        with open_store(Path(order["home"])) as store, resting(manners.rest):
             ahead = build_ahead(request, device=device, store=store)
     except NimbleError as error:
         log.error("%s", error)
@@ -46,10 +51,28 @@ def main() -> int:
     return 0
 
 
-def _end_with_parent() -> None:
-    """The parent holds the other end of the pipe until it ends."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+class Manners:
+    """Beside a job it rests after each use of the device, until the job has ended."""
+
+    def __init__(self, *, beside: bool) -> None:
+        self._alone = threading.Event()
+        if not beside:
+            self._alone.set()
+
+    def rest(self, used_s: float) -> None:
+        """The device was used for so many seconds: leave it to the job for its share."""
+        self._alone.wait(used_s * RESTS)
+
+    def alone(self) -> None:
+        """No job is there any more."""
+        self._alone.set()
+
+
+def _listen(manners: Manners) -> None:
+    """The parent holds the other end of the pipe until it ends, and says when no job is left."""
+    while said := os.read(sys.stdin.fileno(), 1):
+        if said == ALONE:
+            manners.alone()
     os._exit(FAILED)
 
 

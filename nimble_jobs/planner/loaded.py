@@ -76,6 +76,7 @@ class Loaded:
     limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
     observed: Observed | None = None  # what the module was before its first call
     carried: Carried | None = None  # the same, of a module that runs in eager or may come to
+    provisional: bool = False  # kept from a job that did without a schedule, for the next one to go on from there
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
 
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
@@ -89,6 +90,11 @@ class Loaded:
     def ready(self) -> bool:
         """Whether it runs as is best here: by its schedule, or in eager because that is faster."""
         return bool(self.instances) or (self.schedule is not None and self.fallback is None)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it runs in eager only because nothing has been built yet."""
+        return not self.instances and self.schedule is None and self.fallback is None
 
     @property
     def bytes(self) -> int:

@@ -22,3 +22,4 @@ class BuildOptions:
     budget_s: float = BUDGET_S  # no further candidate is begun after this time
     eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted though eager be faster
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out
+    quick: bool = False  # the first candidate alone, of which only one replay's time is measured, and that briefly

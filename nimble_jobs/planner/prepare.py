@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import (
-    DeviceFault,
     EngineError,
     ModelError,
     OutOfMemory,
@@ -23,12 +22,13 @@ from nimble_jobs.models import identity
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.models.preprocessed import Preprocessed
+from nimble_jobs.payback import Costs, Decision
 from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.build import Built, build_best, build_schedule, example_of, memory_left
+from nimble_jobs.planner.build import Built, build_schedule
 from nimble_jobs.planner.carried import Carried
 from nimble_jobs.planner.loaded import Loaded, Residents
 from nimble_jobs.planner.misses import Waiting, check_unchanged, eager_instead, in_turn
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.quick import build_quickly, explain
 from nimble_jobs.planner.request import Request, key_parts, resident_key, schedule_key, tolerance_of
 from nimble_jobs.planner.stored import Storable, keep
 from nimble_jobs.planner.take import Report, take_stored
@@ -38,9 +38,37 @@ from nimble_jobs.store import Store
 class Progress(StrEnum):
     """Where a job stands that began on what was quick to build."""
 
+    EAGER = "eager"  # began in eager, and what is built is decided once its rate is known
+    QUICK = "quick"  # moved to the quick candidate, and nothing better is being built
     BUILDING = "building"
     MOVED = "moved"  # to the better schedule
-    STAYS = "stays"  # none came of the build
+    STAYS = "stays"  # none came of the build, or none pays
+
+
+@dataclass(kw_only=True)
+class FirstRun:
+    """What a job that began in eager has measured, what was decided on that, and which batches it moved at."""
+
+    parts: Mapping[str, str]  # of the key
+    began: tuple[int, float] | None = None  # records done and seconds run, after what is slow only once
+    decision: Decision | None = None
+    costs: Costs | None = None
+    why: str = ""  # what was decided, in words
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    asked_s: float = 0.0  # when the store was asked last for what others may have built
+    wanted: bool = False  # the store knows that this job did without
+
+    def summary(self) -> dict[str, Any]:
+        """As part of the job's schedule."""
+        decided = self.decision
+        return {
+            "why": self.why or None,
+            "plan": decided.plan.value if decided is not None else None,
+            "cost_s": decided.cost_s if decided is not None else None,
+            "saving_s": decided.saving_s if decided is not None else None,
+            "later": decided.later if decided is not None else True,
+            "moves": list(self.moves),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +82,7 @@ class Prepared:
     miss_reason: str | None = None
     progress: Progress | None = None  # of a progressive job that missed; until it moved, `loaded` is this job's alone
     stays_because: str | None = None  # why the better schedule could not be loaded, though it is stored
+    first_run: FirstRun | None = None  # of a job that began in eager
 
     def summary(self) -> dict[str, Any]:
         """What `show` prints of the schedule."""
@@ -66,6 +95,7 @@ class Prepared:
             "eager_is_faster": loaded.ready and not loaded.instances,
             "miss_reason": self.miss_reason,
             "progress": self.progress.value if self.progress is not None else None,
+            "first_run": self.first_run.summary() if self.first_run is not None else None,
         }
         if schedule is not None:
             summary |= {
@@ -100,7 +130,7 @@ def prepare(
 
     A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. While
     another process builds the schedule, `waiting` is called again and again; what it raises comes through. With
-    `schedule.progressive`, and `builders`, a miss does not wait: see `improve`. Raises
+    `builders`, and unless `schedule.progressive` is false, a miss does not wait: see `improve`. Raises
     ModelError for a model that cannot be built, ModelChanged for one whose code was edited meanwhile, OutOfMemory, and
     JobFailed where `schedule.on_miss` is `fail`.
     """
@@ -108,18 +138,23 @@ def prepare(
     parts = key_parts(request, device)
     key = schedule_key(parts)
     kept: Loaded | None = residents.get(resident_key(key, request))
-    if kept is not None and _still_serves(kept, request, store) and kept.begin():
+    if kept is not None and not kept.provisional and _still_serves(kept, request, store) and kept.begin():
         store.schedules.touch(key, Hit.RESIDENT, time.time())
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
+    if kept is not None and kept.provisional and builders is not None:
+        again = _go_on(kept, request, parts, start, store, residents, report)
+        if again is not None:
+            return again
     report(phase="load")
     module = build_module(request, device)
     _check_unchanged(request, parts)
     loaded = Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
-    progressive = builders if request.schedule.progressive else None
+    progressive = builders if request.schedule.progressive is not False else None
     hit, reason = _give_schedule(loaded, parts, store, residents, report, waiting, progressive)
-    provisional = hit is Hit.MISS and progressive is not None and loaded.ready
+    begins_eager = hit is Hit.MISS and progressive is not None and loaded.undecided
+    provisional = begins_eager or (hit is Hit.MISS and progressive is not None and loaded.ready)
     if loaded.instances and not provisional:
         loaded.carried = None
     elif not loaded.begin():  # what was tried in vain has called it
@@ -135,8 +170,57 @@ def prepare(
         load_s=load_s,
         build_s=time.perf_counter() - start - load_s,
         miss_reason=reason,
-        progress=Progress.BUILDING if provisional else None,
+        progress=Progress.EAGER if begins_eager else Progress.BUILDING if provisional else None,
+        first_run=FirstRun(parts=parts) if begins_eager else None,
     )
+
+
+def _go_on(
+    kept: Loaded,
+    request: Request,
+    parts: dict[str, str],
+    start: float,
+    store: Store,
+    residents: Residents,
+    report: Report,
+) -> Prepared | None:
+    """What an earlier job left that had no schedule: with the one that was stored since, or as that job ended; None
+    where it cannot be used.
+    """
+    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
+        return None
+    if not store.schedules.ready(kept.key):
+        reason = "no schedule is stored under this key"
+        store.schedules.missed(reason, time.time())
+        return Prepared(
+            loaded=kept,
+            hit=Hit.MISS,
+            load_s=time.perf_counter() - start,
+            build_s=0.0,
+            miss_reason=reason,
+            progress=Progress.QUICK if kept.instances else Progress.EAGER,
+            first_run=FirstRun(parts=parts),
+        )
+    if _move(kept, store, residents, report) is not None:
+        return None
+    kept.provisional = False
+    if kept.instances:
+        kept.carried = None
+    return Prepared(loaded=kept, hit=Hit.STORED, load_s=time.perf_counter() - start, build_s=0.0)
+
+
+def leave(prepared: Prepared, residents: Residents) -> None:
+    """A job that did without a schedule has ended: its model stays for the next one, where it is as it was first, and
+    is closed otherwise.
+    """
+    loaded = prepared.loaded
+    if prepared.progress in (None, Progress.MOVED):
+        return
+    if prepared.first_run is None or not loaded.begin():
+        loaded.close()
+        return
+    loaded.provisional = True
+    _keep(loaded, residents)
 
 
 def improve(
@@ -152,12 +236,15 @@ def improve(
         return prepared
     if not store.schedules.ready(loaded.key):
         return replace(prepared, progress=Progress.STAYS)
-    start, first = time.perf_counter(), loaded.observed
+    start, first, in_eager = time.perf_counter(), loaded.observed, not loaded.instances
     reason = _move(loaded, store, residents, report)
     if reason is not None:
         loaded.release()
         loaded.fallback = None  # it is the better schedule's
-        _build_quickly(loaded)
+        if not in_eager:
+            build_quickly(loaded)
+    elif prepared.first_run is not None and loaded.instances:
+        loaded.carried = None
     if first is not None and loaded.observed is not None:  # the next job begins as this one began
         loaded.observed = replace(first, changing=first.changing | loaded.observed.changing)
     return replace(
@@ -166,6 +253,27 @@ def improve(
         stays_because=reason,
         load_s=prepared.load_s + time.perf_counter() - start,
     )
+
+
+def build_now(
+    prepared: Prepared, *, store: Store, waiting: Waiting = lambda _: None, report: Report = lambda **_: None
+) -> None:
+    """Build and store the schedule of a job that runs in eager, between two batches: it stands still meanwhile. See
+    `improve`, which then moves it. Raises ModelChanged, OutOfMemory, DeviceFault.
+    """
+    assert prepared.first_run is not None
+    parts, request = dict(prepared.first_run.parts), prepared.loaded.request
+    module = build_module(request, prepared.loaded.device)  # the job's own is not to be laid out otherwise
+    spare = Loaded(key=prepared.loaded.key, request=request, device=prepared.loaded.device, module=module)
+    in_turn(
+        spare.key,
+        "",
+        store=store,
+        waiting=waiting,
+        take=lambda: store.schedules.ready(spare.key),
+        build=lambda: _build_new(spare, parts, store, report),
+    )
+    spare.close()
 
 
 def _move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> str | None:
@@ -235,9 +343,11 @@ def _give_schedule(
         return Hit.MISS, reason
     if loaded.carried is not None:
         loaded.carried.weigh()  # a build calls the module
+    if builders is not None and loaded.request.schedule.progressive == "auto":
+        return Hit.MISS, reason
     if builders is not None:
         report(phase="build")
-        _build_quickly(loaded)
+        build_quickly(loaded)
         if loaded.ready:
             builders.start(loaded.key, loaded.request, loaded.device)
         return Hit.MISS, reason
@@ -262,7 +372,7 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Repo
     try:
         built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told)
     except EngineError as e:
-        _explain(loaded, e)
+        explain(loaded, e)
         return
     try:
         _check_unchanged(loaded.request, parts)  # recording may have imported more
@@ -276,38 +386,6 @@ def _build_new(loaded: Loaded, parts: dict[str, str], store: Store, report: Repo
         built.close()
     else:
         loaded.module, loaded.instances, loaded.observed = built.module, built.instances, built.observed
-
-
-def _build_quickly(loaded: Loaded) -> None:
-    """The first candidate alone: eager kernels, one stream, weights as they lie. It is not stored."""
-    request = loaded.request
-    options = BuildOptions(
-        streams=1,
-        fuse="off",
-        layout="given",
-        in_flight=1,
-        tolerance=tolerance_of(request),
-        memory_bytes=memory_left(request, loaded.module),
-    )
-    example = example_of(request, loaded.module, loaded.device)
-    try:
-        built = build_best(loaded.module, {"x": example}, loaded.key, options, loaded.device)
-    except EngineError as e:
-        _explain(loaded, e)
-        return
-    if built.failure is not None:
-        loaded.fallback = built.failure
-        built.close()
-    else:
-        loaded.schedule, loaded.instances, loaded.observed = built.schedule, built.instances, built.observed
-
-
-def _explain(loaded: Loaded, error: EngineError) -> None:
-    """Why there is no schedule. Raises the error again where the next attempt, on an empty device, may have one."""
-    if isinstance(error, DeviceFault) or (isinstance(error, OutOfMemory) and loaded.request.memory_bytes is None):
-        raise error
-    loaded.fallback = f"no schedule could be built: {error}"
-    loaded.unschedulable = not isinstance(error, OutOfMemory)
 
 
 def save_built(built: Built, parts: Mapping[str, str], store: Store) -> None:

@@ -43,6 +43,7 @@ from nimble_jobs.plural import count
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan
 
 PAYS = 0.98  # more streams must come out below this share of fewer
+_BRIEFLY_S = 0.03
 _RATES = 3  # of replays in flight, held against eager
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
 
@@ -103,7 +104,7 @@ class Search:
         try:
             first = Source(kernels="eager", layout="given")
             singles = [self._try(first, must=True)]
-            waiting = self._further_sources()
+            waiting = [] if self._options.quick else self._further_sources()
             while waiting:
                 source = waiting.pop(0)
                 if self._spent(source.name):
@@ -116,7 +117,12 @@ class Search:
                 self._try_streams(one)
             found = self.best or self.refused
             assert found is not None
-            if self._options.purpose == "throughput" and found.failure is None and self._device.type == "cuda":
+            if (
+                self._options.purpose == "throughput"
+                and not self._options.quick
+                and found.failure is None
+                and self._device.type == "cuda"
+            ):
                 found = self._in_flight(found.recording).most_records(found, self.passed)
             self.contest = self._against_eager(found) if found.failure is None else None
             if self.contest is not None and self.contest.eager_wins:
@@ -224,8 +230,12 @@ class Search:
             if self._too_large(_name(source, single), single, recording, memory, must=must):  # timing tasks takes it
                 return None
             with self.clock.time("measure"):
-                durations = durations_us(
-                    recording, single, state_of(module), self._device, self._below, self._integers, put_back
+                durations = (
+                    (0.0,) * len(recording.program.tasks)
+                    if self._options.quick
+                    else durations_us(
+                        recording, single, state_of(module), self._device, self._below, self._integers, put_back
+                    )
                 )
         except Exception as e:
             if must:
@@ -340,9 +350,10 @@ class Search:
 
     def _timed(self, instance: Instance, samples: Samples) -> float:
         """Microseconds of a replay."""
-        return measure.time_us(
-            instance.replay, self._device, **self._turns() | {"before": lambda: samples.fill(instance)}
-        )
+        turns = self._turns() | {"before": lambda: samples.fill(instance)}
+        if self._options.quick:
+            turns["budget_s"] = _BRIEFLY_S
+        return measure.time_us(instance.replay, self._device, **turns)
 
     def _turns(self) -> dict[str, Any]:
         """How calls are timed that change the module's state: each sample is one, from the same state."""

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 Stage = Literal["record", "plan", "capture", "check", "measure"]  # compilers run while a model is recorded
+_ON_DEVICE = ("capture", "check", "measure")
+
+_rest: ContextVar[Callable[[float], None] | None] = ContextVar("rest", default=None)
+
+
+@contextmanager
+def resting(rest: Callable[[float], None]) -> Iterator[None]:
+    """Inside the block, this thread calls `rest` with the seconds of each stage that used the device, once it is over:
+    what shares the device with others lets them have it then.
+    """
+    before = _rest.set(rest)
+    try:
+        yield
+    finally:
+        _rest.reset(before)
 
 
 class Clock:
@@ -23,7 +39,11 @@ class Clock:
         try:
             yield
         finally:
-            self._seconds[stage] += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._seconds[stage] += seconds
+            rest = _rest.get()
+            if rest is not None and stage in _ON_DEVICE:
+                rest(seconds)
 
     @property
     def stages(self) -> tuple[tuple[str, float], ...]:

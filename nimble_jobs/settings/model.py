@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from nimble_jobs.patience import DEFAULT_LIMIT_S
 from nimble_jobs.settings.fields import Daily, Folder, Host, Limit, Size, at_most
-from nimble_jobs.spec.fields import Device, Frozen, Seconds
+from nimble_jobs.spec.fields import Device, Frozen, LimitOrOff, Seconds
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.units import BadValue, show
 
@@ -68,6 +68,10 @@ class CacheSettings(Frozen):
     """The store of schedules."""
 
     size: Size | None = Field(default=None, description="Most bytes that schedules may take; null: no limit.")
+    build_after: LimitOrOff = Field(
+        default=2.0,
+        description="How long a worker is idle before it builds schedules that jobs did without; off: never.",
+    )
 
 
 class NotifySettings(NotifySpec):

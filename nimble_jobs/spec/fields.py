@@ -58,6 +58,12 @@ def _auto_or_count(value: object) -> object:
     raise BadValue(f"found {show(value)}", "auto or a whole number from 1 to 1024")
 
 
+def _auto_or_flag(value: object) -> object:
+    if value == "auto" or type(value) is bool:
+        return value
+    raise BadValue(f"found {show(value)}", "auto, true or false")
+
+
 def _limit_or_off(value: object) -> object:
     if value == "off":
         return value
@@ -121,6 +127,11 @@ AutoOrCount = Annotated[
     Literal["auto"] | int,
     PlainValidator(_auto_or_count),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}),
+]
+AutoOrFlag = Annotated[
+    Literal["auto"] | bool,
+    PlainValidator(_auto_or_flag),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
 ]
 WeightsFile = Annotated[str, based(paths.weights_file)]
 DataPath = Annotated[str, based(paths.absolute_glob)]

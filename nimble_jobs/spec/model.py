@@ -16,6 +16,7 @@ from nimble_jobs.spec.fields import (
     NAME_EXPECTED,
     AfterItem,
     AutoOrCount,
+    AutoOrFlag,
     Device,
     Frozen,
     HeightWidth,
@@ -160,9 +161,10 @@ class ScheduleSpec(Frozen):
         default=None,
         description="Time for building a schedule: once it is over, no further candidate is begun; by default 15m.",
     )
-    progressive: bool = Field(
-        default=False,
-        description="Begin on what is quick to build; move to the better schedule once it is built.",
+    progressive: AutoOrFlag = Field(
+        default="auto",
+        description="Without a stored schedule: auto begins in eager and builds what pays; true begins on what is "
+        "quick to build, and builds beside; false builds first.",
     )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."

@@ -31,8 +31,8 @@ class NotYet:
 NOT_YET = (
     NotYet(
         field="schedule.progressive",
-        accepted=lambda s: s.kind == "score" or not s.schedule.progressive,
-        expected="false where kind is finetune",
+        accepted=lambda s: s.kind == "score" or s.schedule.progressive is not True,
+        expected="auto or false where kind is finetune",
     ),
 )
 
@@ -91,9 +91,9 @@ def _output_fields(spec: JobSpec) -> Iterator[Finding]:
 
 @rule("schedule.progressive", "schedule.on_miss")
 def _progressive(spec: JobSpec) -> Iterator[Finding]:
-    if spec.schedule.progressive and spec.schedule.on_miss != "build":
+    if spec.schedule.progressive is True and spec.schedule.on_miss != "build":
         problem = f"found true, but schedule.on_miss is {spec.schedule.on_miss}"
-        yield Finding("schedule.progressive", problem, "false, or on_miss: build")
+        yield Finding("schedule.progressive", problem, "auto, false, or on_miss: build")
 
 
 @rule("input.fields.x", "input.fields.id", "input.fields.label", "input.format")

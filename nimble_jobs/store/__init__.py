@@ -10,6 +10,7 @@ from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
 from nimble_jobs.store.timer_records import Due, Tick, TickKind, TickOutcome, Timer, TimerChange, TimerState
 from nimble_jobs.store.timers import Timers
+from nimble_jobs.store.wanted import Demand, WantedSchedule, WantedState
 from nimble_jobs.store.worker_orders import Order, Wanted
 from nimble_jobs.store.workers import WorkerLease, Workers
 
@@ -18,6 +19,7 @@ __all__ = [
     "ArtifactRef",
     "Artifacts",
     "Builds",
+    "Demand",
     "Due",
     "Jobs",
     "Lookup",
@@ -37,6 +39,8 @@ __all__ = [
     "Timers",
     "Wait",
     "Wanted",
+    "WantedSchedule",
+    "WantedState",
     "WorkerInfo",
     "WorkerLease",
     "Workers",

@@ -30,7 +30,10 @@ from nimble_jobs.store.schedule_rows import (
 from nimble_jobs.store.tables import ResidentRow, ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
 from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
+from nimble_jobs.store.wanted import forget
 from nimble_jobs.store.words import words
+
+QUICK = "eager kernels, 1 stream"  # the candidate that is captured first, and quickest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,20 @@ class Lookup:
     stored: StoredSchedule | None = None
     reason: str | None = None  # of the miss
     refused: str | None = None  # it failed its check: building it again would fail again
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFacts:
+    """What a build took, and what it brought."""
+
+    model: str
+    dtype: str
+    input: str
+    build_s: float
+    eager_us: float
+    quick_us: float | None
+    replay_us: float
+    runs: str  # schedule | eager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +117,7 @@ class Schedules:
         rows = [(saving, *_rows(saving, now)) for saving in savings]
 
         def work(session: Session) -> None:
+            forget(session, [saving.schedule.key for saving in savings])
             for saving, row, text, needed in rows:
                 _replace(session, row, text, needed, now)
                 if saving.refused is not None:
@@ -215,6 +233,16 @@ class Schedules:
         query = select(ScheduleRow).order_by(ScheduleRow.created_at, ScheduleRow.key)
         return self._db.read(lambda session: [entry_record(row) for row in session.scalars(query)])
 
+    def builds(self, device: str, *, newest: int = 50) -> tuple[BuildFacts, ...]:
+        """What builds for forward passes on a device, in words, took and brought; the newest first."""
+        row = ScheduleRow
+        query = select(row).where(row.device == device, row.mode == "inference", row.build_s > 0)
+        query = query.where(row.state == ScheduleState.READY.value).order_by(row.created_at.desc()).limit(newest)
+        names = ("model", "dtype", "input", "build_s", "eager_us", "quick_us", "replay_us", "runs")
+        return self._db.read(
+            lambda session: tuple(BuildFacts(**{n: getattr(r, n) for n in names}) for r in session.scalars(query))
+        )
+
     def artifacts(self, keys: Collection[str] | None = None) -> dict[str, tuple[ArtifactRef, ...]]:
         """What each of the schedules (None: every one) needs, by key; those that need nothing are left out."""
         return self._db.read(lambda session: artifacts_of(session, keys))
@@ -259,6 +287,7 @@ def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[Artifact
     state = ScheduleState.READY if saving.refused is None else ScheduleState.QUARANTINED
     row = covered | {"sha256": digest_of(covered, needed, text), "state": state.value}
     row["runs"] = schedule.runs
+    row["quick_us"] = next((c.replay_us for c in schedule.candidates if c.name == QUICK), None)
     return row | {"refused": saving.refused is not None, "reason": saving.refused}, text, needed
 
 

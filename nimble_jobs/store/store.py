@@ -28,6 +28,7 @@ from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.timers import Timers
+from nimble_jobs.store.wanted import WantedSchedules
 from nimble_jobs.store.worker_orders import WorkerOrders
 from nimble_jobs.store.workers import Workers
 
@@ -50,6 +51,7 @@ class Store:
         self.orders = WorkerOrders(database)
         self.expiry = Expiry(database)
         self.schedules = Schedules(database)
+        self.wanted = WantedSchedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience)
         self.seen = SeenFiles(database)
         self.publications = Publications(database, home)

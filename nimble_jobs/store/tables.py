@@ -201,6 +201,7 @@ class ScheduleRow(Base):
     state: Mapped[str] = mapped_column(String(12))  # ready | quarantined
     refused: Mapped[bool]  # quarantined because it does not agree with eager
     reason: Mapped[str | None] = mapped_column(Words)
+    quick_us: Mapped[float | None]  # a replay of eager's kernels on one stream: later builds learn from it
 
 
 class ScheduleTextRow(Base):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import NimbleError
@@ -19,6 +19,7 @@ from nimble_jobs.job import Job
 from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store
 from nimble_jobs.worker import logs, stacks
+from nimble_jobs.worker.idle import LOOK_S, Idle
 from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.stamps import Stamps
@@ -74,7 +75,8 @@ def main(
         return
     _tell(link, Ready(device=station.device))
     moved = Stamps(stamps)
-    while job := inbox.next_job():
+    idle = Idle(station, worker)
+    while job := inbox.next_job(idle):
         with stacks.to_file(logs.job_log_path(home, job.id)):
             sound = execute(
                 job,
@@ -86,7 +88,9 @@ def main(
         _tell(link, Done(job_id=job.id, attempt=job.attempt, last=not sound))
         if not sound:
             log.error("this process ends, so that no other job runs on what that job met")
+            idle.over()
             _exit(UNFIT)
+        idle.back()
     station.close()
     store.close()
     _exit(0)
@@ -100,9 +104,16 @@ class _Inbox:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         threading.Thread(target=self._read, args=(link,), name="inbox", daemon=True).start()
 
-    def next_job(self) -> Job | None:
-        """The next job, waiting for it; None when there will be no more."""
-        return self._jobs.get()
+    def next_job(self, idle: Idle) -> Job | None:
+        """The next job, waiting for it; None when there will be no more. The time until then is `idle`'s."""
+        while True:
+            try:
+                job = self._jobs.get(timeout=LOOK_S)
+            except Empty:
+                idle.look()
+            else:
+                idle.over()
+                return job
 
     def check(self) -> None:
         """Ends the process where it has been told to stop."""

@@ -48,6 +48,7 @@ class Station:
     residents: Residents
     run: Run
     builders: Builders | None = None  # for progressive jobs; without it they build like all others
+    described: str = ""  # the device in words, as schedules have it
     memory_bytes: int | None = None  # the user's limit, if there is one: no schedule that needs more is built
 
     def close(self) -> None:
@@ -111,10 +112,11 @@ def execute(
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:
     """What runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError where there is none such."""
     from nimble_jobs import workloads
-    from nimble_jobs.engine.device import resolve
+    from nimble_jobs.engine.device import describe, resolve
     from nimble_jobs.planner import Builders
 
-    resolved = str(resolve(device))
+    found = resolve(device)
+    resolved = str(found)
     residents = Residents(
         gpu_memory_bytes or default_budget_bytes(resolved),
         on_change=lambda keys: store.schedules.set_residents(worker, keys),
@@ -125,6 +127,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
         residents=residents,
         run=workloads.run,
         builders=Builders(store.home),
+        described=describe(found),
         memory_bytes=gpu_memory_bytes,
     )
 

@@ -1,12 +1,36 @@
-"""Moves a running job to a better schedule, between two of its batches."""
+"""What a job runs on while its schedule is not stored, and when it moves to a better one, between two of its batches.
+
+`due` is cheap and asked before each batch. `better` is called with nothing in flight where that was true, and `finish`
+after the last batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
+import torch
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.state import RandomStates
+from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
+from nimble_jobs.planner.background import order_of
+from nimble_jobs.planner.build import example_of
 from nimble_jobs.planner.contest import faster_in_eager
+from nimble_jobs.planner.first_run import expected, idle_cores, kernels_and_call_s
+from nimble_jobs.planner.prepare import FirstRun, build_now
+from nimble_jobs.planner.quick import capture_quickly
+from nimble_jobs.store import Demand
 from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.waiting import waiting
+
+_DECIDE_S = 0.3  # of running, after which the rate is believed
+_DECIDE_BATCHES = 3
+_ASK_S = 5.0  # how often the store is asked for what others have built
+_FED_BADLY = 0.2  # share of the time that a model waits for its input, above which no schedule makes the job faster
+_MOSTLY_CALLS = 0.5  # share of the time in calls of the model, below which something else holds the job up
+_HITS = 20  # of other schedules of the same model that count as a sign of more to come; two of them for one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +41,23 @@ class At:
     done: int  # records of this attempt whose results are on the host
     left: int  # records of this attempt that have not been sent to the device yet
     run_s: float  # since the first batch of this attempt was asked for
+    waits: float = 0.0  # share of that time in which whoever calls the model waited for its input
 
 
 def due(context: JobContext, prepared: Prepared, at: At) -> bool:
     """Whether `better` has something to do. Cheap: asked before each batch, while others may be in flight."""
-    if prepared.progress is not Progress.BUILDING:
+    key, builders, run = prepared.loaded.key, context.builders, prepared.first_run
+    if prepared.progress is Progress.BUILDING:
+        assert builders is not None
+        return not builders.running(key) and _move_pays(run, at)
+    if run is None or prepared.progress not in (Progress.EAGER, Progress.QUICK) or at.left <= 0:
         return False
-    assert context.builders is not None
-    return not context.builders.running(prepared.loaded.key)
+    if _undecided(prepared, run):
+        return _measured(run, prepared, at)
+    if at.run_s < run.asked_s + _ASK_S:
+        return False
+    run.asked_s = at.run_s
+    return _move_pays(run, at) and context.store.schedules.ready(key)
 
 
 def better(context: JobContext, prepared: Prepared, at: At) -> Prepared:
@@ -32,27 +65,244 @@ def better(context: JobContext, prepared: Prepared, at: At) -> Prepared:
 
     To be called with nothing in flight: what was captured is closed. Raises OutOfMemory, DeviceFault.
     """
-    if prepared.progress is not Progress.BUILDING:
+    run, random = prepared.first_run, RandomStates(prepared.loaded.device)
+    try:
+        if run is not None and _undecided(prepared, run):
+            found = _begin(context, prepared, run, at)
+        elif prepared.progress in (Progress.BUILDING, Progress.EAGER, Progress.QUICK):
+            found = _moved(context, prepared, at)
+        else:
+            return prepared
+    finally:
+        random.put_back()  # a model that draws numbers does not notice
+    context.report(phase="run", schedule=found.summary())
+    return found
+
+
+def finish(context: JobContext, prepared: Prepared, at: At) -> None:
+    """The last batch is done. What pays only later is left to whoever is idle, and a build beside never holds up the
+    end of a `run`.
+    """
+    run, loaded = prepared.first_run, prepared.loaded
+    if run is None:
+        return
+    _close_move(run, at)
+    if prepared.progress is Progress.MOVED or context.builders is None:
+        return
+    if loaded.ready and not loaded.instances:  # what was built says that eager is faster
+        return
+    if not run.why:
+        run.why = f"stayed in eager: it took {at.run_s:.1f} s, too little to decide on a build"
+    _want(context, prepared, run, at)
+    if not context.builders.running(loaded.key):
+        left = "an idle worker builds the schedule" if not context.job.foreground else _BY_HAND
+    elif context.job.foreground:
+        context.builders.end(loaded.key)
+        left = f"the job ended before the build beside it, which was ended; {_BY_HAND}"
+    else:
+        context.builders.alone(loaded.key, ends_at_once=not _uses(context, _demand(context, prepared)))
+        left = "the job ended before the build beside it, which goes on"
+    context.event("schedule", f"{run.why}; {left}", {"key": loaded.key})
+
+
+_BY_HAND = "an idle worker builds the schedule, or `nimble-jobs cache build`"
+
+
+def _undecided(prepared: Prepared, run: FirstRun) -> bool:
+    return prepared.progress in (Progress.EAGER, Progress.QUICK) and run.decision is None and not run.why
+
+
+def _measured(run: FirstRun, prepared: Prepared, at: At) -> bool:
+    """Whether the rate is known: that of the first batch, which is slow only once, does not count."""
+    if run.began is None:
+        if at.done > 0:
+            run.began = (at.done, at.run_s)
+        return False
+    done, seconds = at.done - run.began[0], at.run_s - run.began[1]
+    return seconds >= _DECIDE_S and done >= _DECIDE_BATCHES * prepared.loaded.request.batch_size
+
+
+def _move_pays(run: FirstRun | None, at: At) -> bool:
+    """Whether enough records are left; a job whose spec asks for a move does not ask that."""
+    if run is None or run.costs is None:
+        return True
+    now_s = _record_s(run, at)
+    gain = run.costs.build_ratio / (run.costs.quick_ratio if run.moves else 1.0)
+    return move_pays(at.left, now_s, now_s * min(1.0, gain), run.costs)
+
+
+def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:
+    """Decide, say so, and do what was decided."""
+    loaded = prepared.loaded
+    carried = loaded.altered()
+    if carried is not None:  # what it carries would have to be carried over, bit by bit
+        run.why = f"stays in eager: the model carries {carried!r} from batch to batch"
+        context.event("schedule", run.why, {"key": loaded.key})
         return prepared
+    decided = _decided(context, prepared, run, at)
+    run.decision, run.why = decided, f"from record {at.record:,}: {decided.why}"
+    data = {"key": loaded.key, "plan": decided.plan.value, "record": at.record, "later": decided.later}
+    context.event("schedule", run.why, data | {"cost_s": decided.cost_s, "saving_s": decided.saving_s})
+    _want(context, prepared, run, at)
+    found = prepared
+    if decided.plan.beside:
+        assert context.builders is not None
+        threads = max(1, int(idle_cores(loaded.device)))
+        context.builders.start(loaded.key, loaded.request, loaded.device, threads=threads)
+        found = replace(found, progress=Progress.BUILDING)
+    if decided.plan.quick:
+        found = _quickly(context, found, run, at)
+    elif decided.plan is Plan.WAIT:
+        context.report(phase="build")
+        start = time.perf_counter()
+        build_now(prepared, store=context.store, waiting=waiting(context), report=context.report)
+        found = replace(found, build_s=found.build_s + time.perf_counter() - start)
+        found = _moved(context, found, at)
+    return found
+
+
+def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Decision:
+    loaded, on_gpu = prepared.loaded, prepared.loaded.device.type == "cuda"
+    assert run.began is not None
+    record_s = (at.run_s - run.began[1]) / (at.done - run.began[0])
+    call_s, kernels_s, busy = record_s * loaded.request.batch_size, None, 1 - at.waits
+    if on_gpu and loaded.schedule is None:
+        batch_s = call_s
+        kernels_s, call_s = kernels_and_call_s(loaded, example_of(loaded.request, loaded.module, loaded.device))
+        busy = min(1.0, call_s / batch_s)
+    if at.waits > _FED_BADLY or busy < _MOSTLY_CALLS:
+        busy = 0.0
+    builds = context.store.schedules.builds(run_device(prepared))
+    model = run.parts.get("model.source", "")
+    if loaded.schedule is not None:  # an earlier job has captured the quick candidate
+        eager_s = loaded.schedule.eager_us / 1e6
+        costs = expected(builds, model=model, on_gpu=on_gpu, call_s=eager_s, kernels_s=eager_s)
+        run.costs = replace(costs, quick_ratio=1.0)
+    else:
+        run.costs = expected(builds, model=model, on_gpu=on_gpu, call_s=call_s, kernels_s=kernels_s)
+    situation = Situation(
+        left=at.left,
+        record_s=record_s,
+        busy=busy,
+        spent_s=prepared.load_s + prepared.build_s + at.run_s,
+        on_gpu=on_gpu,
+        idle_cores=idle_cores(loaded.device),
+        threads=1 if on_gpu else torch.get_num_threads(),
+        beside=context.builders is not None,
+        outlives=not context.job.foreground,
+        uses=_uses(context, _demand(context, prepared)),
+        records=at.done + at.left,
+    )
+    return decide(situation, run.costs)
+
+
+def run_device(prepared: Prepared) -> str:
+    """The device in words, as schedules have it."""
+    return devices.describe(prepared.loaded.device)
+
+
+def _demand(context: JobContext, prepared: Prepared) -> Demand:
+    return context.store.wanted.demand(prepared.loaded.key, context.job.spec, job=context.job.id)
+
+
+def _uses(context: JobContext, demand: Demand) -> float:
+    """Uses of the schedule that an idle worker's build would come too late for, or that none will build.
+
+    As often as it was missed before, it will be asked for again. Beside a worker's jobs that counts only where idle
+    times proved too short.
+    """
+    if not context.job.foreground:
+        return demand.queued + (demand.misses if demand.tries else 0)
+    return demand.misses + demand.queued + demand.timers + min(demand.hits, _HITS) / 2
+
+
+def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> None:
+    """Tell the store, once a job, that it does without."""
+    if run.wanted:
+        return
+    run.wanted = True
+    loaded, costs = prepared.loaded, run.costs
+    batch_s = loaded.request.batch_size * at.run_s / at.done if at.done else 0.0
+    if costs is None:
+        builds = context.store.schedules.builds(run_device(prepared))
+        on_gpu = loaded.device.type == "cuda"
+        costs = expected(builds, model=run.parts.get("model.source", ""), on_gpu=on_gpu, call_s=batch_s)
+    saves_s = (at.done + at.left) / loaded.request.batch_size * batch_s * (1 - costs.build_ratio)
+    context.store.wanted.missed(
+        loaded.key,
+        model=run.parts.get("model.source", ""),
+        device=run_device(prepared),
+        input=run.parts.get("input", ""),
+        request=order_of(loaded.key, loaded.request, loaded.device),
+        saves_s=saves_s,
+        costs_s=costs.build_s,
+        why=run.why,
+        now=time.time(),
+    )
+
+
+def _quickly(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:
+    """Move to the quick candidate, or stay in eager and say why."""
+    loaded = prepared.loaded
+    call_s = _record_s(run, at) * loaded.request.batch_size
+    start = time.perf_counter()
+    reason = capture_quickly(loaded, call_s * 1e6)
+    took_s = time.perf_counter() - start
+    prepared = replace(prepared, build_s=prepared.build_s + took_s)
+    if reason is not None:
+        context.event("schedule", f"stays in eager after {took_s:.1f} s: {reason}", {"key": loaded.key})
+        return prepared
+    assert loaded.schedule is not None
+    now = f"{call_s * 1e3:.4g} ms a batch before, a replay takes {loaded.schedule.replay_us / 1e3:.4g} ms"
+    message = f"moved to eager's kernels, captured in {took_s:.1f} s, before record {at.record:,}: {now}"
+    context.event("schedule", message, {"key": loaded.key, "record": at.record})
+    _open_move(run, at, "quick", took_s)
+    return prepared if prepared.progress is Progress.BUILDING else replace(prepared, progress=Progress.QUICK)
+
+
+def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
+    """Move to what is stored, if anything is; the job says what became of it."""
     assert context.builders is not None
-    before = prepared.loaded.schedule
+    before, run = prepared.loaded.schedule, prepared.first_run
+    was = f"{before.replay_us / 1e3:.4g} ms a replay before" if before is not None else "in eager before"
+    if before is None and run is not None:
+        was = f"{_record_s(run, at) * prepared.loaded.request.batch_size * 1e3:.4g} ms a batch in eager before"
+    start = time.perf_counter()
     found = improve(
         prepared, store=context.store, residents=context.residents, builders=context.builders, report=context.report
     )
     after, key = found.loaded.schedule, found.loaded.key
-    if found.progress is Progress.MOVED and before is not None and after is not None:
-        was, now = (f"{schedule.replay_us / 1e3:.4g} ms" for schedule in (before, after))
-        gain = f"{was} a replay before, {now} now, measured while it ran{faster_in_eager(after)}"
-        message = f"moved to {key[:12]} before record {at.record}: {gain}"
+    if found.progress is Progress.MOVED and after is not None:
+        gain = f"{was}, {after.replay_us / 1e3:.4g} ms now, measured while it ran{faster_in_eager(after)}"
+        message = f"moved to {key[:12]} before record {at.record:,}: {gain}"
         context.event("schedule", message, {"key": key, "record": at.record})
+        if run is not None:
+            _open_move(run, at, "stored", time.perf_counter() - start)
     elif found.loaded.fallback is not None:
-        message = f"runs in eager from record {at.record}: {found.loaded.fallback}"
+        message = f"runs in eager from record {at.record:,}: {found.loaded.fallback}"
         context.event("fallback", message, {"key": key})
     elif found.stays_because is not None:
         message = f"stays on what it began with: the better schedule was not loaded: {found.stays_because}"
         context.event("schedule", message, {"key": key, "record": at.record})
     elif found.progress is Progress.STAYS:
         context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
-    if found is not prepared:
-        context.report(phase="run", schedule=found.summary())
     return found
+
+
+def _record_s(run: FirstRun, at: At) -> float:
+    """Seconds a record since the last move."""
+    done, seconds = run.began or (0, 0.0)
+    return (at.run_s - seconds) / max(1, at.done - done)
+
+
+def _open_move(run: FirstRun, at: At, to: str, took_s: float) -> None:
+    _close_move(run, at)
+    before = run.moves[-1]["record_s"] if run.moves else _record_s(run, at)
+    run.moves.append({"record": at.record, "to": to, "took_s": took_s, "record_s_before": before, "record_s": None})
+    run.began = (at.done, at.run_s + took_s)
+
+
+def _close_move(run: FirstRun, at: At) -> None:
+    """Say what a move brought, once that is known."""
+    if run.moves and run.moves[-1]["record_s"] is None and run.began is not None and at.done > run.began[0]:
+        run.moves[-1]["record_s"] = _record_s(run, at)

@@ -10,7 +10,7 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
-from nimble_jobs.planner import Loaded, Prepared, Progress, Request, prepare
+from nimble_jobs.planner import Loaded, Prepared, Request, leave, prepare
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
@@ -74,8 +74,7 @@ def run(context: JobContext) -> Outcome:
         except Stopped:
             return Outcome(stop=context.stop(), schedule=scoring.prepared.summary())
         finally:
-            if scoring.prepared.progress not in (None, Progress.MOVED):
-                scoring.prepared.loaded.close()
+            leave(scoring.prepared, context.residents)
         run_s = time.perf_counter() - start
         context.report(phase="publish", done=tally.done, bad=tally.bad)
         timings = {

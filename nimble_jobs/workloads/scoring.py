@@ -141,6 +141,7 @@ class Scoring:
             writer.drop()
         if not finished:
             raise Stopped
+        moving.finish(self._context, self.prepared, self._at())
         return self._stages.summary()
 
     def _batch_bytes(self) -> int:
@@ -223,12 +224,13 @@ class Scoring:
             yield next(source)
 
     def _at(self) -> moving.At:
-        part = self._parts[self._sent]
+        part = self._parts[self._sent] if self._sent < len(self._parts) else None
         return moving.At(
-            record=part.start,
+            record=part.start if part is not None else self._reader.total,
             done=self.tally.done - self._adopted,
-            left=part.left,
+            left=part.left if part is not None else 0,
             run_s=time.perf_counter() - self._began,
+            waits=1 - self._stages.replay.load().busy,
         )
 
     def _counted(self, landed: Landed[_Part]) -> _Result:

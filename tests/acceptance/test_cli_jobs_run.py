@@ -45,6 +45,7 @@ input:
   fields: {x: x, id: ids}
   batch_size: 4
   transform: {scale: 1.0}
+schedule: {progressive: false}
 output:
   path: out
   fields: [id, top1, logits]

@@ -32,6 +32,7 @@ name: net
 kind: score
 model: {source: "python:model.py:net"}
 input: {source: x.npy, format: npy, batch_size: 4}
+schedule: {progressive: false}
 output: {path: out, format: npy, fields: [id, logits], if_exists: replace}
 """
 

@@ -26,6 +26,7 @@ name: job-{number}
 kind: score
 model: {{source: "python:model.py:small", args: {{width: {width}}}}}
 input: {{source: x.npy, format: npy, batch_size: 32}}
+schedule: {{progressive: false}}
 output: {{path: out/job-{number}, format: npy, fields: [id, logits]}}
 """
 

@@ -46,6 +46,7 @@ name: {name}
 kind: score
 model: {{source: "python:model.py:small", args: {{width: {width}}}}}
 input: {{source: x.npy, format: npy, batch_size: 16}}
+schedule: {{progressive: false}}
 output: {{path: out/{name}, format: {format}, fields: [id, top1, logits], shard_size: 32}}
 run: {{retry: {{max_attempts: 100, backoff: constant, initial: 50ms}}}}
 """

@@ -18,7 +18,7 @@ name: net
 kind: score
 model: {source: "torchvision:squeezenet1_1"}
 input: {source: x.npy, format: npy, batch_size: 4}
-schedule: {fuse: FUSE}
+schedule: {fuse: FUSE, progressive: false}
 output: {path: out, format: npy, fields: [id, top1]}
 run: {device: cuda}
 """

@@ -37,6 +37,7 @@ name: {name}
 kind: score
 model: {{source: "python:model.py:make", args: {{hidden: {hidden}}}}}
 input: {{source: {name}.npy, format: npy, batch_size: 4}}
+schedule: {{progressive: false}}
 output: {{path: out-{name}, fields: [id, top1]}}
 run: {{device: cuda, retry: {{max_attempts: 2, initial: 100ms}}}}
 """

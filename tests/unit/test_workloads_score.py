@@ -109,6 +109,7 @@ def tiny_job(folder: Path) -> dict[str, Any]:
         "kind": "score",
         "model": {"source": f"python:{folder}/model.py:make"},
         "input": {"source": str(folder / "x.npy"), "format": "npy", "batch_size": 4},
+        "schedule": {"progressive": False},
         "output": {"path": str(folder / "out"), "fields": ["id"], "if_exists": "replace"},
     }
     return specs.dump(specs.restore(spec))

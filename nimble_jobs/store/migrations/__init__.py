@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-NEWEST = "0011"
+NEWEST = "0012"
 
 
 def upgrade(connection: Connection) -> None:

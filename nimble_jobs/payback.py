@@ -1,0 +1,184 @@
+"""What a job should build for itself now, what later, and why: expected seconds against expected seconds.
+
+Pure: whoever asks brings what was measured, and gets a plan with its reason. Nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Half the time that a build spends on a device on which a job runs, it rests. While both use the device they share it
+# equally, so the job loses a quarter of the device's time, which makes it a third slower, and only then.
+RESTS = 1.0  # seconds of rest for each second on the device
+_ON_DEVICE = 0.5  # share of a build that it spends on the device: capture, check, measure (`stages` of schedules)
+_SLOWER_DEVICE = 1 / 3
+
+# A build at niceness 10 gets about a tenth of a core that the job wants too (weight 110 against 1024). What it still
+# costs the job is caches, memory bandwidth and late threads.
+_SLOWER_HOST = 0.25
+_STRETCHED = 4.0  # times as long as alone, where no core is idle
+_HOST_CORES = 2.0  # that a build for a GPU keeps busy: one that traces and measures, one that compiles
+
+STAKE = 0.2  # share of the job's whole time that it may lose where a build brings nothing
+MARGIN_S = 0.05  # a plan must be expected to save at least this much
+
+
+class Plan(StrEnum):
+    """What is built now."""
+
+    NOTHING = "nothing"
+    QUICK = "quick"  # the quick candidate, in the job's process; the job stands still meanwhile
+    BESIDE = "beside"  # the schedule, in a process of its own
+    QUICK_BESIDE = "quick and beside"
+    WAIT = "wait"  # the schedule; the job stands still meanwhile
+
+    @property
+    def quick(self) -> bool:
+        return self in (Plan.QUICK, Plan.QUICK_BESIDE)
+
+    @property
+    def beside(self) -> bool:
+        return self in (Plan.BESIDE, Plan.QUICK_BESIDE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What stages of building are expected to cost and to bring on a device where nothing else runs."""
+
+    quick_s: float  # recording, capturing and checking the quick candidate
+    quick_ratio: float  # its time for a batch over eager's
+    build_s: float  # the whole search
+    build_ratio: float  # its winner's time for a batch over eager's, at most 1
+    start_s: float  # a process of its own: imports, device, model
+    move_s: float  # loading and checking a stored schedule
+    source: str  # where these figures come from, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Where a job stands, and what else would profit."""
+
+    left: int  # records
+    record_s: float  # measured seconds a record, of late
+    busy: float = 1.0  # share of that time in which a faster model would help; the rest is reading and writing
+    spent_s: float = 0.0  # of the job so far, its start included
+    on_gpu: bool = True
+    idle_cores: float = 0.0  # that neither the job nor anybody else uses
+    threads: int = 1  # that the model computes with on a CPU
+    beside: bool = True  # a process of its own may build
+    outlives: bool = False  # such a process goes on when the job has ended
+    uses: float = 0.0  # of the same schedule that are expected elsewhere before an idle worker would have built it
+    records: int = 0  # of one such use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to build now. `saving_s` is before costs; both are expected, for this job and its uses elsewhere."""
+
+    plan: Plan
+    later: bool  # whether the schedule should be built once nothing else is to be done
+    cost_s: float
+    saving_s: float
+    ends_s: float  # expected seconds to the end of the job
+    eager_s: float  # the same if nothing is built
+    why: str
+
+
+def decide(situation: Situation, costs: Costs) -> Decision:
+    """The plan with the least expected time, what it saves elsewhere taken off.
+
+    A plan counts only if its costs are at most STAKE of the job's time, so that a wrong expectation costs a job no more
+    than that; what was asked for elsewhere before may be waited for at any cost that it pays back.
+    """
+    eager_s = situation.left * situation.record_s
+    best, ends_s, cost_s, worth_s = Plan.NOTHING, eager_s, 0.0, 0.0
+    for plan in _possible(situation):
+        time_s, stake_s, elsewhere_s = _expected(plan, situation, costs)
+        risky = stake_s > STAKE * (situation.spent_s + eager_s) and elsewhere_s <= stake_s
+        if not risky and time_s - elsewhere_s < ends_s - worth_s - MARGIN_S:
+            best, ends_s, cost_s, worth_s = plan, time_s, stake_s, elsewhere_s
+    saving_s = eager_s - ends_s + worth_s + cost_s
+    later = best in (Plan.NOTHING, Plan.QUICK)
+    why = _why(best, situation, costs, eager_s=eager_s, ends_s=ends_s, worth_s=worth_s)
+    return Decision(plan=best, later=later, cost_s=cost_s, saving_s=saving_s, ends_s=ends_s, eager_s=eager_s, why=why)
+
+
+def _possible(situation: Situation) -> list[Plan]:
+    """Those that ask less of the job first: of equals the first is taken.
+
+    A job waits for a build only where none goes on after it and others will use the schedule, or where no other process
+    can build: if a build takes longer than expected, a job beside it loses little.
+    """
+    beside = [Plan.BESIDE, Plan.QUICK_BESIDE] if situation.beside else []
+    wait = [Plan.WAIT] if not beside or (situation.uses and not situation.outlives) else []
+    return [Plan.QUICK, *beside, *wait]
+
+
+def _expected(plan: Plan, now: Situation, costs: Costs) -> tuple[float, float, float]:
+    """Of a plan: seconds to the end of the job, how many of them it costs the job, and seconds saved elsewhere."""
+    after_quick_s = _with(now, costs.quick_ratio)
+    after_build_s = _with(now, min(costs.build_ratio, costs.quick_ratio) if plan.quick else costs.build_ratio)
+    elsewhere_s = now.uses * now.records * max(0.0, now.record_s - after_build_s)
+    if plan is Plan.QUICK:
+        return costs.quick_s + now.left * after_quick_s, costs.quick_s, 0.0
+    if plan is Plan.WAIT:
+        return costs.build_s + now.left * after_build_s, costs.build_s, elsewhere_s
+    first_s = costs.quick_s if plan.quick else 0.0
+    record_s = after_quick_s if plan.quick else now.record_s
+    slower, lasts_s = beside(now, costs)
+    meanwhile = lasts_s / (record_s * (1 + slower)) if record_s > 0 else float("inf")
+    if meanwhile >= now.left:  # the job ends first
+        lost_s = now.left * record_s * slower
+        return first_s + now.left * record_s + lost_s, first_s + lost_s, elsewhere_s if now.outlives else 0.0
+    lost_s = lasts_s * slower / (1 + slower)
+    last_s = (now.left - meanwhile) * record_s
+    if move_pays(now.left - meanwhile, record_s, after_build_s, costs):
+        lost_s, last_s = lost_s + costs.move_s, costs.move_s + (now.left - meanwhile) * after_build_s
+    return first_s + lasts_s + last_s, first_s + lost_s, elsewhere_s
+
+
+def move_pays(left: float, record_s: float, after_s: float, costs: Costs) -> bool:
+    """Whether loading a stored schedule takes less than it saves for the records left; times a record, now and then."""
+    return left * (record_s - after_s) > costs.move_s
+
+
+def beside(now: Situation, costs: Costs) -> tuple[float, float]:
+    """By how much a job is slower while another process builds for it, as a share, and for how many seconds."""
+    wanted = _HOST_CORES if now.on_gpu else float(max(1, now.threads))
+    short = min(1.0, max(0.0, 1 - now.idle_cores / wanted))  # share of the cores that it would take from the job
+    slower = _SLOWER_HOST * short
+    stretched = 1 + (_STRETCHED - 1) * short
+    if now.on_gpu:
+        slower += _SLOWER_DEVICE * _ON_DEVICE
+        stretched += RESTS * _ON_DEVICE
+    return slower, costs.start_s + costs.build_s * stretched
+
+
+def _with(now: Situation, ratio: float) -> float:
+    """Seconds a record where the model takes this share of the time it takes now."""
+    return now.record_s * (1 - now.busy * (1 - min(1.0, ratio)))
+
+
+def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: float, worth_s: float) -> str:
+    left = f"{now.left:,} records left would take {_seconds(eager_s)} in eager"
+    build = f"a build about {_seconds(costs.build_s)} ({costs.source})"
+    saves = f"saves {_seconds(max(0.0, eager_s - ends_s))} of it"
+    elsewhere = f", and {_seconds(worth_s)} in {now.uses:.0f} uses elsewhere" if worth_s > 0 else ""
+    match plan:
+        case Plan.NOTHING:
+            return f"goes on in eager: {left}; {build}"
+        case Plan.QUICK:
+            return (
+                f"captures eager's kernels: {left}; that takes about {_seconds(costs.quick_s)} and {saves}; {build} "
+                "pays only later"
+            )
+        case Plan.WAIT:
+            return f"builds first: {left}; {build}; it {saves}{elsewhere}"
+    quick = f"captures eager's kernels in about {_seconds(costs.quick_s)}, and " if plan.quick else ""
+    _, lasts_s = beside(now, costs)
+    return f"{quick}builds beside: {left}; {build}, {_seconds(lasts_s)} beside the job; that {saves}{elsewhere}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.1f} s"

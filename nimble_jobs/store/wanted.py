@@ -1,0 +1,234 @@
+"""Schedules that jobs missed and did not build. An idle worker does, the most promising first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, String, Text, delete, func, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from nimble_jobs.job import JobState
+from nimble_jobs.store.changes import changed
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.records import dump, load_object
+from nimble_jobs.store.tables import Base, JobRow, ScheduleRow
+from nimble_jobs.store.timer_tables import TimerRow
+from nimble_jobs.store.transitions import record_event
+from nimble_jobs.store.words import Words
+
+_READ = 500  # queued jobs and timers that are compared with a job, at most
+
+
+class WantedState(StrEnum):
+    """What becomes of a wanted schedule."""
+
+    WAITS = "waits"
+    BUILDING = "building"
+    FAILED = "failed"  # a build gave none: `why` says what happened
+
+
+class WantedRow(Base):
+    """A schedule that jobs missed. The row goes when the schedule is stored."""
+
+    __tablename__ = "wanted_schedules"
+
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    model: Mapped[str] = mapped_column(Words)
+    device: Mapped[str] = mapped_column(Words)  # in words, as schedules have it
+    input: Mapped[str] = mapped_column(Words)
+    request: Mapped[str] = mapped_column(Text)  # JSON object: what a builder must be told
+    misses: Mapped[int] = mapped_column(BigInteger)  # jobs that did without
+    tries: Mapped[int]  # builds that ended without a result
+    saves_s: Mapped[float]  # expected for a job like the last that missed
+    costs_s: Mapped[float]  # expected of the build
+    why: Mapped[str] = mapped_column(Words)
+    state: Mapped[str] = mapped_column(String(12))  # waits | building | failed
+    builder: Mapped[str | None] = mapped_column(Words)  # the worker that builds it
+    first_at: Mapped[float]
+    last_at: Mapped[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedSchedule:
+    """A schedule that jobs missed and did not build. Times are Unix seconds."""
+
+    key: str
+    model: str
+    device: str
+    input: str
+    request: dict[str, Any]
+    misses: int
+    tries: int
+    saves_s: float
+    costs_s: float
+    why: str
+    state: WantedState
+    builder: str | None
+    first_at: float
+    last_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What else asks for the schedule of a key, or for one of the same model."""
+
+    misses: int = 0  # earlier jobs that did without this schedule
+    tries: int = 0  # builds of it that were ended before they had a result
+    queued: int = 0  # jobs that wait with the same model, input shape left open, batch size and settings
+    timers: int = 0  # active ones with the same model
+    hits: int = 0  # of stored schedules of the same model
+
+
+class WantedSchedules:
+    """The table of wanted schedules. Time is always an argument: Unix seconds."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def missed(
+        self,
+        key: str,
+        *,
+        model: str,
+        device: str,
+        input: str,  # noqa: A002  # the column's name
+        request: Mapping[str, Any],
+        saves_s: float,
+        costs_s: float,
+        why: str,
+        now: float,
+    ) -> None:
+        """A job did without this schedule: count it, with the next transaction. What failed stays failed."""
+        said = {"saves_s": float(saves_s), "costs_s": float(costs_s), "last_at": now, "request": dump(dict(request))}
+
+        def work(session: Session) -> None:
+            row = session.get(WantedRow, key)
+            if row is None:
+                if session.scalar(select(ScheduleRow.state).where(ScheduleRow.key == key)) is not None:
+                    return  # somebody was quicker
+                session.add(
+                    WantedRow(
+                        key=key,
+                        model=model,
+                        device=device,
+                        input=input,
+                        misses=1,
+                        tries=0,
+                        why=why,
+                        state=WantedState.WAITS.value,
+                        first_at=now,
+                        **said,
+                    )
+                )
+                return
+            row.misses += 1
+            if row.state != WantedState.FAILED.value:
+                row.why = why
+            for name, value in said.items():
+                setattr(row, name, value)
+
+        self._db.write_soon(work)
+
+    def list(self) -> list[WantedSchedule]:
+        """All of them, the most promising first: what a build is expected to save over what it costs."""
+        rows = self._db.read(lambda session: [_record(row) for row in session.scalars(select(WantedRow))])
+        return sorted(rows, key=lambda row: (-_promise(row), row.first_at, row.key))
+
+    def take(self, worker: str, device: str, *, alive: Callable[[str], bool], now: float) -> WantedSchedule | None:
+        """The most promising one for a device, now this worker's to build; None where there is none.
+
+        `alive` says whether a worker runs: what one that is gone had begun is free again.
+        """
+        for row in self.list():
+            free = row.builder is None or row.builder == worker or not alive(row.builder)
+            if row.device != device or row.state is WantedState.FAILED or not free:
+                continue
+            taken = update(WantedRow).where(
+                WantedRow.key == row.key, WantedRow.builder.is_not_distinct_from(row.builder)
+            )
+            values = {"builder": worker, "state": WantedState.BUILDING.value}
+            statement = taken.values(**values)
+            if self._db.write(lambda session, s=statement: changed(session, s)):  # type: ignore[misc]
+                return row
+        return None
+
+    def put_back(self, key: str) -> None:
+        """Its build was ended before it had a result; another one may begin."""
+        statement = update(WantedRow).where(WantedRow.key == key, WantedRow.state != WantedState.FAILED.value)
+        statement = statement.values(builder=None, state=WantedState.WAITS.value, tries=WantedRow.tries + 1)
+        self._db.write(lambda session: changed(session, statement))
+
+    def failed(self, key: str, reason: str, now: float) -> None:
+        """Its build gave no schedule: nobody tries again, until a job or a command builds it."""
+
+        def work(session: Session) -> None:
+            statement = update(WantedRow).where(WantedRow.key == key)
+            values = {"builder": None, "state": WantedState.FAILED.value, "why": reason}
+            if changed(session, statement.values(**values)):
+                record_event(
+                    session, "wanted", f"schedule {key[:16]} was not built: {reason}", now=now, data={"key": key}
+                )
+
+        self._db.write(work)
+
+    def demand(self, key: str, spec: Mapping[str, Any], *, job: str | None = None) -> Demand:
+        """Who else asks for the schedule of a job with this spec. `job` itself does not count."""
+
+        def work(session: Session) -> Demand:
+            own = session.get(WantedRow, key)
+            texts = session.execute(
+                select(JobRow.id, JobRow.spec)
+                .where(JobRow.state == JobState.QUEUED.value, JobRow.held.is_(False), JobRow.kind == spec.get("kind"))
+                .order_by(JobRow.rank)
+                .limit(_READ)
+            ).all()
+            timers = session.scalars(select(TimerRow.spec).where(TimerRow.state == "active").limit(_READ))
+            model = str((spec.get("model") or {}).get("source", ""))
+            hits = session.scalar(select(func.sum(ScheduleRow.hits)).where(ScheduleRow.model == model)) or 0
+            return Demand(
+                misses=own.misses if own else 0,
+                tries=own.tries if own else 0,
+                queued=sum(_alike(load_object(text), spec) for id_, text in texts if id_ != job),
+                timers=sum(_alike(load_object(text), spec) for text in timers),
+                hits=int(hits),
+            )
+
+        return self._db.read(work)
+
+
+def forget(session: Session, keys: Collection[str]) -> None:
+    """They are stored now."""
+    changed(session, delete(WantedRow).where(WantedRow.key.in_(list(keys))))
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two jobs would use the same schedule, were their records of the same shape."""
+    same = all(one.get(part) == other.get(part) for part in ("kind", "model", "schedule"))
+    sizes = [(spec.get("input") or {}).get("batch_size") for spec in (one, other)]
+    return same and sizes[0] == sizes[1]
+
+
+def _promise(row: WantedSchedule) -> float:
+    return row.misses * row.saves_s / max(row.costs_s, 1e-3)
+
+
+def _record(row: WantedRow) -> WantedSchedule:
+    return WantedSchedule(
+        key=row.key,
+        model=row.model,
+        device=row.device,
+        input=row.input,
+        request=load_object(row.request),
+        misses=row.misses,
+        tries=row.tries,
+        saves_s=row.saves_s,
+        costs_s=row.costs_s,
+        why=row.why,
+        state=WantedState(row.state),
+        builder=row.builder,
+        first_at=row.first_at,
+        last_at=row.last_at,
+    )

@@ -1,0 +1,91 @@
+"""What a worker's child does while it has no job: it builds schedules that jobs did without, the most promising first.
+
+Each is built by a process of its own (`planner.background`), which ends at once when a job comes or the worker leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nimble_jobs.errors import StoreError
+from nimble_jobs.store import WantedState
+
+if TYPE_CHECKING:
+    from nimble_jobs.worker.executor import Station
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # how often an idle child looks
+_TROUBLE_S = 30.0  # before the store is asked again that could not be
+
+
+class Idle:
+    """The idle times of one child. Times are of the monotonic clock."""
+
+    def __init__(self, station: Station, worker: str, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._station = station
+        self._worker = worker
+        self._now = now
+        self._since = now()
+        self._key: str | None = None
+        self._not_before = 0.0
+
+    def look(self) -> None:
+        """There is no job right now: begin a build, or see how the one at hand ended."""
+        builders, now = self._station.builders, self._now()
+        after_s = self._station.store.settings.usable().cache.build_after
+        if builders is None or after_s == "off" or now < max(self._since + after_s, self._not_before):
+            return
+        try:
+            self._close()
+            if self._key is None and not builders.busy:
+                self._begin()
+        except StoreError as error:
+            log.warning("schedules that jobs did without are not built: %s", error)
+            self._not_before = now + _TROUBLE_S
+
+    def over(self) -> None:
+        """A job has come, or the worker leaves: end what was begun. It waits for the next idle time."""
+        self._since = self._now()
+        builders = self._station.builders
+        if builders is None:
+            return
+        ended = builders.stop()
+        key, self._key = self._key, None
+        try:
+            for each in {*ended, *([key] if key else [])}:
+                self._station.store.wanted.put_back(each)
+        except StoreError as error:
+            log.warning("%s", error)
+
+    def back(self) -> None:
+        """The job is over."""
+        self._since = self._now()
+
+    def _begin(self) -> None:
+        store, builders = self._station.store, self._station.builders
+        assert builders is not None
+        alive = {worker.id for worker in store.workers.live()}
+        wanted = store.wanted.take(self._worker, self._station.described, alive=alive.__contains__, now=time.time())
+        if wanted is None:
+            return
+        log.info(
+            "idle: builds schedule %s of %s, which %d jobs did without", wanted.key[:12], wanted.model, wanted.misses
+        )
+        self._key = wanted.key
+        builders.order(wanted.key, wanted.request, beside=False)
+        builders.idle(wanted.key)
+
+    def _close(self) -> None:
+        builders, store = self._station.builders, self._station.store
+        if self._key is None or builders is None or builders.running(self._key):
+            return
+        key, self._key = self._key, None
+        if builders.gave_up(key):
+            store.wanted.failed(key, "the build in an idle worker gave no schedule; see the worker's log", time.time())
+        elif any(row.key == key and row.state is WantedState.BUILDING for row in store.wanted.list()):
+            store.wanted.put_back(key)
+        builders.end(key)
