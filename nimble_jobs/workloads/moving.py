@@ -46,6 +46,8 @@ class At:
 
 def due(context: JobContext, prepared: Prepared, at: At) -> bool:
     """Whether `better` has something to do. Cheap: asked before each batch, while others may be in flight."""
+    if prepared.progress in (None, Progress.MOVED, Progress.STAYS):
+        return False
     key, builders, run = prepared.loaded.key, context.builders, prepared.first_run
     if prepared.progress is Progress.BUILDING:
         assert builders is not None
@@ -83,9 +85,9 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     """The last batch is done. What pays only later is left to whoever is idle, and a build beside never holds up the
     end of a `run`.
     """
-    run, loaded = prepared.first_run, prepared.loaded
-    if run is None:
+    if prepared.progress is None or prepared.first_run is None:
         return
+    run, loaded = prepared.first_run, prepared.loaded
     _close_move(run, at)
     if prepared.progress is Progress.MOVED or context.builders is None:
         return
