@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import CursorResult, Delete, Update
+from sqlalchemy import CursorResult, Delete, Executable, Update
 from sqlalchemy.orm import Session
 
 AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
@@ -15,6 +16,11 @@ def changed(session: Session, statement: Update | Delete) -> int:
     result = session.execute(statement, execution_options={"synchronize_session": False})
     assert isinstance(result, CursorResult)
     return result.rowcount
+
+
+def run(session: Session, statement: Executable, **values: Any) -> CursorResult[Any]:
+    """Execute a statement over tables, one that was built once and is only given its values here."""
+    return session.connection().execute(statement, values)
 
 
 def batched(ids: Sequence[str]) -> Iterator[Sequence[str]]:

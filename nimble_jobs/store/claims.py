@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Select, Update, false, or_, select, true, update
+from sqlalchemy import ColumnElement, Select, bindparam, false, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store.changes import changed
+from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.groups import has_room, lock_groups, running
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import dump, job_record, load_object, schedule_columns, sha256, timings_columns
@@ -20,35 +21,42 @@ from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import GroupRow, JobRow
 from nimble_jobs.store.timer_records import TickOutcome
 from nimble_jobs.store.timer_tables import TickRow
-from nimble_jobs.store.transitions import count_attempts, held, leave_running, record_event, start_attempt
+from nimble_jobs.store.transitions import (
+    JOBS,
+    MINE,
+    MINE_CHANGED,
+    count_attempts,
+    held,
+    leave_running,
+    record_event,
+    start_attempt,
+)
 
 
 class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
-    def claim(self, worker: str, *, device: str, now: float) -> Job | None:
-        """Take the job of the lowest rank that may run now on `device`, or None.
+    def claim(self, worker: str, *, device: str, now: float, expected: bool = False) -> Job | None:
+        """Take the job of the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
 
         The new attempt number comes back in the job; every later write of this attempt gives it.
         """
-        candidate = _next_job(device, now)
-        if self._db.read(lambda session: session.scalar(candidate)) is None:
+        given = {"for_devices": sorted({"auto", device, device.partition(":")[0]}), "until": now}
+        if not expected and self._db.read(lambda session: run(session, _NEXT, **given).first()) is None:
             return None  # an idle worker must not take the write lock
-        chosen = update(JobRow).where(JobRow.id == candidate.scalar_subquery())
 
         def work(session: Session) -> Job | None:
             lock_groups(session)
-            return _take(session, worker, now, chosen)
+            return _take(session, worker, now, _TAKE_NEXT, given)
 
         return self._db.write(work)
 
     def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
         """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or must wait."""
-        mine = update(JobRow).where(JobRow.id == job_id, JobRow.foreground == true(), JobRow.blockers == 0, has_room())
 
         def work(session: Session) -> Job | None:
             lock_groups(session)
-            return _take(session, worker, now, mine)
+            return _take(session, worker, now, _TAKE_OWN, {"of_job": job_id})
 
         return self._db.write(work)
 
@@ -72,15 +80,13 @@ class JobClaims(JobQueries):
             values |= schedule_columns(schedule)
         if timings is not None:
             values |= timings_columns(timings)
-        statement = _running(job_id, attempt).values(**values)
-        return self._db.write(lambda session: changed(session, statement) == 1)
+        values |= {"of_job": job_id, "of_attempt": attempt}
+        return self._db.write(lambda session: run(session, MINE_CHANGED, **values).rowcount == 1)
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Should this attempt stop? True also when it does not own the job any more."""
-        query = select(JobRow.cancel_requested).where(
-            JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value
-        )
-        wanted = self._db.read(lambda session: session.scalar(query))
+        mine = {"of_job": job_id, "of_attempt": attempt}
+        wanted = self._db.read(lambda session: run(session, _CANCELLED, **mine).scalar())
         return wanted is None or wanted
 
     def finish(
@@ -204,14 +210,10 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
         record_event(session, "overlap", text, now=now, job=job_id, attempt=attempt)
 
 
-def _running(job_id: str, attempt: int) -> Update:
-    return update(JobRow).where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
-
-
-def _next_job(device: str, now: float) -> Select[Any]:
+def _next_job() -> Select[Any]:
     """The first job that may run of those in no group, and the first of each group that has room; of these the first.
 
-    Each of them is the first row that fits in `ix_jobs_claim`.
+    Each of them is the first row that fits in `ix_jobs_claim`. `for_devices` and `until` (Unix seconds) come later.
     """
     job = aliased(JobRow)
     first = (
@@ -221,8 +223,8 @@ def _next_job(device: str, now: float) -> Select[Any]:
             job.foreground == false(),
             job.held == false(),
             job.blockers == 0,
-            job.not_before <= now,
-            job.device.in_(sorted({"auto", device, device.partition(":")[0]})),
+            job.not_before <= bindparam("until"),
+            job.device.in_(bindparam("for_devices", expanding=True)),
         )
         .order_by(job.rank, job.seq)
         .limit(1)
@@ -235,22 +237,36 @@ def _next_job(device: str, now: float) -> Select[Any]:
     return select(JobRow.id).where(firsts).order_by(JobRow.rank, JobRow.seq).limit(1)
 
 
-def _take(session: Session, worker: str, now: float, which: Update) -> Job | None:
-    """Move one queued job to running. One whose spec was damaged in the database fails, and the next is tried."""
-    statement = (
-        which.where(JobRow.state == JobState.QUEUED.value)
+def _taking(*which: ColumnElement[bool]) -> ReturningUpdate[Any]:
+    """Move one queued job to running, of `by_worker` at `at`."""
+    return (
+        update(JOBS)
+        .where(*which, JOBS.c.state == JobState.QUEUED.value)
         .values(
             state=JobState.RUNNING.value,
-            attempt=JobRow.attempt + 1,
-            worker=worker,
-            started_at=now,
+            attempt=JOBS.c.attempt + 1,
+            worker=bindparam("by_worker", type_=JOBS.c.worker.type),
+            started_at=bindparam("at"),
             finished_at=None,
             error=None,
         )
-        .returning(JobRow)
+        .returning(*JOBS.c)
     )
+
+
+# Built once, as in `transitions`.
+_NEXT = _next_job()
+_TAKE_NEXT = _taking(JOBS.c.id == _NEXT.scalar_subquery())
+_TAKE_OWN = _taking(JOBS.c.id == bindparam("of_job"), JOBS.c.foreground == true(), JOBS.c.blockers == 0, has_room())
+_CANCELLED = select(JOBS.c.cancel_requested).where(*MINE)
+
+
+def _take(
+    session: Session, worker: str, now: float, statement: ReturningUpdate[Any], which: Mapping[str, Any]
+) -> Job | None:
+    """Move one queued job to running. One whose spec was damaged in the database fails, and the next is tried."""
     while True:
-        row = session.scalars(statement, execution_options={"synchronize_session": False}).one_or_none()
+        row = cast(JobRow | None, run(session, statement, by_worker=worker, at=now, **which).one_or_none())
         if row is None:
             return None
         start_attempt(session, row, now)

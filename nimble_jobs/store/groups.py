@@ -6,14 +6,17 @@ A group has one limit, that of the job that was queued last.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, Table, delete, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from nimble_jobs.job import JobState
-from nimble_jobs.store.changes import batched, changed
+from nimble_jobs.store.changes import batched, changed, run
 from nimble_jobs.store.tables import GroupRow, JobRow
+
+_GROUPS = cast(Table, GroupRow.__table__)
+_LOCKED = select(_GROUPS.c.name).order_by(_GROUPS.c.name).with_for_update()
 
 
 def group_of(spec: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -36,7 +39,7 @@ def set_group(session: Session, name: str, limit: int) -> int | None:
 
 def lock_groups(session: Session) -> None:
     """Let nobody else claim a job of a group until the transaction ends. On SQLite nobody else can."""
-    session.execute(select(GroupRow.name).order_by(GroupRow.name).with_for_update()).all()
+    run(session, _LOCKED).all()
 
 
 def running(name: ColumnElement[str] | InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> Any:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import Table, bindparam, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import SettingsError
 from nimble_jobs.job import JobState
+from nimble_jobs.store.changes import run
 from nimble_jobs.store.ids import random_id
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.records import dump, load_object
@@ -28,6 +29,10 @@ _ID_LENGTH = 12
 _ERROR_CHARS = 2000
 _LINE_CHARS = 300
 _ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.QUARANTINED)
+_JOBS = cast(Table, JobRow.__table__).c
+_TOLD = select(_JOBS.seq, _JOBS.name, _JOBS.kind, _JOBS.attempt, _JOBS.error, _JOBS.spec, _JOBS.outputs).where(
+    _JOBS.id == bindparam("of_job")
+)
 _BAD = (JobState.FAILED.value, JobState.QUARANTINED.value)
 
 
@@ -122,11 +127,7 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
     """Write what is to be told about a job that was just moved to `to`. Nothing where that is no end."""
     if to not in _ENDS:
         return
-    row = session.execute(
-        select(JobRow.seq, JobRow.name, JobRow.kind, JobRow.attempt, JobRow.error, JobRow.spec, JobRow.outputs).where(
-            JobRow.id == job_id
-        )
-    ).one()
+    row = run(session, _TOLD, of_job=job_id).one()
     notify = load_object(row.spec).get("notify")
     wanted = routes_of(session, notify)
     if wanted == ():

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import exists, select
+from sqlalchemy import Table, exists, insert, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import JobState, Publication
+from nimble_jobs.store.changes import run
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.records import load_object
 from nimble_jobs.store.tables import JobRow, PublicationRow
-from nimble_jobs.store.transitions import held
+from nimble_jobs.store.transitions import owns
+
+_NOTED = insert(cast(Table, PublicationRow.__table__))
 
 
 class Publications:
@@ -28,17 +31,17 @@ class Publications:
         """Keep it, durably, before its folder takes its place. Raises FencedOut when another attempt owns the job."""
 
         def work(session: Session) -> None:
-            if held(session, publication.job_id, attempt) is None:
+            if not owns(session, publication.job_id, attempt):
                 raise FencedOut
-            session.add(
-                PublicationRow(
-                    token=publication.token,
-                    job=publication.job_id,
-                    path=publication.path,
-                    folder=publication.folder,
-                    manifest_sha256=publication.manifest_sha256,
-                    at=time.time(),
-                )
+            run(
+                session,
+                _NOTED,
+                token=publication.token,
+                job=publication.job_id,
+                path=publication.path,
+                folder=publication.folder,
+                manifest_sha256=publication.manifest_sha256,
+                at=time.time(),
             )
 
         self._db.write(work)

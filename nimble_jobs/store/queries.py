@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
-from sqlalchemy import and_, false, func, or_, select
+from sqlalchemy import Table, and_, bindparam, false, func, or_, select
 from sqlalchemy.orm import Session, defer
 
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
-from nimble_jobs.store.changes import batched
+from nimble_jobs.store.changes import batched, run
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import fullness
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
@@ -32,6 +32,8 @@ _COLUMNS = {
     "priority": JobRow.priority,
     "records": JobRow.records_done,
 }
+JOBS = cast(Table, JobRow.__table__)
+_JOB = select(JOBS).where(JOBS.c.id == bindparam("of_job"))
 _LISTED = 5  # how many candidates an error names
 
 
@@ -88,7 +90,12 @@ class JobQueries:
 
     def get(self, reference: str) -> Job:
         """A job by id, name (the newest), or prefix of at least 4 characters. Raises NotFound, UsageError."""
-        return self._db.read(lambda session: job_record(find_job(session, reference)))
+
+        def work(session: Session) -> Job:
+            row = run(session, _JOB, of_job=reference).one_or_none()  # mostly it is an id
+            return job_record(find_job(session, reference) if row is None else cast(JobRow, row))
+
+        return self._db.read(work)
 
     def chosen(self, references: Sequence[str]) -> list[Job]:
         """The jobs that ids, names, and ids of arrays stand for, each once. Raises NotFound, UsageError."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Table, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Schedule
-from nimble_jobs.store.changes import changed
+from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.provenance import provenance
 from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, dump
@@ -34,6 +34,8 @@ from nimble_jobs.store.wanted import forget
 from nimble_jobs.store.words import words
 
 QUICK = "eager kernels, 1 stream"  # the candidate that is captured first, and quickest
+_SCHEDULES = cast(Table, ScheduleRow.__table__)
+_STATE = select(_SCHEDULES.c.state).where(_SCHEDULES.c.key == bindparam("of_key"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +142,7 @@ class Schedules:
 
     def ready(self, key: str) -> bool:
         """Whether a schedule is stored under the key and nobody has set it aside. Reads no JSON."""
-        query = select(ScheduleRow.state).where(ScheduleRow.key == key)
-        return self._db.read(lambda session: session.scalar(query)) == ScheduleState.READY.value
+        return self._db.read(lambda s: run(s, _STATE, of_key=key).scalar()) == ScheduleState.READY.value
 
     def quarantine(self, key: str, reason: str, now: float, *, digest: str | None = None) -> None:
         """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again.

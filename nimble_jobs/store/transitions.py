@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState, When
 from nimble_jobs.store.changes import changed as changed
+from nimble_jobs.store.changes import run
 from nimble_jobs.store.notices import queue_end, queue_start
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
@@ -16,6 +17,21 @@ from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
 from nimble_jobs.store.words import plain
 
 FINAL = tuple(state.value for state in JobState if state.final)
+
+# Statements that every job needs, built once: building one takes ten times as long as running it.
+JOBS = cast(Table, JobRow.__table__)
+_ATTEMPTS, _WAITS = cast(Table, AttemptRow.__table__), cast(Table, WaitRow.__table__)
+_EVENT = insert(cast(Table, EventRow.__table__))
+_ATTEMPT = insert(_ATTEMPTS)
+MINE = (
+    JOBS.c.id == bindparam("of_job"),
+    JOBS.c.attempt == bindparam("of_attempt"),
+    JOBS.c.state == JobState.RUNNING.value,
+)
+_OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
+MINE_CHANGED = update(JOBS).where(*MINE)  # the values are those that it is run with
+_ENDED = update(_ATTEMPTS).where(_ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt"))
+_AWAITED = select(_WAITS.c.job).where(_WAITS.c.parent == bindparam("of_job")).limit(1)
 
 
 def record_event(
@@ -29,14 +45,14 @@ def record_event(
     data: dict[str, Any] | None = None,
 ) -> None:
     """Add an event to the transaction."""
-    session.add(EventRow(at=now, job=job, attempt=attempt, kind=kind, message=message, data=dump(plain(data or {}))))
-    session.flush()
+    text = dump(plain(data)) if data else "{}"
+    run(session, _EVENT, at=now, job=job, attempt=attempt, kind=kind, message=message, data=text)
 
 
 def start_attempt(session: Session, row: JobRow, now: float) -> None:
     """Note the attempt that a claim just began."""
     assert row.worker is not None
-    session.add(AttemptRow(job=row.id, number=row.attempt, worker=row.worker, started_at=now))
+    run(session, _ATTEMPT, job=row.id, number=row.attempt, worker=row.worker, started_at=now)
     record_event(session, "claimed", f"attempt {row.attempt} on {row.worker}", now=now, job=row.id, attempt=row.attempt)
     queue_start(session, row, now)
 
@@ -45,6 +61,11 @@ def held(session: Session, job_id: str, attempt: int) -> JobRow | None:
     """The job, if this attempt still runs it. Nobody else changes the row until the transaction ends."""
     query = select(JobRow).where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
     return session.scalar(query.with_for_update())
+
+
+def owns(session: Session, job_id: str, attempt: int) -> bool:
+    """As `held`, without the row."""
+    return run(session, _OWNED, of_job=job_id, of_attempt=attempt).first() is not None
 
 
 def leave_running(
@@ -63,15 +84,11 @@ def leave_running(
     """End an attempt. False, and nothing is written, when another attempt owns the job or it has ended."""
     if to.final:
         values |= {"finished_at": now}
-    statement = (
-        update(JobRow)
-        .where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
-        .values(state=to.value, phase=None, error=error, **values)
-    )
-    if changed(session, statement) != 1:
+    mine = {"of_job": job_id, "of_attempt": attempt}
+    values |= {"state": to.value, "phase": None, "error": error}
+    if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
-    ended = update(AttemptRow).where(AttemptRow.job == job_id, AttemptRow.number == attempt)
-    changed(session, ended.values(finished_at=now, outcome=outcome, error=error))
+    run(session, _ENDED, **mine, finished_at=now, outcome=outcome, error=error)
     record_event(session, event, message, now=now, job=job_id, attempt=attempt)
     queue_end(session, job_id, to, now)
     settle(session, job_id, to, now)
@@ -139,6 +156,8 @@ def settle(session: Session, job_id: str, state: JobState, now: float) -> list[s
     ended = [(job_id, state)] if state.final else []
     while ended:
         parent, end = ended.pop()
+        if run(session, _AWAITED, of_job=parent).first() is None:
+            continue
         _free(session, parent, [when.value for when in When if when.met_by(end)])
         for job, when, name in session.execute(
             select(WaitRow.job, WaitRow.when, JobRow.name)

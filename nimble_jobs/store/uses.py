@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from sqlalchemy import select, update
+from sqlalchemy import Double, Integer, Table, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Hit
-from nimble_jobs.store.changes import changed
+from nimble_jobs.store.changes import run
 from nimble_jobs.store.tables import ScheduleRow, UseRow
 from nimble_jobs.store.words import words
 
 _REASON_LENGTH = 200
+_SCHEDULE_TABLE, _USE_TABLE = cast(Table, ScheduleRow.__table__), cast(Table, UseRow.__table__)
+_SCHEDULES, _USES = _SCHEDULE_TABLE.c, _USE_TABLE.c
+_USED = (
+    update(_SCHEDULE_TABLE)
+    .where(_SCHEDULES.key == bindparam("of_key"))
+    .values(
+        last_used_at=bindparam("now"),
+        hits=_SCHEDULES.hits + 1,
+        resident_hits=_SCHEDULES.resident_hits + bindparam("resident", type_=Integer),
+    )
+    .returning(_SCHEDULES.build_s)
+)
+_MORE = (
+    update(_USE_TABLE)
+    .where(_USES.hit == bindparam("of_hit"), _USES.reason == bindparam("of_reason"))
+    .values(count=_USES.count + 1, saved_s=_USES.saved_s + bindparam("saved", type_=Double), last_at=bindparam("now"))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +49,8 @@ class Uses:
 
 def count_hit(session: Session, key: str, hit: Hit, now: float) -> None:
     """Count a hit of a schedule, on its row and in the totals. Nothing happens when the schedule is gone."""
-    resident = int(hit is Hit.RESIDENT)
-    used = update(ScheduleRow).where(ScheduleRow.key == key)
-    used = used.values(last_used_at=now, hits=ScheduleRow.hits + 1, resident_hits=ScheduleRow.resident_hits + resident)
-    if changed(session, used):
-        build_s = session.scalar(select(ScheduleRow.build_s).where(ScheduleRow.key == key)) or 0.0
+    build_s = run(session, _USED, of_key=key, now=now, resident=int(hit is Hit.RESIDENT)).scalar_one_or_none()
+    if build_s is not None:
         _add(session, hit, "", now, saved_s=build_s)
 
 
@@ -57,8 +72,6 @@ def total_uses(session: Session) -> Uses:
 
 
 def _add(session: Session, hit: Hit, reason: str, now: float, *, saved_s: float = 0.0) -> None:
-    more = update(UseRow).where(UseRow.hit == hit.value, UseRow.reason == reason)
-    more = more.values(count=UseRow.count + 1, saved_s=UseRow.saved_s + saved_s, last_at=now)
-    if not changed(session, more):
+    if not run(session, _MORE, of_hit=hit.value, of_reason=reason, saved=saved_s, now=now).rowcount:
         session.add(UseRow(hit=hit.value, reason=reason, count=1, saved_s=saved_s, last_at=now))
         session.flush()
