@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
 
 NVIDIA = Path("/proc/driver/nvidia")
 
+_Stamp = tuple[int, int, int]
+_known: dict[str, tuple[str, dict[Path, _Stamp]]] = {}  # versions by package, and the files that would tell of another
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package. Raises importlib.metadata.PackageNotFoundError.
+
+    Its metadata are read again once they, or the folder that they lie in, have changed: an installer writes both.
+    """
+    known = _known.get(package)
+    if known is not None and known[1] == {path: _stamp(path) for path in known[1]}:
+        return known[0]
+    path = getattr(metadata.distribution(package), "_path", None)  # not there in an archive
+    files = (path.parent, path, path / "METADATA", path / "PKG-INFO") if isinstance(path, Path) else ()
+    before = {file: _stamp(file) for file in files}
+    found = metadata.version(package)
+    if before:
+        _known[package] = found, before
+    return found
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        info = os.stat(path)  # noqa: PTH116 - for every job
+    except OSError:
+        return 0, 0, 0
+    return info.st_mtime_ns, info.st_ino, info.st_size
+
 
 def package_version(package: str) -> str:
     """The version of an installed package, or words that say that it is not installed."""
     try:
-        return metadata.version(package)
+        return installed_version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
 

@@ -182,13 +182,15 @@ def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> di
     return outputs(output.path, found.manifest) if found.job_id == job_id or same else None
 
 
+def check_apart(output: OutputSpec, ledger: Ledger) -> None:
+    """Raises DataError for an output path in or around the state folder."""
+    if problem := about_home(output.path, ledger.home):
+        raise DataError(f"output.path: {output.path} {problem}; expected a folder of its own")
+
+
 def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
-    """Raises OutputExists when `if_exists` forbids to publish over what is there, DataError for a path in or around the
-    state folder.
-    """
+    """Raises OutputExists when `if_exists` forbids to publish over what is there."""
     path = output.path
-    if problem := about_home(path, ledger.home):
-        raise DataError(f"output.path: {path} {problem}; expected a folder of its own")
     if path.is_symlink():
         raise OutputExists(f"{path}: is a symbolic link; expected a folder, or a free output.path")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -257,8 +259,7 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledg
             break
     else:
         raise OutputExists(f"{path}: others keep writing to it; expected a free output.path")
-    sync_folder(path.parent)
-    sync_folder(folder.parent)
+    sync_folder(path.parent)  # a rename is one step on the disk too: what it left needs no sync of its own
     return outputs(path, held)
 
 

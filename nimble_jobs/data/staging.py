@@ -89,11 +89,14 @@ class Staging:
         self.finished = publication.adoptable(output, job_id, basis, ledger)
         if self.finished is not None:
             return
-        check_writable(output, ledger, job_id)
+        check_path(output, ledger, job_id)
+        with reported(output.path.parent):
+            fresh = _made(self._root)
         with reported(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             self._sheets.mkdir(exist_ok=True)
-            self._adopt()
+            if not fresh:
+                self._adopt()
 
     @property
     def bad(self) -> list[BadRecord]:
@@ -275,6 +278,8 @@ class Staging:
 
     def _clear(self) -> None:
         with reported(self._root):
+            if self._cleared_at_once():
+                return
             for kind in ("attempt", "shards", "old"):
                 for _, path in self._attempts(kind):
                     publication.remove(path, self._job_id)
@@ -282,6 +287,17 @@ class Staging:
                 self._root.rmdir()
             except OSError:  # gone already, or a newer attempt is at work
                 return
+
+    def _cleared_at_once(self) -> bool:
+        """After a publication nothing is left, mostly, but this attempt's own sheets. False where there is more."""
+        try:
+            for index in self.done:
+                (self._sheets / f"{index:05d}.json").unlink()
+            self._sheets.rmdir()
+            self._root.rmdir()
+        except OSError:
+            return False
+        return True
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -296,13 +312,26 @@ class Staging:
 
 
 def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
-    """Raises DataError when nothing can be written beside the output path, OutputExists when it is taken. Makes the
-    parent folder.
-    """
-    parent = output.path.parent
-    with reported(parent):
-        publication.check_free(output, job_id, ledger)
-        parent.mkdir(parents=True, exist_ok=True)
+    """As `check_path`; and raises DataError when nothing can be written beside the output path."""
+    check_path(output, ledger, job_id)
+    with reported(output.path.parent):
         probe = probe_of(output.path, job_id)
         probe.touch()
         probe.unlink(missing_ok=True)
+
+
+def check_path(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
+    """Raises OutputExists when the output path is taken, DataError when it cannot be one. Makes the parent folder."""
+    with reported(output.path.parent):
+        publication.check_apart(output, ledger)
+        publication.check_free(output, job_id, ledger)
+        output.path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _made(folder: Path) -> bool:
+    """Makes a folder; False where it was there."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

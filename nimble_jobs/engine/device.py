@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from typing import Any
@@ -130,9 +131,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@functools.cache  # no process lives to see another one
 def _cpu_name() -> str:
     return machine.cpu_name() or platform.processor() or platform.machine()
 
 
+@functools.cache  # the module of a kernel that is at work is not replaced
 def _driver() -> str:
     return machine.driver_version() or f"supports CUDA {private.cuda_driver()}"

@@ -10,6 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from nimble_jobs import machine
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
@@ -145,7 +146,7 @@ def _imported_package(name: str) -> str:
 
 
 def _version(name: str) -> str:
-    return steady(name, "version", importlib.metadata.version(name))
+    return steady(name, "version", machine.installed_version(name))
 
 
 @functools.cache

@@ -20,11 +20,14 @@ def holds(folder: str | Path, path: str | Path) -> bool:
 
 def about_home(output: Path, home: Path) -> str | None:
     """What is wrong with an output folder that is the state folder, lies in it or holds it; None where it is apart."""
-    if holds(output, home):
+    real, real_home = Path(os.path.realpath(output)), Path(os.path.realpath(home))
+    identity = _identity(real)
+    if real_home.is_relative_to(real) or (identity is not None and identity in _around(real_home)):
         return f"is the state folder {home} or holds it"
-    around = _around(Path(os.path.realpath(output)))
-    inside = any(_identity(folder) in around for folder in _folders(home))
-    return f"lies in the state folder {home}" if inside or holds(home, output) else None
+    if real.is_relative_to(real_home):
+        return f"lies in the state folder {home}"
+    around = _around(real)
+    return f"lies in the state folder {home}" if any(_identity(f) in around for f in _folders(home)) else None
 
 
 def _folders(home: Path) -> Iterator[str]:

@@ -73,15 +73,24 @@ class JobClaims(JobQueries):
         timings: Mapping[str, Any] | None = None,
     ) -> bool:
         """Write how far the attempt is. False when another attempt owns the job or it has ended."""
-        values: dict[str, Any] = {"records_done": done, "records_total": total, "records_bad": bad}
-        if phase is not None:
-            values["phase"] = phase
-        if schedule is not None:
-            values |= schedule_columns(schedule)
-        if timings is not None:
-            values |= timings_columns(timings)
-        values |= {"of_job": job_id, "of_attempt": attempt}
-        return self._db.write(lambda session: run(session, MINE_CHANGED, **values).rowcount == 1)
+        values = _progress(done, total, bad, phase, schedule, timings)
+        return self._db.write(lambda session: _change_mine(session, job_id, attempt, values))
+
+    def progress_soon(
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        done: int,
+        total: int | None,
+        bad: int,
+        phase: str | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        timings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As `progress`, but with the next transaction. Nobody learns whether the attempt still owns the job."""
+        values = _progress(done, total, bad, phase, schedule, timings)
+        self._db.write_soon(lambda session: _change_mine(session, job_id, attempt, values))
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Should this attempt stop? True also when it does not own the job any more."""
@@ -199,6 +208,29 @@ class JobClaims(JobQueries):
     def cancelled(self, job_id: str, attempt: int, now: float) -> bool:
         """The attempt stopped because its job was cancelled."""
         return self._db.write(lambda session: _cancelled(session, job_id, attempt, now))
+
+
+def _progress(
+    done: int,
+    total: int | None,
+    bad: int,
+    phase: str | None,
+    schedule: Mapping[str, Any] | None,
+    timings: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The columns of a job that change."""
+    values: dict[str, Any] = {"records_done": done, "records_total": total, "records_bad": bad}
+    if phase is not None:
+        values["phase"] = phase
+    if schedule is not None:
+        values |= schedule_columns(schedule)
+    if timings is not None:
+        values |= timings_columns(timings)
+    return values
+
+
+def _change_mine(session: Session, job_id: str, attempt: int, values: Mapping[str, Any]) -> bool:
+    return run(session, MINE_CHANGED, of_job=job_id, of_attempt=attempt, **values).rowcount == 1
 
 
 def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: float) -> None:

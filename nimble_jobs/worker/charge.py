@@ -30,6 +30,7 @@ class Charge:
     def __init__(self, store: Store, worker: str) -> None:
         self._store = store
         self._worker = worker
+        self._busy = False  # the last look found a job: another one is likely
         self.running: Running | None = None
         self.owed = Owed()
 
@@ -41,7 +42,8 @@ class Charge:
     def take(self, child: Child, now: float) -> bool:
         """Claim a job and hand it to the child. False where there is none for it."""
         assert child.device is not None
-        job = self._store.jobs.claim(self._worker, device=child.device, now=time.time())
+        job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
+        self._busy = job is not None
         if job is None:
             return False
         log.info("%s: attempt %d of %s starts", job.id, job.attempt, job.name)

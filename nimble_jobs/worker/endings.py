@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # it comes with torch
 log = logging.getLogger(__name__)
 
 
-def succeeded(jobs: Jobs, job: Job, outcome: Outcome) -> None:
-    """The attempt published its output, or had nothing to publish."""
+def succeeded(jobs: Jobs, job: Job, outcome: Outcome) -> bool:
+    """The attempt published its output, or had nothing to publish. False where it no longer owned the job."""
     mine = jobs.finish(
         job.id,
         job.attempt,
@@ -36,6 +36,7 @@ def succeeded(jobs: Jobs, job: Job, outcome: Outcome) -> None:
         log.info("%s: attempt %d succeeded", job.id, job.attempt)
     else:
         log.warning("%s: attempt %d finished, but it no longer owned the job", job.id, job.attempt)
+    return mine
 
 
 def failed(jobs: Jobs, job: Job, error: NimbleError, *, retry: bool) -> None:

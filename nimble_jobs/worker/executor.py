@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nimble_jobs import moves
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, foreseen
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.patience import Patience
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Store
@@ -97,11 +97,12 @@ def execute(
             log.error("%s", found, exc_info=None if foreseen(error) else error)
             found = _bare(found)
         with store.patient(patience.unconditional()):  # what has ended only has to be written down
+            ended: Job | None = None
             if found is None:
-                _record(job, store, outcome)
+                ended = _record(job, store, outcome)
             else:
                 endings.failed(jobs, job, found, retry=retry)
-            tidy(store, job.id)
+            tidy(store, job.id, ended)
     if found is None:
         return True
     if isinstance(found, OutOfMemory):
@@ -184,8 +185,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
     except Stopped:
         outcome = Outcome(stop=pulse.stop())
     if outcome.stop is Stop.GO:
-        with station.store.patient(patience.unconditional()):
-            pulse.flush()  # the last counts
+        pulse.flush_soon()  # the last counts, with the end of the job
     return outcome
 
 
@@ -199,16 +199,19 @@ def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
     return True
 
 
-def _record(job: Job, store: Store, outcome: Outcome) -> None:
+def _record(job: Job, store: Store, outcome: Outcome) -> Job | None:
+    """Returns the job if it succeeded, in its final state."""
     match outcome.stop:
         case Stop.GO:
-            endings.succeeded(store.jobs, job, outcome)
+            if endings.succeeded(store.jobs, job, outcome):
+                return replace(job, state=JobState.SUCCEEDED)
         case Stop.DRAIN:
             endings.requeued(store.jobs, job, "the worker was stopped")
         case Stop.CANCEL:
             endings.cancelled(store.jobs, job)
         case Stop.TIMEOUT:
             endings.timed_out(store.jobs, job)
+    return None
 
 
 def _bare(error: NimbleError) -> NimbleError:

@@ -7,18 +7,19 @@ import time
 
 from nimble_jobs.data import hidden
 from nimble_jobs.errors import NotFound
+from nimble_jobs.job import Job
 from nimble_jobs.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def tidy(store: Store, job_id: str) -> None:
+def tidy(store: Store, job_id: str, ended: Job | None = None) -> None:
     """Nothing stays but checkpoints that the same training can go on from; the job says where they are.
 
-    Not for a job that may run again.
+    Not for a job that may run again. `ended`: the job, where its final state is known.
     """
     try:
-        job = store.jobs.get(job_id)
+        job = ended or store.jobs.get(job_id)
     except NotFound:  # the database was replaced by one that does not know it
         return
     told = hidden.tidy(job)

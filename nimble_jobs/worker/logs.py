@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s"
+_APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 _KEPT_BYTES = 1 << 20  # of lines that wait for the disk; more than that is counted, not kept
 
 
@@ -47,7 +48,9 @@ def job_log_path(home: Path, job_id: str) -> Path:
 @contextmanager
 def job_log(home: Path, job_id: str) -> Iterator[None]:
     """Append everything that this process logs to the job's own log."""
-    logging.getLogger("nimble_jobs").setLevel(logging.INFO)
+    ours = logging.getLogger("nimble_jobs")
+    if ours.level != logging.INFO:  # setting it makes all loggers forget what they know
+        ours.setLevel(logging.INFO)
     handler = _JobLog(job_log_path(home, job_id))
     handler.setFormatter(_formatter())
     root = logging.getLogger()
@@ -87,8 +90,11 @@ class _JobLog(logging.Handler):
 
     def _write(self) -> None:
         with suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                descriptor = os.open(self._path, _APPENDING, 0o666)
+            except FileNotFoundError:
+                self._path.parent.mkdir(mode=0o700, exist_ok=True)
+                descriptor = os.open(self._path, _APPENDING, 0o666)
             try:
                 while self._waiting:
                     del self._waiting[: os.write(descriptor, self._waiting)]

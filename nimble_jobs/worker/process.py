@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ Target = Callable[[Connection, Path, str, str, int | None, int, Connection], Non
 
 STACKS_S = 1.0  # how long a process that hangs has to write down where it is
 SEND_S = 1.0  # how long it may take to hear an order
+SMALL_BYTES = 32 << 10  # of a message that a pipe takes at once, of 200 KiB where a few small ones lie at most
 LEAVING_S = 30.0  # how long one that ends by itself may take
 
 
@@ -150,7 +153,10 @@ class Child:
                 os.killpg(pid, number)
 
     def _send(self, message: Any) -> None:
-        """In a thread: a long message to a process that was stopped fills the pipe, and nobody must wait for that."""
+        """Nobody must wait for a process that was stopped. A message that could fill its pipe goes in a thread."""
+        if not self._sending.locked() and _fits(self.link, message):
+            self._send_whole(message)
+            return
         sender = threading.Thread(target=self._send_whole, args=(message,), name="sender", daemon=True)
         sender.start()
         sender.join(SEND_S)
@@ -165,3 +171,12 @@ class Child:
             if isinstance(e, TypeError) and not self.link.closed:
                 raise
             log.warning("the child process no longer listens")
+
+
+def _fits(link: Connection, message: Any) -> bool:
+    """Does the pipe take the message at once? A socket says that it can be written while most of its buffer is free."""
+    if len(ForkingPickler.dumps(message)) > SMALL_BYTES:
+        return False
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLOUT)
+    return bool(poll.poll(0))

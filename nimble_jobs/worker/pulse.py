@@ -110,7 +110,7 @@ class Pulse:
         schedule: dict[str, Any] | None = None,
         timings: dict[str, Any] | None = None,
     ) -> None:
-        """Take the newest values; None leaves one as it was. The phase "publish" is written at once, for its fence."""
+        """Take the newest values; None leaves one as it was. "publish" is written with the publication's own fence."""
         self.moved()
         self._check_fence()
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
@@ -121,7 +121,7 @@ class Pulse:
         if self._on_report:
             self._on_report(values)
         if phase == "publish":
-            self.flush(always=True)
+            self.flush_soon()
 
     def flush(self, *, always: bool = False) -> None:
         """Write what is not written yet. Raises FencedOut and StoreError."""
@@ -138,6 +138,13 @@ class Pulse:
                     self._dirty = True
                 raise
         self._check_fence()
+
+    def flush_soon(self) -> None:
+        """Let what is not written yet be part of the store's next transaction: the publication's, or the job's end."""
+        with self._writing, self._lock:
+            if self._dirty:
+                self._dirty = False
+                self._jobs.progress_soon(self._job.id, self._job.attempt, **self._values)
 
     def moved(self) -> None:
         """There was progress, if it is the computing thread that says so."""

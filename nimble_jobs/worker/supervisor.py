@@ -62,6 +62,7 @@ class Supervisor:
         self._duties = Duties(mine, record=self._record)
         self._idle_since = time.monotonic()
         self._beat_at = 0.0
+        self._news: dict[str, object] = {}  # what the next beat says besides
         self._watch_at = 0.0
         self._claim_at = 0.0
         self._trouble = Trouble(self._limits.patience)
@@ -112,18 +113,19 @@ class Supervisor:
         self._owed.pay()
         self._seat.fill(now)
         self._duties.run(time.time())
-        if now >= self._beat_at:
-            self._beat_at = now + BEAT_S
-            self._beat()
         if self._heed.restart():
             self._restart(now)
+        over = False
         if self._running and self._child:
             if now >= self._watch_at:
                 self._watch_at = now + WATCH_S
                 self._charge.watch(self._child, now)
-            return False
-        self._seat.check(now, self._limits.start)
-        return self._seek(now)
+        else:
+            self._seat.check(now, self._limits.start)
+            over = self._seek(now)
+        if now >= self._beat_at:
+            self._beat()
+        return over
 
     def _seek(self, now: float) -> bool:
         """Look for a job, if one is wanted. True when the worker should leave."""
@@ -195,7 +197,8 @@ class Supervisor:
                     if self._charge.done(job_id, attempt):
                         self._idle_since = time.monotonic()
                         self._claim_at = 0.0
-                        self._beat(waits_for=None)
+                        self._news["waits_for"] = None
+                        self._beat_at = 0.0  # after the look for another job, which says more
         if dead:
             self._mourn()
 
@@ -254,7 +257,8 @@ class Supervisor:
 
     def _beat(self, **info: object) -> None:
         """Tell others how it goes. `seen_at` and the like are of the monotonic clock, which no clock change moves."""
-        running = self._running
+        running, said = self._running, self._news | info
+        self._beat_at = time.monotonic() + BEAT_S
         try:
             self._lease.update(
                 seen_at=time.monotonic(),
@@ -265,8 +269,9 @@ class Supervisor:
                 restarts=self._heed.restarted,
                 moved_at=running and running.moved_at,
                 stall_s=running and running.stall_s,
-                **info,
+                **said,
             )
+            self._news.clear()
         except StoreError as error:  # the next beat says it
             log.debug("%s", error)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from nimble_jobs import machine
 from nimble_jobs.errors import ModelChanged, ModelError
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.local_files import local_files
@@ -196,7 +197,7 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setattr(machine, "installed_version", absent)
     with pytest.raises(ModelError, match=r"pip install 'nimble-jobs\[timm\]'"):
         identity(ModelSpec(source="timm:resnet18"))
 
@@ -342,11 +343,9 @@ def test_imported_code_that_changes_is_refused(tmp_path: Path, import_path: Path
 
 def test_an_imported_package_that_is_upgraded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version on disk is not that of the code that this process has."""
-    from importlib import metadata
-
     importlib.import_module("torchvision")
     spec = ModelSpec(source="torchvision:resnet18")
     identity(spec)
-    monkeypatch.setattr(metadata, "version", lambda _name: "99.0")
+    monkeypatch.setattr(machine, "installed_version", lambda _name: "99.0")
     with pytest.raises(ModelChanged, match=r"version of torchvision changed .* 99\.0 now"):
         identity(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from nimble_jobs import machine
 from nimble_jobs import spec as specs
 from nimble_jobs.models import identity, steady
 from nimble_jobs.planner import request as request_module
@@ -240,6 +240,6 @@ def test_the_format_and_the_packages_matter(base: dict[str, Any], monkeypatch: p
     keys.append(schedule_key(parts_of(spec | {"model": {"source": "torchvision:resnet18", "weights": "DEFAULT"}})))
     keys.append(schedule_key(parts_of(spec)))
     monkeypatch.setattr(steady, "_first_seen", {})  # as in a new process
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "9.9")
+    monkeypatch.setattr(machine, "installed_version", lambda _name: "9.9")
     keys.append(schedule_key(parts_of(spec)))
     assert len(set(keys)) == len(keys)

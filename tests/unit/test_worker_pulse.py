@@ -56,15 +56,24 @@ def test_flush_writes_the_last_values(store: Store, job: Job) -> None:
     assert (found.schedule, found.timings) == ({"hit": "miss"}, {"build_s": 2.0})
 
 
-def test_publish_is_fenced_at_once(store: Store, job: Job) -> None:
-    """The report that comes before publication raises when the attempt no longer owns the job."""
-    store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=3.0)
+def test_publish_goes_with_the_next_transaction(store: Store, job: Job) -> None:
+    """The report that comes before publication costs no commit of its own: the publication's note writes it."""
     with Pulse(store.jobs, job, interval_s=60) as pulse:
-        pulse.report(phase="run")
-        with pytest.raises(FencedOut):
-            pulse.report(phase="publish")
-        with pytest.raises(FencedOut):
-            pulse.stop()
+        pulse.report(phase="run", done=1)
+        pulse.report(phase="publish", done=3)
+        store.jobs.event("note", "the next transaction", job.id, job.attempt, now=3.0)
+        found = store.jobs.get(job.id)
+    assert (found.phase, found.records_done) == ("publish", 3)
+
+
+def test_a_late_report_of_a_lost_attempt_changes_nothing(store: Store, job: Job) -> None:
+    """What goes with another transaction is fenced as well."""
+    with Pulse(store.jobs, job, interval_s=60) as pulse:
+        pulse.report(phase="publish", done=3)
+        store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=3.0)
+        pulse.report(phase="publish", done=4)
+        store.jobs.event("note", "the next transaction", now=3.0)
+    assert (store.jobs.get(job.id).phase, store.jobs.get(job.id).records_done) == (None, 3)
 
 
 def test_a_lost_attempt_hears_of_it(store: Store, job: Job) -> None:
