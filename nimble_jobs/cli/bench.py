@@ -224,10 +224,17 @@ def show(
 ) -> None:
     """Print the tables of results that are there, and put files of one device together."""
     from nimble_jobs.bench import Results
+    from nimble_jobs.bench.scoring.results import is_scoring
+    from nimble_jobs.cli.bench_scoring import present
 
     check_files(plot, json)
     if json is not None and json.exists():
         raise UsageError(f"--json: {json} is there already; name another file")
+    if is_scoring(files[0]):
+        if len(files) > 1 or json is not None:
+            raise UsageError(f"{files[0]}: results of bench scoring are shown one file at a time, without --json")
+        present(files[0], plot)
+        return
     together = Results()
     for file in files:
         found = Results.load(file)

@@ -68,7 +68,7 @@ def scoring(
         typer.Option(
             "--workers",
             metavar="N,...",
-            help="To choose from, for each loop; default: the number of cores.",
+            help="To choose from, for each loop; default: by the number of cores.",
             show_default=False,
         ),
     ] = None,
@@ -130,10 +130,18 @@ def scoring(
         uncached=uncached,
         device=options.device(device, "--device"),
     )
-    shop = _workshop(ctx, options.duration(limit, "--limit") or 600.0, quiet=quiet)
+    shop = _workshop(ctx, options.duration(limit, "--limit") or 600.0, json, quiet=quiet)
     results = bench.measure(wanted, shop)
-    if json is not None:
-        results.save(json)
+    bench_scoring_tables.show(results)
+    _draw(results, png)
+
+
+def present(file: Path, png: Path | None) -> None:
+    """Print, and perhaps draw, what `--json` wrote."""
+    from nimble_jobs.bench.scoring import ScoringResults
+    from nimble_jobs.cli import bench_scoring_tables
+
+    results = ScoringResults.load(file)
     bench_scoring_tables.show(results)
     _draw(results, png)
 
@@ -147,7 +155,7 @@ def _draw(results: ScoringResults, png: Path | None) -> None:
     output.note(f"chart in {png}")
 
 
-def _workshop(ctx: typer.Context, limit_s: float, *, quiet: bool) -> Workshop:
+def _workshop(ctx: typer.Context, limit_s: float, json: Path | None, *, quiet: bool) -> Workshop:
     """Folders below the state folder's `bench/`: one for files that are kept, one for specs and outputs, one for the
     state of the jobs that are measured.
     """
@@ -164,5 +172,9 @@ def _workshop(ctx: typer.Context, limit_s: float, *, quiet: bool) -> Workshop:
         if not quiet:
             output.note(text)
 
+    def kept(found: ScoringResults) -> None:
+        if json is not None:
+            found.save(json)
+
     told(f"what the processes print goes to {log}")
-    return Workshop(folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told)
+    return Workshop(folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told, kept=kept)

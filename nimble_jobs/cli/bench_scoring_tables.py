@@ -75,6 +75,7 @@ _PICTURES = (
     _text("workers", "workers", right=True),
     _ratio("× best loop", "over_best_loop"),
     _seconds("process", "wall_s"),
+    _seconds("beside", "outside_s"),
     Column(
         header="same top-1",
         cell=lambda row: "-" if row["same_top1"] is None else f"{row['same_top1']:.1%}",
@@ -103,11 +104,13 @@ _RAW = tuple(
         "records_per_s_low",
         "records_per_s_high",
         "wall_s",
+        "outside_s",
         "prepare_s",
         "over_best_loop",
         "bare_records_per_s",
         "of_bare",
         "same_top1",
+        "probability_difference",
         "files",
         "error",
     )

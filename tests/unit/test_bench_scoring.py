@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -24,13 +25,13 @@ from nimble_jobs.bench.scoring import (
     fixed_of,
     page_cache,
     photos,
+    predictions,
     process,
     size_of,
     systems_of,
 )
 from nimble_jobs.bench.scoring.measure import Wanted, measure
 from nimble_jobs.bench.scoring.plot import draw
-from nimble_jobs.bench.scoring.predictions import agreement, top1_of
 from nimble_jobs.bench.scoring.request import WITHOUT_GPU, ScoringRequest, Setting
 from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow
 from nimble_jobs.errors import DataError, UsageError
@@ -161,12 +162,16 @@ def test_what_is_tried_for_a_system() -> None:
         device="cuda",
         systems=tuple(System),
         batch_sizes=(64, 128),
+        cpus=16,
         workers=(8, 16),
         fixed={System.RAY: Setting(batch_size=32, workers=4)},
     )
     assert len(request.settings(System.EAGER)) == 4
     assert [str(s) for s in request.settings(System.OURS_CPU)] == ["batch 64", "batch 128"]
     assert request.settings(System.RAY) == [Setting(batch_size=32, workers=4)]
+    usual = dataclasses.replace(request, workers=None, batch_sizes=(64,))
+    assert [s.workers for s in usual.settings(System.EAGER)] == [8, 16]
+    assert [s.workers for s in usual.settings(System.GPU_DECODE)] == [0, 4, 8]
 
 
 # ---- loops
@@ -245,15 +250,25 @@ def test_a_process_that_fails_or_takes_too_long(tmp_path: Path) -> None:
 
 def test_agreement_counts_missing_files_as_different(tmp_path: Path) -> None:
     """Two of four files agree, one differs, one is missing; folders and paths do not matter."""
-    (tmp_path / "shards").mkdir()
-    pq.write_table(pa.table({"id": ["a", "b"], "top1": [1, 2]}), tmp_path / "shards" / "0.parquet")
-    pq.write_table(pa.table({"id": ["x/c", "d"], "top1": [3, 4]}), tmp_path / "shards" / "1.parquet")
-    pq.write_table(pa.table({"id": ["a", "b", "c"], "top1": [1, 2, 9]}), tmp_path / "one.parquet")
-    answers = {"ours": top1_of(tmp_path / "shards"), "loop": top1_of(tmp_path / "one.parquet")}
-    assert agreement(answers) == {"ours": {"loop": 0.5}, "loop": {"ours": 0.5}}
+
+    def write(path: Path, **top1: int) -> None:
+        path.parent.mkdir(exist_ok=True)
+        probability = [0.5 + 0.01 * value for value in top1.values()]
+        names = [name.replace("_", "/") for name in top1]
+        pq.write_table(pa.table({"id": names, "top1": list(top1.values()), "probability": probability}), path)
+
+    write(tmp_path / "shards" / "0.parquet", a=1, b=2)
+    write(tmp_path / "shards" / "1.parquet", x_c=3, d=4)
+    write(tmp_path / "one.parquet", a=1, b=2, c=9)
+    ours, loop = predictions.read(tmp_path / "shards"), predictions.read(tmp_path / "one.parquet")
+    loop["b"] = dataclasses.replace(loop["b"], probability=0.75)
+    found = predictions.matrix({"ours": ours, "loop": loop})
+    assert found["ours"]["loop"] == found["loop"]["ours"]
+    assert found["ours"]["loop"].share == 0.5
+    assert found["ours"]["loop"].probability == pytest.approx(0.23)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no results"):
-        top1_of(tmp_path / "empty")
+        predictions.read(tmp_path / "empty")
 
 
 def test_ratios_are_to_the_best_hand_written_loop(tmp_path: Path) -> None:
@@ -274,6 +289,7 @@ def test_ratios_are_to_the_best_hand_written_loop(tmp_path: Path) -> None:
     assert rows["ours-gpu-decode"]["records_per_s_low"] == pytest.approx(500)
     assert rows["ray-data"]["over_best_loop"] == pytest.approx(2.5)
     assert rows["dataloader-compiled"]["records_per_s"] is None
+    assert json.loads(json.dumps(ScoringResults.load(path).to_json())) == json.loads(path.read_text())
     assert {
         "model",
         "system",

@@ -27,7 +27,7 @@ def _prepare(asked: dict[str, Any]) -> dict[str, Any]:
         model = fitted(asked["model"], [Path(file) for file in asked["files"]], asked["side"])
         save_file(model.state_dict(), asked["weights"])
     found = environments.environment(device)
-    return {"environment": {**found, "cpus": os.cpu_count()}, "device": device.type}
+    return {"environment": {**found, "cpus": len(os.sched_getaffinity(0))}, "device": device.type}
 
 
 def main(step: str, request: Path, result: Path) -> int:

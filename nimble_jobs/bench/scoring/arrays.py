@@ -63,12 +63,8 @@ def provide(folder: Path, count: int, side: int) -> Path:
     return path
 
 
-def measure(request: ArrayRequest, file: Path, shop: Workshop) -> list[ScoringRow]:
-    """A row a batch size: the job's records a second, and those of the bare replay."""
-    return [_row(request, file, batch, shop) for batch in request.batch_sizes]
-
-
-def _row(request: ArrayRequest, file: Path, batch: int, shop: Workshop) -> ScoringRow:
+def measure(request: ArrayRequest, file: Path, batch: int, shop: Workshop) -> ScoringRow:
+    """The job's records a second with one batch size, and those of the bare replay."""
     job = _job(request, file, batch, shop)
     found = ScoringRow(model=request.model, system=SYSTEM, dtype=request.dtype, batch=batch, records=request.count)
     shop.told(f"{request.model}, batch {batch}: building the schedule")

@@ -6,7 +6,6 @@ that gets slower meets everyone.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import shutil
@@ -56,20 +55,27 @@ class _Run:
         self._files = files
         self._shop = shop
         self._results = ScoringResults(environment=environment)
-        self._answers: dict[str, dict[str, int]] = {}
+        self._answers: dict[str, predictions.Answers] = {}
+        self._contenders: list[_Contender] = []
 
     def all(self) -> ScoringResults:
-        contenders = [self._tuned(system) for system in self._request.systems]
+        for system in self._request.systems:
+            self._contenders.append(self._tuned(system))
+            self._keep()
         for number in range(self._request.rounds):
-            for contender in contenders:
+            for contender in self._contenders:
                 if contender.error is None:
                     self._round(contender, number)
-        self._results.equal = predictions.agreement(self._answers)
+                    self._keep()
+        return self._results
+
+    def _keep(self) -> None:
+        """Make the rows of what is known, and hand them over: a run that is cut off leaves what it has."""
+        self._results.agreement = predictions.matrix(self._answers)
         reference = System.EAGER if System.EAGER in self._answers else next(iter(self._answers), None)
         self._results.environment["top1_reference"] = reference
-        for contender in contenders:
-            self._results.rows.append(self._row(contender, reference))
-        return self._results
+        self._results.rows = [self._row(contender, reference) for contender in self._contenders]
+        self._shop.kept(self._results)
 
     def _tuned(self, system: System) -> _Contender:
         """With its best setting."""
@@ -142,7 +148,7 @@ class _Run:
             else:
                 run_s, wall_s, out = self._their_trial(contender)
             if number == 0:
-                self._answers[contender.system] = predictions.top1_of(out)
+                self._answers[contender.system] = predictions.read(out)
         except NimbleError as e:
             contender.error = str(e)
             self._shop.told(f"{contender.system}: {e}")
@@ -160,8 +166,7 @@ class _Run:
         contender.facts = {k: schedule.get(k) for k in ("hit", "runs", "in_flight", "streams", "replay_us", "key")}
         if schedule.get("hit") != "stored":
             raise Failed(f"its schedule was not found in the store: {schedule.get('hit')}")
-        if row.get("pipeline"):
-            contender.facts["pipeline"] = row["pipeline"]
+        contender.facts |= {k: row["timings"].get(k) for k in ("load_s", "stages", "bottleneck")}
         return row["timings"]["run_s"], ended.wall_s, job.output
 
     def _their_trial(self, contender: _Contender) -> tuple[float, float, Path]:
@@ -210,9 +215,12 @@ class _Run:
         if out.is_dir():
             shutil.rmtree(out)
         result.unlink(missing_ok=True)
-        cpus = self._results.environment.get("cpus") or 1
         given = [
-            {"batch_size": s.batch_size, "workers": cpus if s.workers is None else s.workers, "mode": request.mode}
+            {
+                "batch_size": s.batch_size,
+                "workers": request.cpus if s.workers is None else s.workers,
+                "mode": request.mode,
+            }
             for s in settings
         ]
         words: dict[str, Any] = {"loop": system.loop, "model": request.model, "weights": str(self._weights)}
@@ -224,8 +232,9 @@ class _Run:
         return lines, ended.wall_s, ended.error
 
     def _row(self, contender: _Contender, reference: str | None) -> ScoringRow:
-        equal = self._results.equal.get(contender.system, {})
-        row = ScoringRow(
+        same = contender.system == reference
+        agreement = self._results.agreement.get(contender.system, {}).get(reference or "")
+        return ScoringRow(
             model=self._request.model,
             system=contender.system,
             dtype=self._request.dtype,
@@ -236,9 +245,9 @@ class _Run:
             replay_us=contender.facts.get("replay_us"),
             prepare_s=contender.prepare_s,
             searched=tuple(contender.searched),
-            same_top1=1.0 if contender.system == reference else equal.get(reference or ""),
+            same_top1=1.0 if same else agreement.share if agreement else None,
+            probability_difference=0.0 if same else agreement.probability if agreement else None,
             facts=contender.facts,
             note=contender.note,
             error=contender.error,
         )
-        return row if row.error is None else dataclasses.replace(row, same_top1=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ METHOD = {
     "before the DataLoader is made; compilation and warm-up left out. Ray Data: from when its actor is ready",
     "wall_s": "of the whole process, from its start to its end",
     "prepare_s": "ours: building the schedule, once; others: what their process does before the clock",
+    "outside_s": "wall_s - run_s",
     "same_top1": "share of files with the top-1 of environment.top1_reference, under the same weights",
     "weights": "random, fitted to 64 of the pictures so that classes differ; arrays: random",
     "bare_records_per_s": "the stored schedule's replays alone, as many in flight as in the job; host clock, median",
@@ -76,7 +76,8 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
         device=device,
         systems=wanted.systems,
         batch_sizes=wanted.batch_sizes,
-        workers=wanted.workers or (os.cpu_count() or 1,),
+        cpus=environment["cpus"],
+        workers=wanted.workers,
         fixed=wanted.fixed,
         rounds=wanted.rounds,
         uncached=wanted.uncached,
@@ -115,7 +116,9 @@ def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:
             uncached=wanted.uncached,
         )
         file = arrays.provide(wanted.files or shop.folder.parent / "arrays", wanted.count, side)
-        results.rows += arrays.measure(request, file, shop)
+        for batch in request.batch_sizes:
+            results.rows.append(arrays.measure(request, file, batch, shop))
+            shop.kept(results)
     return results
 
 

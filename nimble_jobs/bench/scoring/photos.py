@@ -59,6 +59,7 @@ def sources(folder: Path | None = None) -> list[Path]:
         return found
     places = [_packaged("skimage", "data"), _packaged("sklearn", "datasets/images")]
     found = [place / name for name in NAMES for place in places if place is not None and (place / name).is_file()]
+    found.sort(key=lambda path: path.name)  # as in a folder, so that the same photographs give the same JPEGs
     if not found:
         raise UsageError(
             "there are no photographs to make JPEGs from; expected scikit-image or scikit-learn "

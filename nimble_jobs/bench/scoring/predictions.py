@@ -1,7 +1,9 @@
-"""What systems answered: top-1 by file name, read from their Parquet files, and how often two of them agree."""
+"""What systems answered, read from their Parquet files, and how often two of them agree."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path, PurePath
 
@@ -10,25 +12,49 @@ import pyarrow.parquet as pq
 from nimble_jobs.errors import DataError
 
 
-def top1_of(path: Path) -> dict[str, int]:
-    """Top-1 by file name, of a Parquet file or of those in a folder. Raises DataError where there are none."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a system said about one file."""
+
+    top1: int
+    probability: float
+
+
+Answers = dict[str, Answer]  # by file name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How two systems compare."""
+
+    share: float  # of files with the same top-1; a file that one of them lacks is a difference
+    probability: float  # largest difference of probability where top-1 is the same
+
+
+def read(path: Path) -> Answers:
+    """The answers in a Parquet file, or in those of a folder. Raises DataError where there are none."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    found: dict[str, int] = {}
+    found: Answers = {}
     for file in files:
-        table = pq.read_table(file, columns=["id", "top1"])
-        ids = (PurePath(name).name for name in table["id"].to_pylist())
-        found.update(zip(ids, table["top1"].to_pylist(), strict=True))
+        table = pq.read_table(file, columns=["id", "top1", "probability"])
+        for name, top1, probability in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
+            found[PurePath(name).name] = Answer(top1=top1, probability=probability)
     if not found:
-        raise DataError(f"{path}: no results; expected Parquet with id and top1")
+        raise DataError(f"{path}: no results; expected Parquet with id, top1 and probability")
     return found
 
 
-def agreement(answers: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
-    """Share of files with the same top-1, for each two systems, both ways. A file that one lacks is a difference."""
-    shares: dict[str, dict[str, float]] = {}
+def compare(one: Answers, other: Answers) -> Agreement:
+    """Both ways the same."""
+    same = [name for name in one.keys() & other.keys() if one[name].top1 == other[name].top1]
+    farthest = max((abs(one[name].probability - other[name].probability) for name in same), default=0.0)
+    return Agreement(share=len(same) / len(one.keys() | other.keys()), probability=farthest)
+
+
+def matrix(answers: Mapping[str, Answers]) -> dict[str, dict[str, Agreement]]:
+    """Each two systems, both ways."""
+    found: dict[str, dict[str, Agreement]] = {}
     for one, other in combinations(answers, 2):
-        first, second = answers[one], answers[other]
-        names = first.keys() | second.keys()
-        equal = sum(first.get(name, -1) == second.get(name, -2) for name in names) / len(names)
-        shares.setdefault(one, {})[other] = shares.setdefault(other, {})[one] = equal
-    return shares
+        agreement = compare(answers[one], answers[other])
+        found.setdefault(one, {})[other] = found.setdefault(other, {})[one] = agreement
+    return found

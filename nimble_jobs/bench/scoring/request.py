@@ -67,7 +67,8 @@ class ScoringRequest:
     device: str  # cpu | cuda
     systems: tuple[System, ...]
     batch_sizes: tuple[int, ...]
-    workers: tuple[int, ...]
+    cpus: int
+    workers: tuple[int, ...] | None = None  # to try for every loop; None: by the number of CPUs
     fixed: Mapping[System, Setting] = field(default_factory=dict)  # settings that are not searched for
     rounds: int = 3
     uncached: bool = False
@@ -77,8 +78,15 @@ class ScoringRequest:
         """What to try for a system."""
         if system in self.fixed:
             return [self.fixed[system]]
-        workers: Sequence[int | None] = (None,) if system.ours else self.workers
+        workers = (None,) if system.ours else self.workers or self._usual_workers(system)
         return [Setting(batch_size=batch, workers=w) for batch in self.batch_sizes for w in workers]
+
+    def _usual_workers(self, system: System) -> tuple[int, ...]:
+        if system is System.GPU_DECODE:  # they only read files
+            return tuple(sorted({0, max(1, self.cpus // 4), max(1, self.cpus // 2)}))
+        if system is System.RAY:
+            return (self.cpus,)
+        return tuple(sorted({max(1, self.cpus // 2), self.cpus}))
 
 
 def systems_of(text: str | None) -> tuple[System, ...]:

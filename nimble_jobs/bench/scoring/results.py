@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nimble_jobs.bench.scoring.predictions import Agreement
 from nimble_jobs.bench.scoring.request import System
+from nimble_jobs.errors import UsageError
 
 MODE = "scoring"
 
@@ -42,6 +44,7 @@ class ScoringRow:
     peak_bytes: int | None = None
     searched: tuple[dict[str, Any], ...] = ()  # settings that were tried, with records/s or an error
     same_top1: float | None = None  # share of records with the top-1 of the reference
+    probability_difference: float | None = None  # the largest, from the reference, where top-1 is the same
     bare_records_per_s: float | None = None  # arrays: the same schedule's replays alone, as many in flight
     facts: dict[str, Any] = field(default_factory=dict)
     note: str | None = None
@@ -59,6 +62,11 @@ class ScoringRow:
     @property
     def wall_s(self) -> float | None:
         return median(trial.wall_s for trial in self.trials) if self.trials else None
+
+    @property
+    def outside_s(self) -> float | None:
+        """What the process needs beside the run: imports, loading, compilation, publication."""
+        return median(trial.wall_s - trial.run_s for trial in self.trials) if self.trials else None
 
     @property
     def files(self) -> str | None:
@@ -79,7 +87,7 @@ class ScoringResults:
 
     environment: dict[str, Any] = field(default_factory=dict)
     rows: list[ScoringRow] = field(default_factory=list)
-    equal: dict[str, dict[str, float]] = field(default_factory=dict)  # share of equal top-1 of two systems
+    agreement: dict[str, dict[str, Agreement]] = field(default_factory=dict)  # of each two systems
 
     def best_by_hand(self) -> ScoringRow | None:
         """The fastest hand-written loop."""
@@ -100,15 +108,45 @@ class ScoringResults:
                 "records_per_s_low": min(row.rates, default=None),
                 "records_per_s_high": max(row.rates, default=None),
                 "wall_s": row.wall_s,
+                "outside_s": row.outside_s,
                 "files": row.files,
                 "over_best_loop": self.over(row, best),
                 "of_bare": row.of_bare,
             }
-            rows.append(dataclasses.asdict(row) | derived)
-        return {"environment": self.environment, "results": rows, "equal_top1": self.equal}
+            rows.append(asdict(row) | derived)
+        agreement = {one: {other: asdict(a) for other, a in row.items()} for one, row in self.agreement.items()}
+        return {"environment": self.environment, "results": rows, "agreement": agreement}
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        """Write the file whole, or leave the older one."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> ScoringResults:
+        """Raises UsageError for a file that holds something else."""
+        try:
+            raw = json.loads(path.read_text())
+            names = {f.name for f in fields(ScoringRow)}
+            rows = [{k: v for k, v in row.items() if k in names} for row in raw["results"]]
+            for row in rows:
+                row["trials"] = tuple(Trial(**trial) for trial in row["trials"])
+            agreement = {o: {p: Agreement(**a) for p, a in row.items()} for o, row in raw["agreement"].items()}
+            return cls(environment=raw["environment"], rows=[ScoringRow(**row) for row in rows], agreement=agreement)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UsageError(f"{path}: not results of bench scoring: {type(e).__name__}: {e}") from e
+
+
+def is_scoring(path: Path) -> bool:
+    """Whether a file looks like results of `bench scoring`."""
+    try:
+        return "agreement" in json.loads(path.read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _fastest(rows: Sequence[ScoringRow]) -> ScoringRow | None:

@@ -12,6 +12,7 @@ from typing import Any
 from nimble_jobs.bench.process import ProcessDied
 from nimble_jobs.bench.scoring import process
 from nimble_jobs.bench.scoring.process import Ended, Start
+from nimble_jobs.bench.scoring.results import ScoringResults
 from nimble_jobs.errors import UsageError
 
 
@@ -24,6 +25,7 @@ class Workshop:
     log: Path
     limit_s: float
     told: Callable[[str], None] = lambda _: None
+    kept: Callable[[ScoringResults], None] = lambda _: None  # gets the results after every run
     start: Start = process.start_alone
 
     def module(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
