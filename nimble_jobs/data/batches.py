@@ -32,6 +32,14 @@ class Ahead:
     piece: int  # records that one thread loads at a time
     threads: int  # 0: nothing is read ahead, by the caller's own thread
     depth: int  # batches under way
+    processes: int = 0  # that work while the threads wait for them; 0: the threads work
+
+    @classmethod
+    def away(cls, piece: int, processes: int, batch_size: int) -> Ahead:
+        """For records that so many processes decode `piece` at a time; each has one piece more to go on with."""
+        threads, piece = 2 * processes, min(piece, batch_size)
+        depth = max(2, -(-threads * piece // batch_size) + 1)
+        return cls(piece=piece, threads=threads, depth=depth, processes=processes)
 
     @classmethod
     def of(cls, piece: int | None, batch_size: int, batches: int, form: Form) -> Ahead:
@@ -80,7 +88,8 @@ class _Reading:
         self._pool = ThreadPoolExecutor(ahead.threads, thread_name_prefix="nimble-read") if ahead.threads else None
         self._under_way: deque[Room] = deque()
         if meter is not None:
-            meter.workers, meter.limit = max(1, ahead.threads), ahead.depth
+            meter.workers, meter.limit = ahead.processes or max(1, ahead.threads), ahead.depth
+            meter.unit = "process" if ahead.processes else "thread"
 
     def __bool__(self) -> bool:
         return bool(self._under_way)
@@ -139,6 +148,10 @@ class _Reading:
     def _metered(self, indexes: np.ndarray, rows: np.ndarray) -> Loaded:
         if self._meter is None:
             return self._load(indexes, rows)
+        if self._ahead.processes:
+            loaded = self._load(indexes, rows)
+            self._meter.worked(loaded.busy_s or 0.0)
+            return loaded
         with self._meter.busy():
             return self._load(indexes, rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
 from nimble_jobs.data.blocks import Window
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
@@ -26,6 +27,10 @@ from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec
+
+if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
+    from nimble_jobs.data.decoder import ImageDecoder
+    from nimble_jobs.decoding.pool import Decoders
 
 Targets = Literal["classes", "numbers", "shares", "stored"]
 
@@ -67,6 +72,7 @@ class Reader:
         self.signature: Signature = source.signature
         self.pixels: Arithmetic | None = source.pixels
         self.preprocess: Preprocess | None = source.preprocess
+        self._decoders: Decoders | None = None
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
 
     @property
@@ -130,7 +136,10 @@ class Reader:
             return np.asarray(order[first:last], dtype=np.int64)
 
         form = form_of(self._source, raw=raw, stored=stored)
-        ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
+        if self._decoders is not None:
+            ahead = Ahead.away(PIECE_AWAY, self._decoders.workers, batch_size)
+        else:
+            ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
         load = partial(self._load, raw=raw, stored=stored, window=window)
         with ExitStack() as opened:
@@ -179,7 +188,7 @@ class Reader:
         if len(bad) > len(loaded.bad):
             places = np.arange(len(indexes)) if rows is None else rows
             x = placed(x[[int(p) not in bad for p in places]], into)
-        return Loaded(x=x, bad=bad)
+        return Loaded(x=x, bad=bad, busy_s=loaded.busy_s)
 
     def _batch(self, room: Room, parts: Sequence[Part]) -> Batch:
         try:
@@ -212,8 +221,24 @@ class Reader:
             buffer=room.buffer,
         )
 
+    @property
+    def decodes(self) -> bool:
+        """Whether records are encoded pictures."""
+        return bool(_decoders_of(self._source))
+
+    def hire(self, decoders: Decoders) -> None:
+        """Have processes decode pictures if there are enough of them, until `close`. Results are the same."""
+        few = FEW_RUNNING if decoders.running else FEW
+        if self._decoders is None and self.decodes and self.total >= few:
+            self._decoders = decoders
+            for decoder in _decoders_of(self._source):
+                decoder.hire(decoders)
+
     def close(self) -> None:
-        """Lets go of the files."""
+        """Lets go of the files, and of the processes."""
+        if self._decoders is not None:
+            for decoder in _decoders_of(self._source):
+                decoder.dismiss()
         del self._source
 
     def __enter__(self) -> Self:
@@ -221,6 +246,11 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _decoders_of(source: Source) -> list[ImageDecoder]:
+    parts = source.parts if isinstance(source, Joined) else [source]
+    return [decoder for part in parts if (decoder := getattr(part, "decoder", None)) is not None]
 
 
 def open_reader(

@@ -41,6 +41,7 @@ class Loaded:
 
     x: np.ndarray  # C-contiguous
     bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
+    busy_s: float | None = None  # what a process worked on them; None: whoever loaded them did the work
 
 
 class Source(Protocol):
@@ -192,7 +193,7 @@ class Joined:
                     f"{part.stamps[0].path}: records are {part.signature.dtype} {part.signature.shape}; "
                     f"expected {first.signature.dtype} {first.signature.shape}, as in {first.stamps[0].path}"
                 )
-        self._parts = parts
+        self.parts = parts
         self.lines = first.lines
         self._starts = np.cumsum([0, *(p.total for p in parts)])
         self.total = int(self._starts[-1])
@@ -217,11 +218,11 @@ class Joined:
 
     def place(self, index: int) -> str:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._parts[part].place(index - int(self._starts[part]))
+        return self.parts[part].place(index - int(self._starts[part]))
 
     def block(self, number: int) -> Block:
         part = int(np.searchsorted(self._blocks, number, side="right")) - 1
-        return self._parts[part].block(number - int(self._blocks[part]))
+        return self.parts[part].block(number - int(self._blocks[part]))
 
     def load(
         self,
@@ -239,6 +240,7 @@ class Joined:
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
+        busy_s = 0.0
         for part in np.unique(of).tolist():
             places = np.flatnonzero(of == part)
             together = bool(places[-1] - places[0] == len(places) - 1)
@@ -249,15 +251,16 @@ class Joined:
             if mine or not together:
                 x[places[good[places]]] = loaded.x
             bad.update(mine)
-        return Loaded(x=placed(x[good], x) if bad else x, bad=bad)
+            busy_s += loaded.busy_s or 0.0
+        return Loaded(x=placed(x[good], x) if bad else x, bad=bad, busy_s=busy_s or None)
 
     def _load(
         self, part: int, indexes: np.ndarray, *, raw: bool, stored: bool, into: np.ndarray | None, give: Give | None
     ) -> Loaded:
         first = int(self._blocks[part]) if give is not None else 0
         mine = None if give is None else lambda number: give(number + first)
-        return self._parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into, give=mine)
+        return self.parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():
-            self._parts[part].check(indexes)
+            self.parts[part].check(indexes)

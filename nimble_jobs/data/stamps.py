@@ -56,7 +56,7 @@ class Stamp:
         try:
             now = Stamp.of(self.path)
         except DataError as e:
-            raise DataError(f"{self.path}: vanished while it was read") from e
+            raise self.vanished() from e
         if now != self:
             raise self.changed()
 
@@ -64,12 +64,16 @@ class Stamp:
         """The error for a file that is not what it was."""
         return DataError(f"{self.path}: changed while it was read")
 
+    def vanished(self) -> DataError:
+        """The error for a file that is not there any more."""
+        return DataError(f"{self.path}: vanished while it was read")
+
     def open(self) -> BufferedReader:
         """The file. Raises DataError unless it is still the one that was opened."""
         try:
             file = open_regular(self.path)
         except OSError as e:
-            raise DataError(f"{self.path}: vanished while it was read") from e
+            raise self.vanished() from e
         now = os.fstat(file.fileno())
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
             file.close()

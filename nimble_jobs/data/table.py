@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -13,11 +12,12 @@ import pyarrow.compute as pc
 
 from nimble_jobs.data import columns, memory
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout
+from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids, as_ids, no_id
-from nimble_jobs.data.images import ImageDecoder, Undecodable, header_size
 from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import ArrayTransform, bind
+from nimble_jobs.decoding.picture import Undecodable, header_size
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
@@ -67,7 +67,7 @@ class TableSource:
             self.labels = to_objects(extra.column(spec.fields.label), where)
         self.preprocess: Preprocess | None = None
         self._transform: ArrayTransform | None = None
-        self._decoder: ImageDecoder | None = None
+        self.decoder: ImageDecoder | None = None
         self._tensor: columns.Tensor | None = None
         self._shape: tuple[int, ...] = (len(names),)
         self._learn(spec, schema)
@@ -76,12 +76,12 @@ class TableSource:
         """The type and shape of a record, from the columns' types and, for lists, the first one that is not empty."""
         kinds = [columns.stored_as(schema.field(n).type) for n in self._names]
         if len(kinds) == 1 and columns.is_encoded(kinds[0]):
-            self._decoder = ImageDecoder(spec.transform, self._where)
-            if self._decoder.size is None:
-                self._decoder.set_size(self._first_size())
-            self.piece = 4
-            self.signature, self.pixels = self._decoder.signature, self._decoder.pixels
-            self.preprocess = self._decoder.preprocess
+            self.decoder = ImageDecoder(spec.transform, self._where)
+            if self.decoder.size is None:
+                self.decoder.set_size(self._first_size())
+            self.piece = PIECE
+            self.signature, self.pixels = self.decoder.signature, self.decoder.pixels
+            self.preprocess = self.decoder.preprocess
             return
         if len(kinds) == 1 and columns.is_list(kinds[0]):
             kind = kinds[0]
@@ -134,6 +134,7 @@ class TableSource:
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
+        busy_s = 0.0
         for number in np.unique(of).tolist():
             positions = np.flatnonzero(of == number)
             block = (give or self._kept)(number)
@@ -143,9 +144,10 @@ class TableSource:
                 for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
                     bad[p] = block.bad[row]
                 positions, places = positions[places >= 0], places[places >= 0]
-            if self._decoder is not None:
-                images = [partial(columns.give_bytes, block.values[i]) for i in places.tolist()]
-                loaded = self._decoder.load(images, raw=raw, stored=stored)
+            if self.decoder is not None:
+                images = [block.values[i] for i in places.tolist()]
+                loaded = self.decoder.load(images, raw=raw, stored=stored)
+                busy_s += loaded.busy_s or 0.0
                 bad.update({int(positions[i]): reason for i, reason in loaded.bad.items()})
                 x[np.delete(positions, list(loaded.bad))] = loaded.x
             else:
@@ -154,7 +156,7 @@ class TableSource:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
             x = placed(x[good], x)
-        return Loaded(x=x, bad=bad)
+        return Loaded(x=x, bad=bad, busy_s=busy_s or None)
 
     def _copy(
         self, values: np.ndarray, x: np.ndarray, positions: slice | np.ndarray, *, raw: bool, stored: bool
@@ -187,7 +189,7 @@ class TableSource:
         return table
 
     def _make(self, table: pa.Table) -> Block:
-        if self._decoder is not None:
+        if self.decoder is not None:
             return columns.encoded(table.column(self._names[0]), self._names[0])
         if self._shape == (len(self._names),) and not columns.is_list(
             columns.stored_as(table.schema.field(self._names[0]).type)

@@ -28,6 +28,7 @@ from nimble_jobs.worker.residency import Residents, default_budget_bytes
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 
 if TYPE_CHECKING:
+    from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.planner import Builders
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,16 @@ class Station:
     run: Run
     builders: Builders | None = None  # for progressive jobs; without it they build like all others
     described: str = ""  # the device in words, as schedules have it
+    decoders: Decoders | None = None  # of pictures; without them threads decode
     memory_bytes: int | None = None  # the user's limit, if there is one: no schedule that needs more is built
 
     def close(self) -> None:
-        """Give up what is resident, and end the builds that still run."""
+        """Give up what is resident, and end the builds and decoders that still run."""
         self.residents.clear()
         if self.builders is not None:
             self.builders.close()
+        if self.decoders is not None:
+            self.decoders.close()
 
 
 def execute(
@@ -113,6 +117,7 @@ def execute(
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:
     """What runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError where there is none such."""
     from nimble_jobs import workloads
+    from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.engine.device import describe, resolve
     from nimble_jobs.planner import Builders
 
@@ -129,6 +134,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
         run=workloads.run,
         builders=Builders(store.home),
         described=describe(found),
+        decoders=Decoders(),
         memory_bytes=gpu_memory_bytes,
     )
 
@@ -174,6 +180,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
         event=event,
         allowed_python=tuple(Path(folder) for folder in job.allow_python),
         builders=station.builders,
+        decoders=station.decoders,
         memory_bytes=station.memory_bytes,
         patience=patience,
     )

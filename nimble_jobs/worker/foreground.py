@@ -74,6 +74,8 @@ def run_inline(
             finally:
                 if station is not None and station.builders is not None:
                     station.builders.close()
+                if station is not None and station.decoders is not None:
+                    station.decoders.close()
         return store.jobs.get(job.id)
 
 

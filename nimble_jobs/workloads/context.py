@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nimble_jobs.job import Job
 from nimble_jobs.patience import NONE, Patience
@@ -14,6 +14,9 @@ from nimble_jobs.planner import Builders, Residents
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
+
+if TYPE_CHECKING:
+    from nimble_jobs.decoding.pool import Decoders
 
 
 class Stopped(BaseException):
@@ -44,6 +47,7 @@ class JobContext:
     event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
     allowed_python: tuple[Path, ...] = ()
     patience: Patience = NONE  # for writes to the output's disk; raises Stopped where the job is to end
+    decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads do
     builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
     memory_bytes: int | None = None  # what the user gave the worker on its device; None: no limit given
 

@@ -35,6 +35,8 @@ def run(context: JobContext) -> Outcome:
     with open_reader(spec.input, files=work.files if work else None) as reader:
         job, ledger, patience = context.job, context.store.publications, context.patience
         how = basis(spec, reader)
+        if context.decoders is not None:
+            reader.hire(context.decoders)
         staging = patience.through(
             lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how), begun=job.attempt > 1
         )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nimble_jobs.data import images, open_reader
+from nimble_jobs.data import open_reader
+from nimble_jobs.decoding import picture
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
@@ -60,7 +61,7 @@ def test_bad_images_are_named_and_the_rest_goes_on(tmp_path: Path, monkeypatch: 
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "5-dangling.png").symlink_to(tmp_path / "absent.png")
-    monkeypatch.setattr(images, "MAX_PIXELS", 100_000)
+    monkeypatch.setattr(picture, "MAX_PIXELS", 100_000)
     with open_reader(spec_of(tmp_path, resize=(8, 8))) as reader:
         batches = list(reader.batches(batch_size=3))
     assert [i for b in batches for i in b.ids] == ["0-good.jpg", "6-good.png"]

@@ -18,8 +18,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nimble_jobs.data import arrays, open_reader
 from nimble_jobs.data.file_list import NAME, find_list, keep_list
-from nimble_jobs.data.images import ImageDecoder
 from nimble_jobs.data.listing import list_input
+from nimble_jobs.decoding import do
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, Seen, kind_of
 from nimble_jobs.spec.model import InputSpec
@@ -219,16 +220,16 @@ def test_a_picture_that_is_written_to_while_it_is_decoded(tmp_path: Path, monkey
         Image.fromarray(np.full((2, 2, 3), i, dtype=np.uint8)).save(tmp_path / f"{i}.png")
     (tmp_path / "1.png").write_bytes(b"?")
     spec, files = listed(tmp_path, "images")
-    decoded = ImageDecoder._pixels
+    decoded = do.pixels
 
-    def decode(self: ImageDecoder, opened: BinaryIO) -> np.ndarray:
-        pixels = decoded(self, opened)
+    def decode(opened: BinaryIO, recipe: Recipe) -> np.ndarray:
+        pixels = decoded(opened, recipe)
         if pixels[0, 0, 0] == 2:
             os.utime(tmp_path / "2.png", (1.0, 1.0))
         return pixels
 
     with open_reader(spec, files=files) as reader:
-        monkeypatch.setattr(ImageDecoder, "_pixels", decode)
+        monkeypatch.setattr(do, "pixels", decode)
         batch = reader.take(np.arange(4))
         assert batch.ids == ["0.png", "3.png"]
         assert (batch.x[:, 0, 0, 0] * 255).round().tolist() == [0, 3]

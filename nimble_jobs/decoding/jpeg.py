@@ -1,0 +1,145 @@
+"""What the header of a JPEG says (ITU-T T.81, annex B), as far as it decides who may decode it.
+
+Any bytes may be given. Nothing is decoded, and nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+_SOI: Final = b"\xff\xd8"
+_EOI: Final = b"\xff\xd9"
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF markers; these three are tables and reserved
+_ALONE: Final = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a segment: TEM, RST0 to RST7
+_SOS, _END, _APP1, _APP14, _DNL = 0xDA, 0xD9, 0xE1, 0xEE, 0xDC
+_ORIENTATION: Final = 0x0112  # EXIF tag
+UNSURE: Final = 0  # an orientation that this parser leaves to others
+
+BASELINE, PROGRESSIVE = 0xC0, 0xC2
+# Sampling factors of the first component, where the others have 1x1: 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1, 4:1:0.
+_SAMPLINGS: Final = frozenset(((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jpeg:
+    """The header of one file."""
+
+    kind: int  # low byte of the SOF marker: 0xC0 baseline, 0xC2 progressive, ...
+    precision: int  # bits of a sample
+    height: int  # pixels, before the picture is turned
+    width: int
+    components: tuple[tuple[int, int, int], ...]  # id, horizontal and vertical sampling factor
+    orientation: int  # EXIF's, 1 if there is none; UNSURE: somebody else must look
+    adobe: int | None  # colour transform that Adobe's segment names: 0 none, 1 YCbCr, 2 YCCK
+    jfif: bool
+    complete: bool  # the file ends with EOI
+
+    @property
+    def plain(self) -> bool:
+        """Whether every decoder agrees on it: 8 bits, baseline or progressive, grey or YCbCr, upright, complete."""
+        if self.kind not in (BASELINE, PROGRESSIVE) or self.precision != 8 or not (self.height and self.width):
+            return False
+        if not self.complete or self.orientation != 1:
+            return False
+        if len(self.components) == 1:
+            return True
+        first, *others = [(h, v) for _, h, v in self.components]
+        if len(others) != 2 or first not in _SAMPLINGS or set(others) != {(1, 1)}:
+            return False
+        return self._is_ycbcr()
+
+    def _is_ycbcr(self) -> bool:
+        """libjpeg's rule for three components. Adobe's segment counts unless there is one of JFIF."""
+        if self.jfif:
+            return self.adobe in (None, 1)
+        if self.adobe is not None:
+            return self.adobe == 1
+        return [name for name, _, _ in self.components] in ([1, 2, 3], [0, 1, 2])
+
+
+def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
+    """The header of a file; None for what is no JPEG, or has no header that can be read. Raises nothing."""
+    view = memoryview(data)
+    if bytes(view[:2]) != _SOI:
+        return None
+    frame: tuple[int, int, int, int, tuple[tuple[int, int, int], ...]] | None = None
+    orientation, adobe, jfif = 1, None, False
+    for marker, body in _segments(view):
+        if marker in _FRAMES:
+            if frame is not None or (frame := _frame(marker, body)) is None:
+                return None
+        elif marker == _APP1:
+            found = _orientation(body)
+            orientation = found if orientation == 1 else UNSURE if found != 1 else orientation
+        elif marker == _APP14 and bytes(body[:5]) == b"Adobe" and len(body) >= 12:
+            adobe = body[11]
+        elif marker == 0xE0 and bytes(body[:5]) == b"JFIF\0":
+            jfif = True
+        elif marker == _DNL:
+            return None  # the height comes later
+    if frame is None:
+        return None
+    kind, precision, height, width, components = frame
+    return Jpeg(
+        kind=kind,
+        precision=precision,
+        height=height,
+        width=width,
+        components=components,
+        orientation=orientation,
+        adobe=adobe,
+        jfif=jfif,
+        complete=bytes(view[-2:]) == _EOI and len(view) >= 4,
+    )
+
+
+def _segments(view: memoryview) -> list[tuple[int, memoryview]]:
+    """Markers and what their segments hold, up to the first scan. Ends where the bytes make no sense."""
+    found: list[tuple[int, memoryview]] = []
+    at = 2
+    while at + 4 <= len(view) and view[at] == 0xFF:
+        marker = view[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+        elif marker in _ALONE:
+            at += 2
+        elif marker in (_SOS, _END, 0):
+            break
+        else:
+            length = view[at + 2] << 8 | view[at + 3]
+            if length < 2 or at + 2 + length > len(view):
+                return []
+            found.append((marker, view[at + 4 : at + 2 + length]))
+            at += 2 + length
+    return found
+
+
+def _frame(marker: int, body: memoryview) -> tuple[int, int, int, int, tuple[tuple[int, int, int], ...]] | None:
+    if len(body) < 6 or len(body) != 6 + 3 * body[5]:
+        return None
+    precision, height, width, count = struct.unpack_from(">BHHB", body)
+    components = tuple((body[i], body[i + 1] >> 4, body[i + 1] & 15) for i in range(6, 6 + 3 * count, 3))
+    return marker, precision, height, width, components
+
+
+def _orientation(body: memoryview) -> int:
+    """The orientation that an APP1 segment gives, 1 if it gives none. XMP may hold one in words: UNSURE then."""
+    if bytes(body[:6]) != b"Exif\0\0":
+        return UNSURE if b"Orientation" in bytes(body) else 1
+    tiff = body[6:]
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
+    if order is None or len(tiff) < 8:
+        return UNSURE
+    (at,) = struct.unpack_from(order + "I", tiff, 4)
+    if at + 2 > len(tiff):
+        return UNSURE
+    (count,) = struct.unpack_from(order + "H", tiff, at)
+    if at + 2 + 12 * count > len(tiff):
+        return UNSURE
+    for entry in range(at + 2, at + 2 + 12 * count, 12):
+        tag, kind, values, value = struct.unpack_from(order + "HHIH", tiff, entry)
+        if tag == _ORIENTATION:
+            return value if (kind, values) == (3, 1) and 1 <= value <= 8 else UNSURE
+    return 1

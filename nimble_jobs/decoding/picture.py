@@ -1,0 +1,108 @@
+"""One encoded picture to pixels, with Pillow: whatever format it has, however it is turned, as RGB or grey.
+
+A JPEG that is at least four times as large as its result is decoded to a half, a quarter or an eighth of its size: the
+inverse transform then gives the mean of each block of pixels at once. What is decoded stays at least twice as large as
+the result in both directions, so the resize that follows still sees every frequency that the result can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from nimble_jobs.decoding.recipe import MAX_PIXELS, Recipe
+from nimble_jobs.decoding.resize import Box, resized, resizer
+
+_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap width and height
+_TURNED = (5, 6, 7, 8)
+
+
+class Undecodable(Exception):
+    """The reason why one picture cannot be used."""
+
+
+def decoder() -> str:
+    """Names and versions of what decodes and resizes on the CPU."""
+    return ", ".join(dict.fromkeys((f"Pillow {version('pillow')}", resizer())))
+
+
+def pixels(file: BinaryIO, recipe: Recipe) -> np.ndarray:
+    """uint8 [height, width, channels] of one picture. Raises Undecodable."""
+    try:
+        with Image.open(file) as image:
+            _check_pixels(image)
+            box = _reduce(image, recipe.resize)
+            flat = _in_mode(ImageOps.exif_transpose(image), "L" if recipe.channels == 1 else "RGB")
+            found = np.asarray(flat) if recipe.resize is None else resized(flat, recipe.resize, box)
+    except Undecodable:
+        raise
+    except Exception as e:  # Pillow's plugins raise nearly anything on broken bytes
+        raise _because(e) from e
+    if recipe.center_crop is not None:
+        found = _crop(found, recipe.center_crop)
+    if found.shape[:2] != recipe.size:
+        raise Undecodable(f"image is {_by(found.shape)} pixels; expected {_by(recipe.size)}")
+    return found[..., None] if found.ndim == 2 else found
+
+
+def header_size(file: BinaryIO) -> tuple[int, int]:
+    """Height and width of the upright picture, from its header. Raises Undecodable."""
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            return (width, height) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (height, width)
+    except Exception as e:  # as above
+        raise _because(e) from e
+
+
+def _because(error: Exception) -> Undecodable:
+    """Why, in words that are the same each time: Pillow names the file by an address or a descriptor."""
+    if isinstance(error, UnidentifiedImageError):
+        return Undecodable("cannot be decoded: cannot identify image file")
+    return Undecodable(f"cannot be decoded: {error}")
+
+
+def _reduce(image: Image.Image, resize: tuple[int, int] | None) -> Box | None:
+    """Have a JPEG decoded smaller; what then covers the picture. None: it is decoded as it is."""
+    if resize is None or image.format != "JPEG" or image.mode not in ("L", "RGB", "CMYK"):
+        return None
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    height, width = resize[::-1] if orientation in _TURNED else resize
+    if min(image.width // (4 * width), image.height // (4 * height)) < 1:
+        return None
+    if orientation != 1 and (image.width % 8 or image.height % 8):
+        return None  # a border that belongs to no whole block would be turned, too
+    drafted = image.draft(None, (2 * width, 2 * height))
+    return None if drafted is None or orientation != 1 else drafted[1]
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise Undecodable(f"image is {image.height}x{image.width} pixels; expected at most {MAX_PIXELS} in all")
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow would clip 16 bits at 255
+        image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Undecodable(f"image has mode {image.mode} (32 bits a pixel); expected 8 or 16 bits a channel")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _crop(found: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if found.shape[0] < size[0] or found.shape[1] < size[1]:
+        raise Undecodable(
+            f"image is {_by(found.shape)} pixels; expected at least {_by(size)} for transform.center_crop"
+        )
+    top, left = (found.shape[0] - size[0]) // 2, (found.shape[1] - size[1]) // 2
+    return found[top : top + size[0], left : left + size[1]]
+
+
+def _by(size: Sequence[int]) -> str:
+    return f"{size[0]}x{size[1]}"

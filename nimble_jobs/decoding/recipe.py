@@ -1,0 +1,36 @@
+"""What is made of every picture of an input, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely warns; more is taken for an attack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is made of every picture of an input: uint8 [*size, channels]."""
+
+    channels: int  # 1 or 3
+    resize: tuple[int, int] | None  # height, width
+    center_crop: tuple[int, int] | None  # height, width
+    size: tuple[int, int]  # height, width of the result
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (*self.size, self.channels)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one result."""
+        return self.size[0] * self.size[1] * self.channels
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether a picture of this size gives a result."""
+        if height * width > MAX_PIXELS:
+            return False
+        if self.resize is not None:
+            return True
+        if self.center_crop is not None:
+            return height >= self.center_crop[0] and width >= self.center_crop[1]
+        return (height, width) == self.size

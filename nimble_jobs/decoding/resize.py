@@ -1,0 +1,70 @@
+"""The resize of `nimble_jobs.resizing` on bytes: with SIMD instructions, or as Pillow does it where those are missing.
+
+Both round after each of two passes, so a result may differ from the definition's by one. The one with SIMD
+(fast_image_resize, an AVX2, SSE4.1 and NEON port of Pillow's algorithm) takes a quarter of Pillow's time.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+try:
+    import cykooz_resizer as simd
+except ImportError:  # no wheel for this processor or C library
+    simd = None
+
+Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
+
+
+def resizer() -> str:
+    """Name and version of what resizes."""
+    return f"cykooz-resizer {version('cykooz-resizer')}" if simd is not None else f"Pillow {version('pillow')}"
+
+
+def resized(image: Image.Image, size: tuple[int, int], box: Box | None = None) -> np.ndarray:
+    """uint8 [height, width] or [height, width, 3] of an image of mode L or RGB; with `box`, of that part of it.
+
+    Bilinear with antialiasing; `size` is (height, width).
+    """
+    height, width = size
+    whole = box is None or box == (0, 0, *image.size)
+    if whole and image.size == (width, height):
+        return np.asarray(image)
+    if simd is None:
+        return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
+    kind = simd.PixelType.U8 if image.mode == "L" else simd.PixelType.U8x3
+    options = _tools().whole
+    if not whole:
+        assert box is not None
+        options = _options(simd.CropBox(box[0], box[1], box[2] - box[0], box[3] - box[1]))
+    target = simd.ImageData(width, height, kind)
+    _tools().resizer.resize(simd.ImageData(*image.size, kind, image.tobytes()), target, options)
+    shape = (height, width) if image.mode == "L" else (height, width, 3)
+    return np.frombuffer(target.get_buffer(), dtype=np.uint8).reshape(shape)
+
+
+def _options(box: Any = None) -> Any:
+    bilinear = simd.ResizeAlg.convolution(simd.FilterType.bilinear)
+    return simd.ResizeOptions(resize_alg=bilinear, use_alpha=False, crop_box=box)
+
+
+class _Tools(threading.local):
+    """What resizes, one for each thread: it keeps memory between calls."""
+
+    def __init__(self) -> None:
+        self.resizer = simd.Resizer()
+        self.whole = _options()
+
+
+_held: list[_Tools] = []
+
+
+def _tools() -> _Tools:
+    if not _held:
+        _held.append(_Tools())
+    return _held[0]

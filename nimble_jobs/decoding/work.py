@@ -1,0 +1,81 @@
+"""What a process or a thread is asked to do at a time, a few pictures, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nimble_jobs.decoding.recipe import Recipe
+
+GOOD, BAD, CHANGED, VANISHED = range(4)  # what became of a picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One picture: a file as it was listed, or bytes that come along."""
+
+    offset: int  # where its result goes, in bytes
+    room: int  # bytes for it, at least those of its pixels
+    path: str | None = None  # None: bytes
+    size: int = -1  # of the file or the bytes; negative: the file could not be looked at when it was listed
+    mtime_ns: int = 0
+    inode: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Some pictures of one input. With `encoded`, plain JPEGs are left for a device to decode."""
+
+    recipe: Recipe
+    items: tuple[Item, ...]
+    encoded: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        items = [[i.offset, i.room, i.path, i.size, i.mtime_ns, i.inode] for i in self.items]
+        return {"recipe": asdict(self.recipe), "items": items, "encoded": self.encoded}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Work:
+        """What `to_json` gave, also after a way through JSON."""
+        recipe: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found["recipe"].items()}
+        return cls(
+            recipe=Recipe(**recipe),
+            items=tuple(
+                Item(offset=o, room=r, path=p, size=s, mtime_ns=m, inode=i) for o, r, p, s, m, i in found["items"]
+            ),
+            encoded=found["encoded"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one picture. A good one lies in the memory from its item's offset on."""
+
+    status: int
+    reason: str = ""
+    length: int = 0  # bytes of the result
+    height: int = 0  # of the encoded picture, if it is left encoded
+    width: int = 0
+    decoded: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One row for each item."""
+
+    rows: tuple[Row, ...]
+    busy_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        rows = [[r.status, r.reason, r.length, r.height, r.width, r.decoded] for r in self.rows]
+        return {"rows": rows, "busy_s": self.busy_s}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Answer:
+        """What `to_json` gave, also after a way through JSON."""
+        rows = tuple(
+            Row(status=s, reason=why, length=n, height=h, width=w, decoded=d) for s, why, n, h, w, d in found["rows"]
+        )
+        return cls(rows=rows, busy_s=found["busy_s"])
