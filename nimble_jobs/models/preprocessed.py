@@ -47,7 +47,7 @@ class Preprocessed(nn.Module):
                 held = torch.tensor(values, dtype=torch.float32).reshape(-1, *[1] * trailing).to(device)
             self.register_buffer(name, held, persistent=False)
         self._laid_out = _shows_layout(model)
-        self.train(model.training)
+        self.training = model.training  # and nothing of the model's
 
     def forward(self, x: torch.Tensor) -> Any:
         """The model's own outputs."""
