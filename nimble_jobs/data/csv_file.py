@@ -1,4 +1,4 @@
-"""The csv format: the columns that are needed, held in memory. The first line names the columns."""
+"""The csv format. The first line names the columns. Small files are held in memory, large ones are read in blocks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
+from nimble_jobs.data.csv_blocks import lines_of, open_large
+from nimble_jobs.data.csv_cells import Cells, is_number, with_rows
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
+
+WHOLE_BYTES = 64 << 20  # a file up to this size is read whole, and its numbers stay in memory
 
 
 def open_csv(spec: InputSpec, path: Path) -> TableSource:
@@ -31,6 +34,8 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
     try:
         known = _header(path)
         names, extra = check_columns(spec, path, known)
+        if stamp.size > WHOLE_BYTES:
+            return open_large(spec, path, stamp, known=known, names=names, extra=extra)
         bad: dict[int, str] = {}
         try:
             table = _read(path, names, extra, spec.fields.id, bad)
@@ -76,20 +81,12 @@ class _Lines:
     @cached_property
     def _lines(self) -> np.ndarray:
         """The line of each record, int64; empty where the file cannot be told apart into the records that were read."""
-        lines: list[int] = []
         try:
             self._stamp.check()
             with io.TextIOWrapper(open_regular(self._path), encoding="utf-8-sig", errors="replace", newline="") as file:
-                rows = csv.reader(file)
-                next(rows, None)  # the header
-                before = rows.line_num
-                for row in rows:
-                    if row:  # a blank line is no record
-                        lines.append(before + 1)
-                    before = rows.line_num
+                return np.array(lines_of(file, 0)[1:], dtype=np.int64)  # without the header
         except (DataError, OSError, csv.Error):
             return np.empty(0, dtype=np.int64)
-        return np.array(lines, dtype=np.int64)
 
 
 def _header(path: Path) -> list[str]:
@@ -127,11 +124,7 @@ def _read(
         )
     if not bad:
         return table
-    rows: list[int | None] = []
-    good = iter(range(table.num_rows))
-    for i in range(table.num_rows + len(bad)):
-        rows.append(None if i in bad else next(good))
-    table = table.take(pa.array(rows, type=pa.int64()))
+    table = with_rows(table, bad)
     if id_column is not None:
         i = table.schema.get_field_index(id_column)
         ids = [f"row-{n}" if n in bad else v for n, v in enumerate(table.column(i).to_pylist())]
@@ -144,16 +137,8 @@ def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
     if not pa.types.is_string(column.type):
         return
     cells = [cell for cell in column.to_pylist() if cell and cell.strip()]
-    if cells and not any(map(_is_number, cells)):
+    if cells and not any(map(is_number, cells)):
         raise DataError(f"{where}: holds text, {cells[0][:40]!r} for instance; expected numbers")
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:
@@ -162,21 +147,7 @@ def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.Chun
         return column.cast(pa.float64())
     if not pa.types.is_string(column.type):
         return column
-    cells = pc.utf8_trim_whitespace(column)
-    cells = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
-    for kind in (pa.int64(), pa.float64()):
-        try:
-            return cells.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    values: list[float | None] = []
-    for i, cell in enumerate(cells.to_pylist()):
-        try:
-            values.append(None if cell is None else float(cell))
-        except ValueError:
-            bad.setdefault(i, f"column {name!r} holds {cell[:40]!r}; expected a number")
-            values.append(None)
-    whole = all(v is None or (v.is_integer() and abs(v) < 2**53) for v in values)
-    return pa.chunked_array(
-        [pa.array(values, type=pa.float64()).cast(pa.int64()) if whole else pa.array(values, type=pa.float64())]
-    )
+    cells = Cells.of(column, name)
+    for i, reason in cells.bad.items():
+        bad.setdefault(i, reason)
+    return cells.values if isinstance(cells.values, pa.ChunkedArray) else pa.chunked_array([cells.values])

@@ -75,8 +75,9 @@ def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) ->
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
-    if names is None and any(_whole(v) for v in raw):
-        wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if not _whole(v)}
+    whole = {v for v in set(raw) if _whole(v)}  # a million records may have few different labels
+    if names is None and whole:
+        wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if v not in whole}
         wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})
         numbers = [0 if i in wrong else int(v) for i, v in enumerate(raw)]
         return Labels(values=np.array(numbers, dtype=np.int64), bad=wrong, names=None)

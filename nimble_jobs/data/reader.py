@@ -192,8 +192,7 @@ class Reader:
 
     def _batch(self, room: Room, parts: Sequence[Part]) -> Batch:
         try:
-            for indexes, _ in parts:
-                self._source.check(indexes)
+            self._source.check(np.concatenate([indexes for indexes, _ in parts]) if parts else np.empty(0, np.int64))
             return self._whole(room, parts)
         except BaseException:
             if room.buffer is not None:

@@ -48,6 +48,7 @@ class TableSource:
         self._line = line
         self.lines = line is not None
         self._bad = bad or {}  # rows that were no rows of the table to begin with
+        self._bad_rows = np.array(sorted(self._bad), dtype=np.int64)
         self._kept = Kept(self.block, keep_bytes)
         self._where = f"{stamp.path}: input.fields.x: {spec.fields.x!r}"
         self.layout: Layout | None = layout
@@ -171,15 +172,10 @@ class TableSource:
         """Read one block. Raises DataError when the file changed or cannot be read."""
         block = self._make(self._table(number))
         first = int(self._starts[number])
-        for i, reason in self._bad.items() if len(self._bad) <= len(block.place) else ():
-            if first <= i < first + len(block.place):
-                block.bad[i - first] = reason
-                block.place[i - first] = -1
-        if len(self._bad) > len(block.place):
-            for i in range(len(block.place)):
-                if first + i in self._bad:
-                    block.bad[i] = self._bad[first + i]
-                    block.place[i] = -1
+        a, b = np.searchsorted(self._bad_rows, (first, first + len(block.place)))
+        for i in self._bad_rows[a:b].tolist():
+            block.bad[i - first] = self._bad[i]
+            block.place[i - first] = -1
         return block
 
     def _table(self, number: int) -> pa.Table:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nimble_jobs.data import Batch, Reader, arrays, csv_file, open_reader, parquet
+from nimble_jobs.data import Batch, Reader, arrays, csv_cuts, csv_file, open_reader, parquet
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
@@ -154,6 +154,8 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 0)
         for module in (parquet, csv_file):
             monkeypatch.setattr(module, "BLOCK_BYTES", 1)
+        monkeypatch.setattr(csv_file, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(csv_cuts, "CUT_BYTES", 16)
 
 
 def spec_of(case: Case, source: Path, **more: Any) -> InputSpec:

@@ -1,0 +1,233 @@
+"""Large CSV files: one pass finds blocks, types, ids and labels; the numbers are read again, block by block, when they
+are needed. Types are those of the whole column, and records, bad records and messages those of a file read whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from nimble_jobs import moves
+from nimble_jobs.data.batches import default_threads
+from nimble_jobs.data.blocks import Layout
+from nimble_jobs.data.csv_cells import Cells, Text, cells_of, is_number, parse
+from nimble_jobs.data.csv_cuts import Cut, cuts
+from nimble_jobs.data.source import record_of
+from nimble_jobs.data.stamps import Stamp
+from nimble_jobs.data.table import TableSource
+from nimble_jobs.errors import DataError
+from nimble_jobs.pipeline import mapped
+from nimble_jobs.spec.model import InputSpec
+
+# The order in which pyarrow tries types for a column.
+_KINDS = (
+    pa.int64(),
+    pa.bool_(),
+    pa.date32(),
+    pa.time32("s"),
+    pa.timestamp("s"),
+    pa.timestamp("ns"),
+    pa.float64(),
+    pa.string(),
+)
+_NUMBERS = {pa.int64(), pa.float64()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What the first pass keeps of a block."""
+
+    cut: Cut
+    rows: int
+    kinds: tuple[pa.DataType, ...]  # of the columns of x
+    extra: pa.Table  # id and label
+    odd: dict[int, str]  # rows of the block that are no records
+
+
+@dataclass(kw_only=True)
+class _Blocks:
+    """The blocks of one file and what their columns hold."""
+
+    stamp: Stamp
+    known: Sequence[str]
+    names: Sequence[str]
+    found: list[_Found]
+    kinds: dict[str, pa.DataType] = field(default_factory=dict)
+    texts: dict[str, Text] = field(default_factory=dict)
+
+    def read(self, number: int) -> pa.Table:
+        """The columns of x of a block, as their whole columns are. Raises DataError."""
+        types = {n: pa.string() if n in self.texts else kind for n, kind in self.kinds.items()}
+        table, _ = self.parsed(number, self.names, types)
+        for i, name in enumerate(self.names):
+            if name in self.texts:
+                numbers = cells_of(table.column(i), self.texts[name])
+                table = table.set_column(i, name, numbers)
+        return table
+
+    def parsed(
+        self, number: int, names: Sequence[str], types: dict[str, pa.DataType]
+    ) -> tuple[pa.Table, dict[int, str]]:
+        """Some columns of a block. Raises DataError when the file changed."""
+        return parse(self.bytes_of(number), self.known, names, types)
+
+    def bytes_of(self, number: int) -> bytes:
+        """The text of a block. Raises DataError when the file changed."""
+        cut = self.found[number].cut
+        with self.stamp.open() as file:
+            data = os.pread(file.fileno(), cut.nbytes, cut.offset)
+        if len(data) != cut.nbytes:
+            raise self.stamp.changed()
+        return data
+
+    def converts(self, name: str, kind: pa.DataType) -> bool:
+        """Whether a whole column can be read as this type."""
+        try:
+            for number in range(len(self.found)):
+                self.parsed(number, [name], {name: kind})
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    def kind_of(self, name: str, kinds: set[pa.DataType]) -> pa.DataType:
+        """The type of a whole column whose blocks have these."""
+        kinds = kinds - {pa.null()}
+        if not kinds:
+            return pa.float64()
+        if len(kinds) == 1:
+            return next(iter(kinds))
+        if kinds <= _NUMBERS:
+            return pa.float64()
+        if pa.binary() in kinds:
+            return pa.binary()
+        return next((kind for kind in _KINDS[:-1] if self.converts(name, kind)), pa.string())
+
+
+def open_large(
+    spec: InputSpec, path: Path, stamp: Stamp, *, known: Sequence[str], names: Sequence[str], extra: Sequence[str]
+) -> TableSource:
+    """Rows of a CSV file with the columns `known`, of which `names` make x. Raises DataError."""
+    with stamp.open() as file:
+        first = mapped(
+            lambda part: _first_pass(*part, known, names, extra),
+            cuts(file, str(path)),
+            threads=default_threads(),
+            depth=2 * default_threads(),
+            name="nimble-read-csv",
+        )
+        found: list[_Found] = []
+        for one in first:
+            found.append(one)
+            moves.made()
+    blocks = _Blocks(stamp=stamp, known=known, names=names, found=found)
+    starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
+    bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
+    for i, name in enumerate(names):
+        kind = blocks.kind_of(name, {one.kinds[i] for one in found})
+        if pa.types.is_string(kind):
+            blocks.texts[name] = _text(blocks, name, starts, bad, f"{path}: input.fields.x: column {name!r}")
+            kind = blocks.texts[name].kind
+        blocks.kinds[name] = kind
+    most = max((one.rows for one in found), default=1)
+    return TableSource(
+        spec,
+        stamp,
+        names=names,
+        schema=pa.schema([(n, blocks.kinds[n]) for n in names]),
+        layout=Layout(starts=starts, chains=np.arange(len(found)), block_bytes=8 * most * len(names)),
+        read=blocks.read,
+        extra=_extra(found, starts, extra, spec.fields.id),
+        bad=bad,
+        line=_Lines(blocks, starts),
+    )
+
+
+def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> _Found:
+    types = dict.fromkeys(extra, pa.string())  # ids keep leading zeros, labels are told apart later
+    wanted = [*names, *(e for e in extra if e not in names)]
+    table, odd = parse(data, known, wanted, types)
+    kinds = tuple(table.schema.field(n).type for n in names)
+    return _Found(cut=cut, rows=table.num_rows, kinds=kinds, extra=table.select(list(extra)), odd=odd)
+
+
+def _text(blocks: _Blocks, name: str, starts: np.ndarray, bad: dict[int, str], where: str) -> Text:
+    """What a column of text holds. Adds its bad cells to `bad`. Raises DataError if none of its cells is a number."""
+    summary = Text()
+    wrong: dict[int, str] = {}
+    sample: str | None = None
+    any_number = False
+    for number in range(len(blocks.found)):
+        table, _ = blocks.parsed(number, [name], {name: pa.string()})
+        cells = Cells.of(table.column(0), name)
+        summary = summary.also(cells.text)
+        if not any_number:
+            held = [cell for cell in table.column(0).to_pylist() if cell and cell.strip()]
+            sample = sample if sample is not None else next(iter(held), None)
+            any_number = any(map(is_number, held))
+        wrong.update({int(starts[number]) + i: why for i, why in cells.bad.items()})
+        moves.made()
+    if sample is not None and not any_number:
+        raise DataError(f"{where}: holds text, {sample[:40]!r} for instance; expected numbers")
+    for i, why in wrong.items():
+        bad.setdefault(i, why)
+    return summary
+
+
+def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:
+    """The id and label columns whole. A line that is no record is named by its number."""
+    if not found:
+        return pa.table({name: pa.array([], pa.string()) for name in extra})
+    tables = []
+    for one, start in zip(found, starts.tolist(), strict=False):
+        table = one.extra
+        if id_column is not None and one.odd:
+            i = table.schema.get_field_index(id_column)
+            held = table.column(i).to_pylist()
+            ids = [f"row-{start + n}" if n in one.odd else value for n, value in enumerate(held)]
+            table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
+        tables.append(table)
+    return pa.concat_tables(tables)
+
+
+class _Lines:
+    """Where each record begins: FILE:LINE. Blocks with bad records are read for this, the last one is kept."""
+
+    def __init__(self, blocks: _Blocks, starts: np.ndarray) -> None:
+        self._blocks, self._starts = blocks, starts
+        self._last: tuple[int, np.ndarray] | None = None
+
+    def __call__(self, index: int) -> str:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        last = self._last
+        if last is None or last[0] != number:
+            last = self._last = (number, self._lines(number))
+        if len(last[1]) != self._blocks.found[number].rows:
+            return record_of(self._blocks.stamp.path, index)
+        return f"{self._blocks.stamp.path}:{last[1][index - int(self._starts[number])]}"
+
+    def _lines(self, number: int) -> np.ndarray:
+        """int64, one a record; another number of them where csv and pyarrow disagree about the records."""
+        begin = self._blocks.found[number].cut.line
+        try:
+            text = self._blocks.bytes_of(number).decode("utf-8", "replace")
+            return np.array(lines_of(io.StringIO(text, newline=""), begin - 1), dtype=np.int64)
+        except (DataError, OSError, csv.Error):
+            return np.empty(0, dtype=np.int64)
+
+
+def lines_of(text: io.TextIOBase, before: int) -> list[int]:
+    """The line on which each record begins; so many lines are before the first. Blank lines are no records."""
+    rows = csv.reader(text)
+    lines, last = list[int](), 0
+    for row in rows:
+        if row:
+            lines.append(before + last + 1)
+        last = rows.line_num
+    return lines

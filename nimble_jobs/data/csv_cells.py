@@ -1,0 +1,134 @@
+"""Cells of CSV records: parsed by pyarrow, and columns of text that turn out to hold numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+
+def parse(
+    data: bytes, known: Sequence[str], names: Sequence[str], types: dict[str, pa.DataType]
+) -> tuple[pa.Table, dict[int, str]]:
+    """The columns `names` of records without a header line, with an empty row in the place of each line that has too
+    few or too many cells, and why. Raises pa.ArrowInvalid for a cell that is not of its column's type.
+    """
+    odd: dict[int, str] = {}
+
+    def note(row: Any) -> str:
+        odd[row.number - 1] = f"line has {row.actual_columns} cells; expected {row.expected_columns}"
+        return "skip"
+
+    table = pacsv.read_csv(
+        pa.BufferReader(data),
+        # One block, by one thread: else rows have no number.
+        read_options=pacsv.ReadOptions(use_threads=False, column_names=list(known), block_size=len(data) + 16),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+        convert_options=pacsv.ConvertOptions(include_columns=list(names), column_types=types),
+    )
+    return with_rows(table, odd), odd
+
+
+def with_rows(table: pa.Table, odd: dict[int, str]) -> pa.Table:
+    """The table with empty rows in these places."""
+    if not odd:
+        return table
+    good = iter(range(table.num_rows))
+    rows = [None if i in odd else next(good) for i in range(table.num_rows + len(odd))]
+    return table.take(pa.array(rows, type=pa.int64()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How a column of text is read as numbers. What holds for two parts of a column combines with `also`."""
+
+    int64: bool = True  # all cells are whole numbers that Arrow can read
+    float64: bool = True  # all cells are numbers that Arrow can read
+    whole: bool = True  # all numbers are whole and below 2**53
+
+    def also(self, other: Text) -> Text:
+        """For both parts."""
+        return Text(
+            int64=self.int64 and other.int64,
+            float64=self.float64 and other.float64,
+            whole=self.whole and other.whole,
+        )
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The type of the numbers."""
+        return pa.int64() if self.int64 or (self.whole and not self.float64) else pa.float64()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Cells of a column of text."""
+
+    text: Text
+    values: pa.ChunkedArray | pa.Array  # int64 or float64; empty where there is no number
+    bad: dict[int, str] = field(default_factory=dict)  # those that are no numbers
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray, name: str) -> Cells:
+        """Read the cells as numbers of the narrowest type that fits all of them."""
+        cells = trimmed(column)
+        for kind in (pa.int64(), pa.float64()):
+            try:
+                values = cells.cast(kind)
+            except pa.ArrowInvalid:
+                continue
+            return cls(text=Text(int64=kind == pa.int64(), whole=_all_whole(values)), values=values)
+        bad: dict[int, str] = {}
+        numbers: list[float | None] = []
+        for i, cell in enumerate(cells.to_pylist()):
+            value = None
+            if cell is not None and (value := number_in(cell)) is None:
+                bad[i] = f"column {name!r} holds {cell[:40]!r}; expected a number"
+            numbers.append(value)
+        text = Text(int64=False, float64=False, whole=all(map(_whole, numbers)))
+        return cls(text=text, values=pa.array(numbers, type=pa.float64()).cast(text.kind), bad=bad)
+
+
+def cells_of(column: pa.ChunkedArray, text: Text) -> pa.ChunkedArray:
+    """Numbers of a part of a column, read as the whole column is; empty where there is none."""
+    cells = trimmed(column)
+    if text.int64 or text.float64:
+        return cells.cast(text.kind)
+    numbers = [None if cell is None else number_in(cell) for cell in cells.to_pylist()]
+    return pa.chunked_array([pa.array(numbers, type=pa.float64()).cast(text.kind)])
+
+
+def trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without blanks around the cells; what is blank is empty."""
+    cells = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+
+
+def number_in(cell: str) -> float | None:
+    """What Python reads as a number."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def is_number(cell: str) -> bool:
+    """Whether Python reads it as a number."""
+    return number_in(cell) is not None
+
+
+def _all_whole(values: pa.ChunkedArray) -> bool:
+    for chunk in values.chunks:
+        held = np.asarray(pc.fill_null(chunk, 0))
+        if not bool(((np.abs(held) < 2**53) & (held == np.trunc(held))).all()):
+            return False
+    return True
+
+
+def _whole(value: float | None) -> bool:
+    return value is None or (abs(value) < 2**53 and value.is_integer())

@@ -1,0 +1,101 @@
+"""Where a CSV file can be cut between two records, without reading the cells.
+
+A quote opens a quoted cell only at the cell's beginning; two quotes in a quoted cell stand for one. Line breaks in
+quoted cells end no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from nimble_jobs.errors import DataError
+
+CUT_BYTES = 8 << 20  # of text in a block, about
+RECORD_BYTES = 256 << 20  # a record that is longer has a quote that nobody closed
+
+_QUOTE, _COMMA, _LF, _CR = b'",\n\r'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Some whole records of a file."""
+
+    offset: int  # bytes
+    nbytes: int
+    line: int  # that the first of them begins at
+
+
+def cuts(file: BinaryIO, path: str) -> Iterator[tuple[Cut, bytes]]:
+    """All records behind the header line, block by block. Raises DataError for a record that has no end."""
+    offset, line, data, header = 0, 1, b"", True
+    while True:
+        more = file.read(CUT_BYTES)
+        data += more
+        ends = record_ends(data)
+        if header and len(ends):
+            first = int(ends[0])
+            offset, line, data = first, 1 + lines_in(data[:first]), data[first:]
+            ends, header = ends[1:] - first, False
+        end = int(ends[-1]) if len(ends) else 0
+        if not more:
+            if data and not header:
+                yield Cut(offset=offset, nbytes=len(data), line=line), data
+            return
+        if end:
+            block, data = data[:end], data[end:]
+            yield Cut(offset=offset, nbytes=end, line=line), block
+            offset, line = offset + end, line + lines_in(block)
+        elif len(data) > RECORD_BYTES:
+            raise DataError(
+                f"{path}:{line}: a record is longer than {RECORD_BYTES >> 20} MiB; expected a quote that ends its cell"
+            )
+
+
+def lines_in(data: bytes) -> int:
+    """How many lines end in these bytes, by LF, CR or both."""
+    count = data.count(b"\n")
+    return count + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else count
+
+
+def record_ends(data: bytes) -> np.ndarray:
+    """Positions, int64, just behind each line break that ends a record; `data` begins with a record.
+
+    A CR that ends the bytes is left for later: an LF may follow.
+    """
+    held = np.frombuffer(data, dtype=np.uint8)
+    breaks = np.flatnonzero(held == _LF)
+    if b"\r" in data:
+        alone = np.flatnonzero(held[:-1] == _CR)
+        breaks = np.union1d(breaks, alone[held[alone + 1] != _LF])
+    if b'"' in data:
+        breaks = breaks[np.searchsorted(_toggles(held), breaks) % 2 == 0]
+    return breaks + 1
+
+
+def _toggles(held: np.ndarray) -> np.ndarray:
+    """Positions of quotes such that whatever has an odd number of them before it lies in a quoted cell."""
+    quotes = np.flatnonzero(held == _QUOTE)
+    before = np.where(quotes > 0, held[quotes - 1], _LF)
+    after = np.where(quotes + 1 < len(held), held[np.minimum(quotes + 1, len(held) - 1)], _LF)
+    begins = np.isin(before, (_COMMA, _LF, _CR))
+    ends = np.isin(after, (_COMMA, _LF, _CR))
+    second, first = before == _QUOTE, after == _QUOTE
+    if bool((begins | second)[::2].all()) and bool((ends | first)[1::2].all()):
+        return quotes  # each one opens, closes, or is one of a pair
+    found: list[int] = []
+    at, close = quotes.tolist(), first.tolist()
+    i = 0
+    while i < len(at):  # some stand in the middle of a plain cell
+        if begins[i]:
+            found.append(at[i])
+            i += 1
+            while i < len(at) and close[i]:
+                i += 2
+            if i < len(at):
+                found.append(at[i])
+        i += 1
+    return np.array(found, dtype=np.int64)
