@@ -7,14 +7,13 @@ own input, on its own stream, and gives the slot back. So no upload waits for a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from nimble_jobs.pipeline import Pool
 
-_AHEAD = 2  # slots beyond those that replays are about to take
+_AHEAD = 3  # slots beyond those that replays are about to take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,23 +45,26 @@ class Arrived:
         return float(self.began.elapsed_time(self.ready)) / 1e3
 
 
-class _Slot:
-    def __init__(self, like: torch.Tensor) -> None:
-        self.x = torch.empty_like(like)
-        self.taken = torch.cuda.Event()
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Slot:
+    """Room for one batch on the device."""
+
+    x: torch.Tensor
+    taken: torch.cuda.Event | None  # the batch before has been taken out; None on a CPU
+    give_back: Callable[[], None] = lambda: None
 
 
 class Arrivals:
     """The slots for batches of one shape and dtype. On a CPU there are none: batches arrive as they are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, in_flight: int) -> None:
-        self._device, self._dtype, self._rows = device, dtype, shape[0]
+        self._shape, self._dtype, self._rows = shape, dtype, shape[0]
         self._stream: torch.cuda.Stream | None = None
-        slots: list[_Slot] = []
+        slots: list[Slot] = []
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             like = torch.empty(shape, dtype=dtype, device=device)
-            slots = [_Slot(like) for _ in range(in_flight + _AHEAD)]
+            slots = [Slot(x=torch.empty_like(like), taken=torch.cuda.Event()) for _ in range(in_flight + _AHEAD)]
         self._slots = Pool(slots)
         self.bytes = sum(slot.x.nbytes for slot in slots)
 
@@ -74,31 +76,62 @@ class Arrivals:
         """Wake whoever waits for a slot."""
         self._slots.end()
 
+    @property
+    def ended(self) -> bool:
+        """Whether nobody wants batches any more."""
+        return self._slots.ended
+
     def upload(self, host: torch.Tensor) -> Arrived | None:
         """Send rows [n, ...] of the host on their way; None after `end`. The host's memory must stay until then."""
         if self._stream is None:
             return Arrived(x=_whole(host, self._rows))
-        return self.fill(self._stream, lambda x: x[: len(host)].copy_(host, non_blocking=True), len(host))
+        slot = self.reserve()
+        return None if slot is None else self.finish(slot, lambda x: x.copy_(host, non_blocking=True), rows=len(host))
 
-    def fill(self, stream: torch.cuda.Stream, write: Callable[[torch.Tensor], Any], rows: int) -> Arrived | None:
-        """Let `write` fill the first rows of a free slot on `stream`, and repeat the last one; None after `end`."""
-        taken = self._slots.take()
-        if taken is None:
+    def reserve(self) -> Slot | None:
+        """A slot for a batch that is made on the device, to be followed by `finish` or `Slot.give_back`; None after
+        `end`.
+        """
+        if self._stream is None:
+            return Slot(x=torch.empty(self._shape, dtype=self._dtype), taken=None)
+        found = self._slots.take()
+        if found is None:
             return None
-        slot, give_back = taken
+        slot, give_back = found
+        return replace(slot, give_back=give_back)
+
+    def finish(
+        self,
+        slot: Slot,
+        write: Callable[[torch.Tensor], object] | None = None,
+        *,
+        rows: int,
+        after: torch.cuda.Event | None = None,
+    ) -> Arrived:
+        """Let `write` fill the first `rows` of a slot, once `after` has happened, and repeat the last of them."""
+        if self._stream is None:
+            self._fill(slot.x, write, rows)
+            return Arrived(x=slot.x)
         began, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         try:
-            with torch.cuda.stream(stream):
-                stream.wait_event(slot.taken)
-                began.record(stream)
-                write(slot.x)
-                if rows < self._rows:
-                    slot.x[rows:] = slot.x[rows - 1]
-                ready.record(stream)
+            with torch.cuda.stream(self._stream):
+                if after is not None:
+                    self._stream.wait_event(after)
+                assert slot.taken is not None
+                self._stream.wait_event(slot.taken)
+                began.record(self._stream)
+                self._fill(slot.x, write, rows)
+                ready.record(self._stream)
         except BaseException:
-            give_back()
+            slot.give_back()
             raise
-        return Arrived(x=slot.x, began=began, ready=ready, taken=slot.taken, release=give_back)
+        return Arrived(x=slot.x, began=began, ready=ready, taken=slot.taken, release=slot.give_back)
+
+    def _fill(self, x: torch.Tensor, write: Callable[[torch.Tensor], object] | None, rows: int) -> None:
+        if write is not None:
+            write(x[:rows])
+        if rows < self._rows:
+            x[rows:] = x[rows - 1]
 
 
 def _whole(host: torch.Tensor, rows: int) -> torch.Tensor:

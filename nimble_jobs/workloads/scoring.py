@@ -1,17 +1,18 @@
 """The stages of a scoring job, all at work at once from the first record to the last.
 
-    read and decode → upload → replay → download → columns → shards
+    read → decode or upload → replay → download → columns → shards
 
-Records are read ahead by threads or processes, a thread uploads them, the job's own thread launches the replays, one
-makes columns of what comes back, and one writes shards. Batches never span two shards, and shards are cut from what
-comes out: nothing waits at their bounds. A queue between two stages holds a few batches, so memory is bounded.
+Threads or processes read ahead, and decode what the host decodes. Two threads decode pictures on the device, or one
+uploads records. The job's own thread launches the replays, one makes columns of what comes back, and one writes shards.
+Batches never span two shards, and shards are cut from what comes out: nothing waits at their bounds. A queue between
+two stages holds a few batches, so memory is bounded.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,13 +26,14 @@ from nimble_jobs.data import BadRecord, Batch, Reader, Staging
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
-from nimble_jobs.pipeline import Sink, ahead
+from nimble_jobs.pipeline import Meter, Sink, ahead, mapped
 from nimble_jobs.planner import Prepared
 from nimble_jobs.planner.limits import Limits
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.threshold import enforce_threshold
 
@@ -59,6 +61,7 @@ class _Part:
     shard: int
     last: bool  # of its shard
     batch: Batch
+    late: int = 0  # bad records that were found after it was read
 
 
 @dataclass(kw_only=True, eq=False)
@@ -100,14 +103,17 @@ class Scoring:
         shards: list[tuple[int, int]],
         tally: Tally,
         limits: Limits,
+        decode: Callable[[Meter], DeviceDecoding] | None = None,
     ) -> None:
+        """`decode` makes what decodes pictures on the device; None: records arrive as they are."""
         self.prepared = prepared
         self.tally = tally
         self._context, self._reader, self._staging, self._limits = context, reader, staging, limits
         self._shards, self._done = shards, frozenset(staging.done)
         self._parts = _cut(shards, self._done, prepared.loaded.request.batch_size)
         self._alone = len(self._parts) <= 1  # a thread costs more than it would save
-        self._stages = Stages(context, alone=self._alone)
+        self._stages = Stages(context, alone=self._alone, decodes=decode is not None)
+        self._decoding = decode(self._stages.decode) if decode is not None else None
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
         self._sent = 0  # batches that were given to replays
@@ -139,6 +145,8 @@ class Scoring:
             source.close()
             columns.drop()
             writer.drop()
+            if self._decoding is not None:
+                self._decoding.close()
         if not finished:
             raise Stopped
         moving.finish(self._context, self.prepared, self._at())
@@ -161,6 +169,7 @@ class Scoring:
             bounds=bounds,
             stored=self.prepared.loaded.request.preprocess is not None,
             buffers=buffers,
+            encoded=self._decoding is not None,
             meter=self._stages.read,
         )
         with closing(batches):  # type: ignore[type-var]  # a generator
@@ -175,9 +184,33 @@ class Scoring:
     def _arrived(self, buffers: Buffers | None) -> Generator[tuple[Arrived | None, _Part]]:
         """The same, where a replay can take them; None for a batch without a good record."""
         parts: Iterator[_Part] = self._read(buffers)
+        if not self._alone:
+            parts = ahead(parts, _READ_AHEAD, name="nimble-checks")
+        if self._decoding is not None:
+            return self._in_slots(parts)
+        return self._uploaded(parts) if self._alone else ahead(self._uploaded(parts), _UPLOADED, name="nimble-upload")
+
+    def _in_slots(self, parts: Iterator[_Part]) -> Generator[tuple[Arrived | None, _Part]]:
         if self._alone:
-            return self._uploaded(parts)
-        return ahead(self._uploaded(ahead(parts, _READ_AHEAD, name="nimble-checks")), _UPLOADED, name="nimble-upload")
+            found: Generator[tuple[Arrived | None, _Part] | None] = (self._decoded(part) for part in parts)
+        else:
+            found = mapped(self._decoded, parts, threads=THREADS, depth=THREADS + 1, name="nimble-decode")
+        with closing(found):
+            for item in found:
+                if item is None:  # nobody wants it any more
+                    return
+                yield item
+
+    def _decoded(self, part: _Part) -> tuple[Arrived | None, _Part] | None:
+        assert self._decoding is not None
+        if not len(part.batch):
+            part.batch.release()
+            return None, part
+        found = self._decoding(part.batch)
+        if found is None:
+            return None
+        arrived, batch = found
+        return arrived, replace(part, batch=batch, late=len(batch.bad) - len(part.batch.bad))
 
     def _uploaded(self, parts: Iterator[_Part]) -> Generator[tuple[Arrived | None, _Part]]:
         arrivals = self.prepared.loaded.arrivals
@@ -239,6 +272,8 @@ class Scoring:
         carries = self.prepared.loaded.altered() if part.last else None
         self.tally.done += part.batch.stop - part.batch.start
         self.tally.bad += len(part.batch.bad)
+        if part.late:
+            enforce_threshold(self._context.spec.run, self.tally.bad, self._reader.total, part.batch.bad)
         self._stages.landed(landed)
         self._context.report(done=self.tally.done, bad=self.tally.bad, timings=self._stages.due())
         return _Result(landed=landed, carries=carries)

@@ -10,6 +10,7 @@ from typing import Any
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Meter, bottleneck
 from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.decoding import THREADS
 
 _APART_S = 1.0  # between two reports
 
@@ -17,20 +18,24 @@ _APART_S = 1.0  # between two reports
 class Stages:
     """The meters of one job."""
 
-    def __init__(self, context: JobContext, *, alone: bool, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, context: JobContext, *, alone: bool, decodes: bool = False, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._now = now
         self._alone = alone
         self._next_at = now() + _APART_S
         on_device = context.device.startswith("cuda")
-        self.read = Meter("read and decode", now=now)
+        self.read = Meter("read" if decodes else "read and decode", now=now)
+        self.decode = Meter("decode", workers=THREADS, now=now)
         self.upload = Meter("upload", unit="copy engine", now=now)
         self.replay = Meter("replay", unit="device" if on_device else "host", now=now)
         self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
         self.shards = Meter("shards", now=now)
         self._copies = (self.upload, self.download) if on_device else ()
-        all_of_them = (self.read, self.upload, self.replay, self.download, self.columns, self.shards)
-        self._meters = [m for m in all_of_them if on_device or m not in (self.upload, self.download)]
+        here = [(self.read, True), (self.decode, decodes), (self.upload, on_device and not decodes)]
+        here += [(self.replay, True), (self.download, on_device), (self.columns, True), (self.shards, True)]
+        self._meters = [meter for meter, is_here in here if is_here]
 
     def landed(self, landed: Landed[Any]) -> None:
         """Count what the device did for a batch."""

@@ -1,0 +1,94 @@
+"""Pictures that are decoded on the device: a stage between reading and replaying.
+
+Two threads, each with a decoder of its own, fill slots with rows of pixels. What the device cannot decode is redone on
+the host, alone; what cannot be decoded there either is a bad record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from nimble_jobs.data import BadRecord, Batch, Reader
+from nimble_jobs.engine.arrivals import Arrivals, Arrived
+from nimble_jobs.engine.pictures import PictureDecoder
+from nimble_jobs.pipeline import Meter, Pool
+
+THREADS = 2  # more bring nothing: the decoding engines are busy
+
+
+class DeviceDecoding:
+    """Decodes batches of encoded pictures into slots; `THREADS` threads may call it at once."""
+
+    def __init__(self, reader: Reader, arrivals: Arrivals, meter: Meter, make: Callable[[], PictureDecoder]) -> None:
+        self._reader, self._arrivals, self._meter = reader, arrivals, meter
+        self._decoders = [make() for _ in range(THREADS)]
+        self._free = Pool(self._decoders)
+
+    def __call__(self, batch: Batch) -> tuple[Arrived | None, Batch] | None:
+        """The batch on the device, without the records that turn out to be bad; None once nobody wants it.
+
+        Its buffer is released. Raises OutOfMemory, torch.AcceleratorError.
+        """
+        assert batch.pictures is not None
+        found = self._free.take()
+        assert found is not None
+        decoder, done_with_it = found
+        try:
+            slot = self._arrivals.reserve()
+            if slot is None:
+                return None
+            try:
+                with self._meter.busy():
+                    failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
+                batch.release()
+                redone = {row: self._reader.redo(int(batch.indexes[row])) for row in failed}
+                left, kept = _without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
+                if not kept:
+                    slot.give_back()
+                    return None, left
+                pixels = {row: made for row, made in redone.items() if isinstance(made, np.ndarray)}
+            except BaseException:
+                slot.give_back()
+                raise
+            write = _patch(slot.x, pixels, kept) if redone else None
+            return self._arrivals.finish(slot, write, rows=len(kept), after=decoder.done), left
+        finally:
+            done_with_it()
+
+    def close(self) -> None:
+        """Give the memory of the decoders back."""
+        for decoder in self._decoders:
+            decoder.close()
+
+
+def _without(batch: Batch, bad: dict[int, str]) -> tuple[Batch, list[int]]:
+    """The batch without those rows, which become bad records, and which rows are left."""
+    kept = [row for row in range(len(batch)) if row not in bad]
+    if not bad:
+        return batch, kept
+    records = [BadRecord(index=int(batch.indexes[row]), id=batch.ids[row], reason=why) for row, why in bad.items()]
+    rows = np.array(kept, dtype=np.int64)
+    left = replace(
+        batch,
+        indexes=batch.indexes[rows],
+        ids=[batch.ids[row] for row in kept],
+        labels=None if batch.labels is None else batch.labels[rows],
+        bad=tuple(sorted((*batch.bad, *records), key=lambda record: record.index)),
+    )
+    return left, kept
+
+
+def _patch(whole: torch.Tensor, pixels: dict[int, np.ndarray], kept: list[int]) -> Callable[[torch.Tensor], object]:
+    """Puts pixels where they belong, and moves the rows that are left together."""
+
+    def write(rows: torch.Tensor) -> None:
+        for row, made in pixels.items():
+            whole[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
+        if kept != list(range(len(kept))):
+            rows.copy_(whole[torch.tensor(kept, device=whole.device)])
+
+    return write
