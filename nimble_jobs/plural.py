@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-_IRREGULAR = {"entry": "entries", "is": "are", "was": "were", "its": "their", "it": "they"}
+_IRREGULAR = {
+    "entry": "entries",
+    "is": "are",
+    "was": "were",
+    "its": "their",
+    "it": "they",
+    "replay in flight": "replays in flight",
+}
 
 
 def plural(number: int, noun: str) -> str:

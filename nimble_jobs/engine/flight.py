@@ -1,7 +1,7 @@
 """Several replays in flight: instances on streams of their own, outputs copied to the host while others compute.
 
-A replay copies its batch from where it arrived into the instance's input, computes, and copies its outputs aside; a
-copy stream takes them to pinned memory of the host from there. So no replay waits for a copy of another.
+A replay copies its batch from where it arrived into the instance's input and computes; what is wanted of its outputs is
+made beside them, and a copy stream takes that to pinned memory of the host. So no replay waits for a copy of another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _LANDED = 2  # batches whose outputs somebody still looks at
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Landed(Generic[T]):
-    """The outputs of a batch, by name, and what came beside it. `release` lets another batch have their memory."""
+    """What was wanted of a batch's outputs, by name, and what came beside it. `release` lets another batch have its
+    memory.
+    """
 
     outputs: Mapping[str, torch.Tensor]
     beside: T
@@ -35,22 +37,25 @@ class Landed(Generic[T]):
     download_s: float = 0.0
 
 
+Head = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]  # what is wanted of the outputs
+
+
 class Flight:
     """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
+        self._device = device
         self._under_way = len(instances) + 1  # one more, so that the next replay is queued when one ends
-        copy_out = torch.cuda.Stream(device)
-        streams = flight_streams(device, len(instances))
-        count = self._under_way + _LANDED
-        self._lanes = [_Lane(instances[0], copy_out) for _ in range(count)]
-        self._places = [(instances[i], streams[i]) for i in range(len(instances))]
-        self._free = Pool(self._lanes)
+        self._copy_out = torch.cuda.Stream(device)
+        self._places = list(zip(instances, flight_streams(device, len(instances)), strict=True))
         torch.cuda.synchronize(device)
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Generator[Landed[T]]:
-        """The outputs of each batch, on the host, in order; none for None. At most two may be held at a time."""
-        self._free.begin()
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
+        """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
+
+        `head` runs on the device, after each replay. At most two batches may be held at a time.
+        """
+        free = Pool([_Lane(self._copy_out) for _ in range(self._under_way + _LANDED)])
         busy: deque[_UnderWay[T]] = deque()
         turn = 0
         with torch.no_grad():
@@ -61,10 +66,10 @@ class Flight:
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
                         continue
-                    taken = self._free.take()
+                    taken = free.take()
                     assert taken is not None
                     lane, release = taken
-                    lane.start(batch, *self._places[turn % len(self._places)])
+                    lane.start(batch, *self._places[turn % len(self._places)], head)
                     turn += 1
                     busy.append(_UnderWay(beside=beside, batch=batch, lane=lane, release=release))
                 while busy:
@@ -95,17 +100,17 @@ class _UnderWay(Generic[T]):
 
 
 class _Lane:
-    """Where the outputs of one batch go."""
+    """Where what is wanted of one batch goes. Its memory on the host is made for the first batch."""
 
-    def __init__(self, instance: Instance, copy_out: torch.cuda.Stream) -> None:
+    def __init__(self, copy_out: torch.cuda.Stream) -> None:
         self._copy_out = copy_out
-        self._aside = {n: torch.empty_like(t) for n, t in instance.outputs.items()}
-        self._host = {n: torch.empty_like(t, device="cpu", pin_memory=True) for n, t in instance.outputs.items()}
+        self._made: dict[str, torch.Tensor] = {}  # on the device, until the next batch
+        self._host: dict[str, torch.Tensor] = {}
         self._began, self._computed, self._leaving, self._done = (
             torch.cuda.Event(enable_timing=True) for _ in range(4)
         )
 
-    def start(self, batch: Arrived, instance: Instance, stream: torch.cuda.Stream) -> None:
+    def start(self, batch: Arrived, instance: Instance, stream: torch.cuda.Stream, head: Head) -> None:
         """Send a batch on its way."""
         with torch.cuda.stream(stream):
             x = batch.take(stream)
@@ -113,18 +118,21 @@ class _Lane:
             next(iter(instance.inputs.values())).copy_(x, non_blocking=True)
             batch.let_go(stream)
             instance.replay()
-            for name, tensor in instance.outputs.items():
-                self._aside[name].copy_(tensor, non_blocking=True)
+            own = {t.untyped_storage().data_ptr() for t in instance.outputs.values()}
+            made = head(instance.outputs).items()
+            self._made = {n: t.clone() if t.untyped_storage().data_ptr() in own else t for n, t in made}
             self._computed.record(stream)
         with torch.cuda.stream(self._copy_out):
             self._copy_out.wait_event(self._computed)
             self._leaving.record(self._copy_out)
-            for name, tensor in self._aside.items():
+            for name, tensor in self._made.items():
+                if name not in self._host:
+                    self._host[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
                 self._host[name].copy_(tensor, non_blocking=True)
             self._done.record(self._copy_out)
 
     def wait(self) -> Mapping[str, torch.Tensor]:
-        """The outputs, once they are on the host."""
+        """What was wanted, once it is on the host."""
         self._done.synchronize()
         return self._host
 

@@ -53,23 +53,28 @@ def ahead(source: Iterator[T], depth: int, meter: Meter | None = None, *, name: 
 
 
 class Sink(Generic[T]):
-    """The last stage: a thread gives `work` the items in order. With a `depth` of 0 there is no thread, and no wait."""
+    """The last stage: threads give the items to `work`, one in order, several as they come. With a `depth` of 0 there
+    is no thread, and no wait.
+    """
 
-    def __init__(self, work: Callable[[T], None], *, depth: int, meter: Meter | None = None, name: str) -> None:
+    def __init__(
+        self, work: Callable[[T], None], *, depth: int, threads: int = 1, meter: Meter | None = None, name: str
+    ) -> None:
         self._work, self._meter = work, meter
         self._line: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._error: BaseException | None = None
         self._unwanted = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        if not depth:
+            self._threads = []
         if meter is not None:
-            meter.limit = depth
-        if depth:
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            meter.limit, meter.workers = depth, threads
+        for thread in self._threads:
+            thread.start()
 
     def put(self, item: T) -> None:
         """Hand an item over, waiting for room. Raises what `work` raised on an earlier one."""
-        if self._thread is None:
+        if not self._threads:
             self._try(item)
             self._check()
             return
@@ -81,18 +86,19 @@ class Sink(Generic[T]):
 
     def finish(self) -> None:
         """Wait until all items are done. Raises what `work` raised."""
-        if self._thread is not None:
+        for _ in self._threads:
             self._line.put(_END)
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._check()
         if self._meter is not None:
             self._meter.over()
 
     def drop(self) -> None:
-        """Forget the items that wait; the one at hand is done to its end."""
+        """Forget the items that wait; those at hand are done to their end."""
         self._unwanted.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _check(self) -> None:
         if self._error is not None:

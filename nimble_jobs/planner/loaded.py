@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ from torch import nn
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.flight import Flight, Landed
+from nimble_jobs.engine.flight import Flight, Head, Landed
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs, state_of
@@ -133,40 +133,40 @@ class Loaded:
             pin(self._buffers.memory, self.device)
         return self._buffers
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]]) -> Generator[Landed[T]]:
-        """The outputs of each batch on the host, in order; none for None.
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
+        """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
 
         Whoever takes them releases each; at most two may be held at a time.
         """
         flight = self.take_off()
         if flight is not None:
-            yield from flight.run(arrived)
+            yield from flight.run(arrived, head)
             return
-        name = next(iter(self.instances[0].inputs)) if self.instances else ""
         for batch, beside in arrived:
             if batch is None:
                 yield Landed(outputs={}, beside=beside)
                 continue
             began = time.perf_counter()
             with torch.no_grad():
-                if self.instances:
-                    instance = self.instances[0]
-                    instance.inputs[name].copy_(batch.x)
-                    batch.release()
-                    instance.replay()
-                    outputs = {n: t.clone() for n, t in instance.outputs.items()}
-                else:
-                    outputs = self._in_eager(batch)
-            yield Landed(outputs=outputs, beside=beside, replay_s=time.perf_counter() - began)
+                outputs = self._replayed(batch) if self.instances else self._in_eager(batch)
+                # A copy: the model may write over its outputs when it is called again.
+                made = {n: t.to("cpu", copy=True) for n, t in head(outputs).items()}
+            yield Landed(outputs=made, beside=beside, replay_s=time.perf_counter() - began)
 
-    def _in_eager(self, batch: Arrived) -> dict[str, torch.Tensor]:
+    def _replayed(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
+        instance = self.instances[0]
+        next(iter(instance.inputs.values())).copy_(batch.x)
+        batch.release()
+        instance.replay()
+        return instance.outputs
+
+    def _in_eager(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
         if self.device.type != "cuda":
-            outputs = flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
-            return {n: t.clone() for n, t in outputs.items()}  # the module may write into it when it is called again
+            return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
         stream = torch.cuda.current_stream(self.device)
         outputs = flatten_outputs(self.module(batch.take(stream)))
         batch.let_go(stream)
-        return {n: t.to("cpu") for n, t in outputs.items()}
+        return outputs
 
     def begin(self) -> bool:
         """Put back what earlier batches have written into the module's state; False where that cannot be done."""

@@ -3,7 +3,7 @@
     read → decode or upload → replay → download → columns → shards
 
 Threads or processes read ahead, and decode what the host decodes. Two threads decode pictures on the device, or one
-uploads records. The job's own thread launches the replays, one makes columns of what comes back, and one writes shards.
+uploads records. The job's own thread launches the replays, one makes columns of what comes back, a few write shards.
 Batches never span two shards, and shards are cut from what comes out: nothing waits at their bounds. A queue between
 two stages holds a few batches, so memory is bounded.
 """
@@ -34,6 +34,7 @@ from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
+from nimble_jobs.workloads.heads import Heads
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.threshold import enforce_threshold
 
@@ -41,6 +42,7 @@ _READ_AHEAD = 2  # batches that wait to be uploaded
 _UPLOADED = 2  # batches that wait for a replay
 _LANDED = 1  # batches whose outputs wait to become columns
 _SHARDS = 1  # shards that wait to be written
+_WRITERS = 4  # threads that write shards: what they wait for is the disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,16 +114,24 @@ class Scoring:
         self._shards, self._done = shards, frozenset(staging.done)
         self._parts = _cut(shards, self._done, prepared.loaded.request.batch_size)
         self._alone = len(self._parts) <= 1  # a thread costs more than it would save
-        self._stages = Stages(context, alone=self._alone, decodes=decode is not None)
+        in_flight = max(1, len(prepared.loaded.instances))
+        self._stages = Stages(context, alone=self._alone, in_flight=in_flight, decodes=decode is not None)
         self._decoding = decode(self._stages.decode) if decode is not None else None
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
         self._sent = 0  # batches that were given to replays
+        self._heads = Heads(context.spec.output.fields)
         self._open: _Shard | None = None  # that batches are added to
 
     def run(self) -> dict[str, Any]:
         """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
-        writer = Sink(self._write, depth=self._depth(_SHARDS), meter=self._stages.shards, name="nimble-shards")
+        writer = Sink(
+            self._write,
+            depth=self._depth(_SHARDS),
+            threads=_WRITERS,
+            meter=self._stages.shards,
+            name="nimble-shards",
+        )
         columns = Sink(
             partial(self._columns, writer),
             depth=self._depth(_LANDED),
@@ -233,7 +243,7 @@ class Scoring:
         """Replay batch after batch; False where the job is to end before its last shard."""
         until: int | None = None  # the last shard that is still to be finished
         while True:
-            with closing(self.prepared.loaded.run(self._until_it_may_move(source))) as results:
+            with closing(self.prepared.loaded.run(self._until_it_may_move(source), self._heads)) as results:
                 for landed in results:
                     part = landed.beside
                     columns.put(self._counted(landed))

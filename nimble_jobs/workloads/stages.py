@@ -19,7 +19,13 @@ class Stages:
     """The meters of one job."""
 
     def __init__(
-        self, context: JobContext, *, alone: bool, decodes: bool = False, now: Callable[[], float] = time.perf_counter
+        self,
+        context: JobContext,
+        *,
+        alone: bool,
+        in_flight: int = 1,
+        decodes: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._now = now
         self._alone = alone
@@ -28,7 +34,7 @@ class Stages:
         self.read = Meter("read" if decodes else "read and decode", now=now)
         self.decode = Meter("decode", workers=THREADS, now=now)
         self.upload = Meter("upload", unit="copy engine", now=now)
-        self.replay = Meter("replay", unit="device" if on_device else "host", now=now)
+        self.replay = Meter("replay", workers=in_flight, unit="replay in flight", now=now)
         self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
         self.shards = Meter("shards", now=now)

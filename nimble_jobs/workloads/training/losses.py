@@ -17,7 +17,7 @@ from nimble_jobs.models.from_python import explained, load_function
 from nimble_jobs.planner.step_request import Loss, StepRequest
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.spec import TrainSpec, parse_source
-from nimble_jobs.workloads.columns import logits_of
+from nimble_jobs.workloads.heads import logits_of
 
 
 def targets(name: str) -> Targets:

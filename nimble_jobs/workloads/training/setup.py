@@ -24,7 +24,7 @@ from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
 from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
-from nimble_jobs.workloads.columns import logits_of
+from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.feed import TRAINED_ON, check_labels, check_numbers, record_name
 from nimble_jobs.workloads.training.losses import make_loss, try_loss
 
