@@ -12,10 +12,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Batch, Reader
+from nimble_jobs.data import BadRecord, Batch
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.pipeline import Meter, Pool
+
+Redo = Callable[[int], np.ndarray | str]  # position in the input -> uint8 [H, W, C], or why the record is bad
 
 THREADS = 2  # more bring nothing: the decoding engines are busy
 
@@ -23,8 +25,8 @@ THREADS = 2  # more bring nothing: the decoding engines are busy
 class DeviceDecoding:
     """Decodes batches of encoded pictures into slots; `THREADS` threads may call it at once."""
 
-    def __init__(self, reader: Reader, arrivals: Arrivals, meter: Meter, make: Callable[[], PictureDecoder]) -> None:
-        self._reader, self._arrivals, self._meter = reader, arrivals, meter
+    def __init__(self, redo: Redo, arrivals: Arrivals, meter: Meter, make: Callable[[], PictureDecoder]) -> None:
+        self._redo, self._arrivals, self._meter = redo, arrivals, meter
         self._decoders = [make() for _ in range(THREADS)]
         self._free = Pool(self._decoders)
 
@@ -45,7 +47,7 @@ class DeviceDecoding:
                 with self._meter.busy():
                     failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
                 batch.release()
-                redone = {row: self._reader.redo(int(batch.indexes[row])) for row in failed}
+                redone = {row: self._redo(int(batch.indexes[row])) for row in failed}
                 left, kept = _without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
                 if not kept:
                     slot.give_back()

@@ -173,13 +173,14 @@ class Scoring:
     def _read(self, buffers: Buffers | None) -> Generator[_Part]:
         """The batches that are to be scored, each checked. Raises DataError for too many bad records."""
         bad = list[BadRecord]()
+        encoded: dict[str, Any] = {} if self._decoding is None else {"encoded": True}
         bounds = [(at.start, at.stop) for at in self._parts]
         batches = self._reader.batches(
             batch_size=self.prepared.loaded.request.batch_size,
             bounds=bounds,
             stored=self.prepared.loaded.request.preprocess is not None,
             buffers=buffers,
-            encoded=self._decoding is not None,
+            **encoded,
             meter=self._stages.read,
         )
         with closing(batches):  # type: ignore[type-var]  # a generator
@@ -295,7 +296,7 @@ class Scoring:
             if self._open is None:
                 self._open = _Shard(index=part.shard, columns=Columns(self._context.spec.output.fields))
             self._open.bad.extend(part.batch.bad)
-            if landed.outputs:
+            if len(part.batch):
                 self._open.columns.add(landed.outputs, part.batch.ids, part.batch.labels)
         finally:
             landed.release()

@@ -45,7 +45,7 @@ class Stages:
 
     def landed(self, landed: Landed[Any]) -> None:
         """Count what the device did for a batch."""
-        if not landed.outputs:
+        if not landed.replay_s:
             return
         self.replay.worked(landed.replay_s)
         if self._copies:

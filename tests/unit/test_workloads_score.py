@@ -39,6 +39,7 @@ class AllInFlight:
     """A model that takes every batch before it gives the first result, as many replays in flight do."""
 
     request = SimpleNamespace(batch_size=4, shape=(3,), preprocess=None)
+    instances = ()
     arrivals = Arrivals((4, 3), torch.float32, torch.device("cpu"), in_flight=1)
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class AllInFlight:
         self.made.append(Buffers(8, nbytes))
         return self.made[-1]
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, Any]]) -> Generator[Landed[Any]]:
+    def run(self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any) -> Generator[Landed[Any]]:
         for batch, beside in list(arrived):
-            yield Landed(outputs={} if batch is None else {"output": batch.x}, beside=beside)
+            yield Landed(outputs={} if batch is None else head({"output": batch.x}), beside=beside)
 
     def altered(self) -> None:
         return None
