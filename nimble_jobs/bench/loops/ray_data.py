@@ -24,7 +24,7 @@ class Predictor:
             self({"id": [""], "image": self.blank[:1]})
         Path(f"{task.out}.ready").write_text(str(time.time()))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, batch):
         x, count = torch.as_tensor(batch["image"]), len(batch["id"])
         probability, top1 = self.predict(torch.cat([x, self.blank[count:]]).to(self.task.device))

@@ -16,7 +16,8 @@ from nimble_jobs.errors import UsageError
 _SIDE = 224  # pixels
 METHOD = {
     "run_s": "from the first to the last record, with shards or the file written. Ours: as `show` says. Loops: from "
-    "before the DataLoader is made; compilation and warm-up left out. Ray Data: from when its actor is ready",
+    "when their DataLoader has started its workers; compilation and warm-up left out. Ray Data: from when its actor is "
+    "ready",
     "wall_s": "of the whole process, from its start to its end",
     "prepare_s": "ours: building the schedule, once; others: what their process does before the clock",
     "outside_s": "wall_s - run_s",
