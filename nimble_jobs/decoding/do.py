@@ -88,9 +88,14 @@ def _same(item: Item, found: os.stat_result) -> bool:
 
 
 def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
-    """The row of a JPEG that a device may decode; None: it goes another way."""
+    """The row of a JPEG that a device may decode; None: it goes another way.
+
+    A device takes baseline ones in batches, but others one by one, with much work for a single core of the host.
+    """
     header = jpeg.parse(data)
-    if header is None or not header.plain or not recipe.fits(header.height, header.width):
+    if header is None or not header.plain or header.kind != jpeg.BASELINE:
+        return None
+    if not recipe.fits(header.height, header.width):
         return None
     return Row(status=GOOD, length=len(data), height=header.height, width=header.width, decoded=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from nimble_jobs.decoding.do import left_encoded
+from nimble_jobs.decoding.picture import Recipe
 from nimble_jobs.engine import nvjpeg, resize
 from nimble_jobs.engine.pictures import PictureDecoder, available
 from nimble_jobs.errors import EngineError, OutOfMemory
@@ -60,6 +63,29 @@ def test_a_damaged_picture_fails_alone() -> None:
     others = [i for i in range(len(good)) if i not in (2, 5)]
     np.testing.assert_array_equal(out.numpy()[others], clean[others])
     assert sum(decoder.refusals.values()) == 2
+
+
+def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
+    """The others are pixels already, by the slow way, when they arrive."""
+    image = photographs()["chelsea"]
+    turned = image.getexif()
+    turned[0x0112] = 6
+    png = io.BytesIO()
+    image.save(png, "PNG")
+    recipe = Recipe(channels=3, resize=(32, 32), center_crop=None, size=(32, 32))
+    taken = [jpeg(image), jpeg(image.convert("L")), jpeg(image, subsampling="4:4:4"), jpeg(image, optimize=True)]
+    others = [
+        jpeg(image, progressive=True),
+        jpeg(image.convert("CMYK")),
+        jpeg(image, exif=turned),
+        jpeg(image)[:-100],
+        b"\xff\xd8\xff\xd9",
+        png.getvalue(),
+    ]
+    assert [left_encoded(one, recipe) is not None for one in (*taken, *others)] == [True] * 4 + [False] * 6
+    row = left_encoded(taken[0], recipe)
+    assert row is not None
+    assert (row.height, row.width, row.decoded) == (image.height, image.width, False)
 
 
 def test_hundreds_of_damaged_pictures_only_fail() -> None:
