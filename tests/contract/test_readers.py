@@ -20,6 +20,7 @@ from PIL import Image
 
 from nimble_jobs.data import Batch, Reader, arrays, csv_cuts, csv_file, open_reader, parquet
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.transform import on_host
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
@@ -264,6 +265,30 @@ def test_records_can_be_taken_in_any_order(case: Case, tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.x, x[order])
     assert batch.indexes.tolist() == order.tolist()
     np.testing.assert_array_equal(np.concatenate([b.x for b in shuffled]), x[order])
+
+
+@pytest.mark.parametrize(
+    ("case", "image"),
+    [*((case, False) for case in VECTORS.values()), *((case, True) for case in IMAGES.values())],
+    ids=[*VECTORS, *(f"{name}-of-images" for name in IMAGES)],
+)
+def test_stored_records_become_the_hosts(case: Case, image: bool, tmp_path: Path) -> None:
+    """What every format hands out for the device turns into what it makes itself, with the same bad records."""
+    x: np.ndarray = pixels() if image else numbers()
+    transform = TransformSpec(channels=3, mean=(0.5,), std=(0.25, 0.5, 0.125)) if image else TransformSpec(scale=2.0)
+    if not image:
+        x[3, 1], x[7, 0] = np.nan, -np.inf
+    with open_reader(spec_of(case, case.store(tmp_path, x), transform=transform)) as reader:
+        assert reader.preprocess is not None
+        assert reader.preprocess.result == reader.signature.shape
+        (own,), (stored,) = reader.batches(batch_size=N), reader.batches(batch_size=N, stored=True)
+        assert stored.x.dtype == reader.preprocess.dtype
+        assert stored.x.shape[1:] == reader.preprocess.shape
+        np.testing.assert_array_equal(on_host(reader.preprocess, stored.x), own.x)
+        assert (stored.ids, stored.bad) == (own.ids, own.bad)
+        assert len(own.bad) == (0 if image else 2)
+    if image:
+        assert reader.preprocess.dtype == "uint8"
 
 
 @pytest.mark.usefixtures("_sizes")
