@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from nimble_jobs.errors import OutOfMemory, first_line
+from nimble_jobs.errors import DeviceFault, OutOfMemory, first_line
 
 Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
@@ -54,13 +54,16 @@ def _on_host(encoded: list[torch.Tensor], *, mode: int) -> list[torch.Tensor]:
 def refusal(error: RuntimeError, device: torch.device) -> str:
     """Why nvJPEG does not take one picture.
 
-    Raises OutOfMemory, or the device's own error, where the picture is not to blame.
+    Raises OutOfMemory or DeviceFault where the picture is not to blame, or took the device with it.
     """
     reason = first_line(error)
     if _NO_MEMORY.search(reason):
         raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # raises if the context is lost; also ends what the failed call had begun
+        try:
+            torch.cuda.synchronize(device)  # also ends what the failed call had begun
+        except RuntimeError as lost:
+            raise DeviceFault(f"the device was lost while it decoded pictures: {reason}; {first_line(lost)}") from lost
     return reason
 
 

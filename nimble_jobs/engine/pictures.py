@@ -132,7 +132,7 @@ class PictureDecoder:
         happened, while the bytes of `pictures` may be overwritten at once. `out` is written after `after`.
         `boxes` int32 [n, 4] (top, left, height, width): resize only this part of each JPEG, to the whole of its row.
         What holds pixels already is copied as it is.
-        Raises OutOfMemory, and torch.AcceleratorError for a lost device.
+        Raises OutOfMemory, and DeviceFault or torch.AcceleratorError for a lost device.
         """
         self._check(pictures, out, boxes)
         encoded = np.flatnonzero(~pictures.decoded)

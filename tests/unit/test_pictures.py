@@ -16,7 +16,7 @@ from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.picture import Recipe
 from nimble_jobs.engine import nvjpeg, resize
 from nimble_jobs.engine.pictures import PictureDecoder, available
-from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
 CPU = torch.device("cpu")
@@ -192,6 +192,15 @@ def test_memory_that_runs_out_is_no_fault_of_a_picture(text: str) -> None:
     decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=fails)
     with pytest.raises(OutOfMemory, match="no memory left to decode pictures"):
         decoder.decode(batch([jpeg(photographs()["china"])] * 3), torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
+
+
+def test_a_lost_device_is_no_fault_of_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(DeviceFault, match=r"lost while it decoded pictures: RuntimeError: .*: 6; .* illegal memory"):
+        nvjpeg.refusal(RuntimeError("Failed to decode batch: 6"), torch.device("cuda", 0))
 
 
 def test_a_batch_too_large_for_the_memory_is_decoded_in_smaller_ones() -> None:
