@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
@@ -199,5 +199,23 @@ def _usage(error: typer.TyperException) -> str:
     return f"nimble-jobs: {message.rstrip('.')}{hint}"
 
 
+def leave(code: int) -> NoReturn:
+    """End the process: at once where torch is loaded, whose threads and devices take long to go.
+
+    Whatever a command has to keep is durable by now, and the kernel takes back the rest.
+    """
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # `main` has said what could not be written
+            stream.flush()
+    os._exit(code)
+
+
+def entry() -> NoReturn:
+    """The program `nimble-jobs`."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

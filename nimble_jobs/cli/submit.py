@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from nimble_jobs.job import After, JobState
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
+    from nimble_jobs.spec import JobSpec
     from nimble_jobs.store import Store
+    from nimble_jobs.worker.early import Early
 
 OptionalSpec = Annotated[
     Path | None,
@@ -44,14 +47,26 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Run a job here and now. No worker is needed."""
-    from nimble_jobs import client
     from nimble_jobs.spec import load
+    from nimble_jobs.worker.early import Early
 
     loaded = load(spec, overrides or (), home=options.chosen_home(ctx), once=True)
+    early = Early(loaded)
+    with ExitStack() as joined:
+        joined.callback(early.join)
+        _run(ctx, loaded, early, allow_python=allow_python or (), quiet=quiet, json=json)
+
+
+def _run(
+    ctx: typer.Context, loaded: JobSpec, early: Early, *, allow_python: Sequence[Path], quiet: bool, json: bool
+) -> None:
+    from nimble_jobs import client
+
     with options.store(ctx) as store:
-        job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python or ())
+        job = client.submit(loaded, store=store, foreground=True, allow_python=allow_python)
         with ExitStack() as shown:
             shown.enter_context(progress.beside(store.home, job.id, quiet=quiet))
+            early.join()
             from nimble_jobs.worker.foreground import run_inline  # loads torch: after the progress is on the screen
 
             def leave(ended: Job) -> None:

@@ -131,6 +131,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def load_libraries(index: int) -> None:
+    """Have one small convolution computed: the first one of a process loads cuDNN, which takes a while."""
+    with torch.no_grad():
+        x = torch.zeros(1, 8, 8, 8, device=torch.device("cuda", index), dtype=torch.float16)
+        torch.nn.functional.conv2d(x, x)
+    torch.cuda.synchronize(index)
+
+
 @functools.cache  # no process lives to see another one
 def _cpu_name() -> str:
     return machine.cpu_name() or platform.processor() or platform.machine()

@@ -1,0 +1,95 @@
+"""What a `run` command begins while it still opens the store: one thread imports, another one starts the GPU.
+
+Both take seconds, and neither needs the job. What goes wrong here is left to the job, which does the same again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nimble_jobs.spec import JobSpec, parse_source
+
+log = logging.getLogger(__name__)
+
+_CUDA_DRIVER = "libcuda.so.1"
+
+
+class Early:
+    """The threads. Until `join` has returned, nobody else may import torch or use the device."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._torch = threading.Event()  # it is imported, or cannot be
+        self._threads = [_started("imports", self._import)]
+        if spec.run.device != "cpu":
+            self._threads.append(_started("gpu", self._start_gpu))
+
+    def join(self) -> None:
+        """Wait until all is there."""
+        for thread in self._threads:
+            thread.join()
+
+    def _import(self) -> None:
+        try:
+            importlib.import_module("torch")
+            self._torch.set()
+            importlib.import_module("nimble_jobs.worker.foreground")
+            if parse_source(self._spec.model.source).scheme == "torchvision":
+                from nimble_jobs.models.torchvision_import import import_torchvision
+
+                import_torchvision()
+            if self._spec.kind == "score" and self._spec.output.format == "parquet":
+                importlib.import_module("pyarrow.parquet")
+        except Exception as error:  # noqa: BLE001  # the command imports it, too, and says what is wrong
+            log.debug("not imported early: %s", error)
+        finally:
+            self._torch.set()
+
+    def _start_gpu(self) -> None:
+        index = int(self._spec.run.device.partition(":")[2] or 0)
+        if not _make_context(index):
+            return
+        self._torch.wait()
+        try:
+            from nimble_jobs.engine.device import load_libraries
+
+            load_libraries(index)
+        except Exception as error:  # noqa: BLE001  # the job meets it, too
+            log.debug("the GPU's libraries were not loaded early: %s", error)
+
+
+def _make_context(index: int) -> bool:
+    """Make the primary context of a GPU, which torch will use. False where there is no such GPU.
+
+    The call needs no torch, and Python's lock is free while the driver works.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it starts CUDA
+    try:
+        driver = _driver()
+    except OSError:
+        return False
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    result = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), index)
+        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    )
+    if result:
+        log.debug("CUDA did not start early: error %d of the driver", result)
+    return not result
+
+
+def _driver() -> Any:
+    return ctypes.CDLL(_CUDA_DRIVER)
+
+
+def _started(name: str, work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name=f"early-{name}", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,115 @@
+"""What a `run` command begins before its job is queued, and how it leaves."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nimble_jobs.cli import main as cli
+from nimble_jobs.spec import JobSpec, loads
+from nimble_jobs.worker import early
+from nimble_jobs.worker.early import Early
+
+SPEC = """\
+version: 1
+name: early
+kind: score
+model: {source: "torchvision:resnet18"}
+input: {source: x.npy, format: npy}
+output: {path: out, format: npy, fields: [top1]}
+run: {device: DEVICE}
+"""
+
+
+def spec(device: str) -> JobSpec:
+    """A job for this device; its files need not exist."""
+    return loads(SPEC.replace("DEVICE", device), "s.yaml", Path("/nowhere"), check_files=False)
+
+
+class Driver:
+    """A CUDA driver that answers with these results, and notes which device it was asked for."""
+
+    def __init__(self, *, init: int = 0, retain: int = 0) -> None:
+        self.asked: list[int] = []
+        self._init, self._retain = init, retain
+
+    def cuInit(self, _flags: int) -> int:  # noqa: N802
+        return self._init
+
+    def cuDeviceGet(self, _device: Any, index: int) -> int:  # noqa: N802
+        self.asked.append(index)
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, _context: Any, _device: Any) -> int:  # noqa: N802
+        return self._retain
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set for CUDA here ends with the test."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+
+
+def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda:1 is the second one; then the GPU's libraries are loaded, on the same device."""
+    driver, loaded = Driver(), []
+    monkeypatch.setattr(early, "_driver", lambda: driver)
+    monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", loaded.append)
+    Early(spec("cuda:1")).join()
+    assert (driver.asked, loaded) == ([1], [1])
+
+
+def test_a_job_of_the_cpu_starts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver is not even looked for."""
+    monkeypatch.setattr(early, "_make_context", lambda _index: pytest.fail("a GPU was started"))
+    Early(spec("cpu")).join()
+
+
+@pytest.mark.parametrize("driver", [None, Driver(init=100), Driver(retain=2)])
+def test_without_a_gpu_nothing_happens(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    """No driver, no device, no memory: the job will say what is missing."""
+
+    def find() -> Driver:
+        if driver is None:
+            raise OSError("no such library")
+        return driver
+
+    monkeypatch.setattr(early, "_driver", find)
+    monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: pytest.fail("there is no GPU"))
+    Early(spec("auto")).join()
+
+
+def test_what_cannot_be_imported_is_left_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both threads end, and nobody waits for the imports for ever."""
+
+    def refuse(name: str) -> None:
+        raise ImportError(f"{name} is broken")
+
+    monkeypatch.setattr(early, "_driver", Driver)
+    monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: None)
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    Early(spec("auto")).join()
+
+
+def test_a_process_with_torch_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for torch's threads; its output is flushed, also where that fails."""
+    left: list[int] = []
+
+    class Closed:
+        def flush(self) -> None:
+            left.append(-1)
+            raise BrokenPipeError
+
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    cli.leave(100)
+    assert left == [-1, 100]
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(SystemExit, match="7"):
+        cli.leave(7)
