@@ -14,18 +14,21 @@ from typing import IO, Any
 
 import numpy as np
 
-from nimble_jobs.data.blocks import Give
+from nimble_jobs.data import memory
+from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.ids import Ids, as_ids
-from nimble_jobs.data.rows import FileRows
-from nimble_jobs.data.source import Loaded, Unblocked, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.rows import FileRows, FortranRows
+from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.units import format_bytes
 
 # An array below this is read whole: that is as fast, checked by CRC, and indifferent to what happens to the file.
 LEAVE_FROM_BYTES = 16 << 20
+_READ_BYTES = 1 << 20  # of an archive at a time
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -38,6 +41,9 @@ _BROKEN = (
 )
 
 
+Stored = np.ndarray | FileRows | FortranRows
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Header:
     dtype: np.dtype[Any]
@@ -46,8 +52,8 @@ class _Header:
     length: int  # bytes before the first element
 
 
-class ArraySource(Unblocked):
-    """Records along the first axis of one array: in memory, mapped, or read from its file when they are asked for."""
+class ArraySource:
+    """Records along the first axis of one array, in memory or read from its file when they are asked for."""
 
     piece = None
     lines = False
@@ -56,22 +62,26 @@ class ArraySource(Unblocked):
         self,
         spec: InputSpec,
         stamp: Stamp,
-        x: np.ndarray | FileRows,
+        x: Stored,
         ids: Ids | None,
         labels: np.ndarray | None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         if isinstance(x, np.ndarray) and x.ndim == 0:
             raise DataError(f"{stamp.path}: input.fields.x: has no axes; expected the records along the first axis")
         self._x = x
-        shape = x.shape if isinstance(x, FileRows) else x.shape[1:]
+        shape = x.shape[1:] if isinstance(x, np.ndarray) else x.shape
         self._transform = bind(spec.transform, shape, x.dtype, f"{stamp.path}: input.fields.x")
-        self.total = x.total if isinstance(x, FileRows) else len(x)
+        self.total = len(x) if isinstance(x, np.ndarray) else x.total
+        self.layout: Layout | None = x.layout if isinstance(x, FortranRows) else None
+        self._kept = Kept(self.block, keep_bytes)
         self.signature = self._transform.signature
         self.pixels = self._transform.pixels
         self.preprocess = self._transform.preprocess
         self.ids = ids
         self.labels = labels
         self.stamps = (stamp,)
+        self.notes: tuple[str, ...] = notes
 
     def place(self, index: int) -> str:
         return record_of(self.stamps[0].path, index)
@@ -86,7 +96,7 @@ class ArraySource(Unblocked):
         give: Give | None = None,
     ) -> Loaded:
         if not stored:
-            x = self._held(indexes)
+            x = self._held(indexes, give)
             return Loaded(x=placed(self._transform.raw(x) if raw else self._transform(x), into))
         form = form_of(self, raw=raw, stored=True)
         if into is None:
@@ -94,24 +104,34 @@ class ArraySource(Unblocked):
         if isinstance(self._x, FileRows):
             self._x.read(indexes, into)
         else:
-            into[...] = self._held(indexes)
+            into[...] = self._held(indexes, give)
         return Loaded(x=into)
 
+    def block(self, number: int) -> Block:
+        assert isinstance(self._x, FortranRows)
+        assert self.layout is not None
+        first, last = self.layout.starts[number : number + 2].tolist()
+        return self._x.block(first, last)
+
     def check(self, indexes: np.ndarray) -> None:
-        if isinstance(self._x, FileRows | np.memmap):
+        if not isinstance(self._x, np.ndarray):
             self.stamps[0].check()
 
-    def _held(self, indexes: np.ndarray) -> np.ndarray:
+    def _held(self, indexes: np.ndarray, give: Give | None) -> np.ndarray:
         """These rows as stored: a view if they follow one another in memory."""
+        if isinstance(self._x, np.ndarray):
+            return np.asarray(self._x[as_slice(indexes)])
+        x = np.empty((len(indexes), *self._x.shape), dtype=self._x.dtype)
         if isinstance(self._x, FileRows):
-            x = np.empty((len(indexes), *self._x.shape), dtype=self._x.dtype)
             self._x.read(indexes, x)
             return x
-        if isinstance(self._x, np.memmap):
-            self.stamps[0].check()
-        n = len(indexes)
-        run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
-        return np.asarray(self._x[indexes[0] : indexes[0] + n] if run else self._x[indexes])
+        assert self.layout is not None
+        of = np.searchsorted(self.layout.starts, indexes, side="right") - 1
+        for number in np.unique(of).tolist():
+            places = np.flatnonzero(of == number)
+            rows = indexes[places] - self.layout.starts[number]
+            x[as_slice(places)] = (give or self._kept)(number).values[as_slice(rows)]
+        return x
 
 
 def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
@@ -130,51 +150,58 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist() if i.filename.endswith(".npy")}
 
-            def array(which: str, name: str) -> np.ndarray | FileRows:
+            notes: list[str] = []
+
+            def array(which: str, name: str) -> Stored:
                 if name not in members:
                     raise unknown_field(path, which, name, members)
                 where = f"{path}: input.fields.{which}: {name!r}"
-                return _read_member(file, archive, members[name], stamp, where)
+                return _read_member(file, archive, members[name], stamp, where, notes)
 
             x = array("x", spec.fields.x)
-            total = x.total if isinstance(x, FileRows) else len(x) if x.ndim else 0
+            total = x.total if not isinstance(x, np.ndarray) else len(x) if x.ndim else 0
             where = f"{path}: input.fields.id: {spec.fields.id!r}"
             ids = None if spec.fields.id is None else as_ids(_whole(array("id", spec.fields.id)), total, where)
             labels = None if spec.fields.label is None else array("label", spec.fields.label)
-            return ArraySource(spec, stamp, x, ids, None if labels is None else _whole(labels))
+            return ArraySource(spec, stamp, x, ids, None if labels is None else _whole(labels), tuple(notes))
     except DataError:
         raise
     except _BROKEN as e:
         raise DataError(f"{path}: cannot be read ({e}); expected a complete .{spec.format} file") from e
 
 
-def _whole(x: np.ndarray | FileRows) -> np.ndarray:
+def _whole(x: Stored) -> np.ndarray:
     """The array in memory."""
     if isinstance(x, np.ndarray):
         return x
+    if isinstance(x, FortranRows):
+        return np.ascontiguousarray(x.block(0, x.total).values)
     held = np.empty((x.total, *x.shape), dtype=x.dtype)
     x.read(np.arange(x.total), held)
     return held
 
 
-def _read_npy(path: Path, stamp: Stamp) -> np.ndarray | FileRows:
+def _read_npy(path: Path, stamp: Stamp) -> Stored:
     with open_regular(path) as file:
         header = _header(file, str(path), stamp.size)
-        if stamp.size >= LEAVE_FROM_BYTES:
-            return _left(file, header, stamp, header.length)
-        return _from_bytes(header, memoryview(file.read()))
+        if stamp.size >= LEAVE_FROM_BYTES and _can_stay(header):
+            return _left(header, stamp, header.length)
+        return _in_memory(file, header, str(path))
 
 
 def _read_member(
-    file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, stamp: Stamp, where: str
-) -> np.ndarray | FileRows:
+    file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo, stamp: Stamp, where: str, notes: list[str]
+) -> Stored:
     with archive.open(info) as member:
         header = _header(member, where, info.file_size)
-    if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 and info.file_size >= LEAVE_FROM_BYTES:
-        file.seek(info.header_offset)  # the local header repeats the name and has its own extra field
-        name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
-        return _left(file, header, stamp, info.header_offset + 30 + name_length + extra_length + header.length)
-    return _from_bytes(header, memoryview(archive.read(info))[header.length :])
+        plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+        if not (plain and info.file_size >= LEAVE_FROM_BYTES and _can_stay(header)):
+            if not plain and info.file_size >= LEAVE_FROM_BYTES:
+                notes.append(f"{where} is compressed, so it is held in memory: {format_bytes(info.file_size)}")
+            return _in_memory(member, header, where)
+    file.seek(info.header_offset)  # the local header repeats the name and has its own extra field
+    name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
+    return _left(header, stamp, info.header_offset + 30 + name_length + extra_length + header.length)
 
 
 def _header(file: IO[bytes], where: str, size: int) -> _Header:
@@ -192,14 +219,32 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     return _Header(dtype=dtype, shape=shape, fortran=fortran, length=length)
 
 
-def _left(file: IO[bytes], header: _Header, stamp: Stamp, offset: int) -> np.ndarray | FileRows:
-    """The array where it is. Elements of one record that are far apart are left to the kernel to collect."""
-    if not header.shape or math.prod(header.shape) == 0 or (header.fortran and len(header.shape) > 1):
-        order = "F" if header.fortran else "C"
-        return np.memmap(file, dtype=header.dtype, mode="r", offset=offset, shape=header.shape, order=order)  # type: ignore[call-overload,no-any-return]
-    return FileRows(stamp=stamp, offset=offset, dtype=header.dtype, total=header.shape[0], shape=header.shape[1:])
+def _can_stay(header: _Header) -> bool:
+    """Whether rows can be read from where they are."""
+    return bool(header.shape) and math.prod(header.shape) > 0
 
 
-def _from_bytes(header: _Header, data: memoryview) -> np.ndarray:
-    flat = np.frombuffer(data, dtype=header.dtype) if len(data) else np.empty(0, header.dtype)
-    return flat.reshape(header.shape, order="F" if header.fortran else "C")
+def _left(header: _Header, stamp: Stamp, offset: int) -> FileRows | FortranRows:
+    """The array where it is."""
+    kind = FortranRows if header.fortran and len(header.shape) > 1 else FileRows
+    return kind(stamp=stamp, offset=offset, dtype=header.dtype, total=header.shape[0], shape=header.shape[1:])
+
+
+def _in_memory(file: IO[bytes], header: _Header, where: str) -> np.ndarray:
+    """The array read whole from where the header ends. Raises DataError if it cannot fit."""
+    needed = math.prod(header.shape) * header.dtype.itemsize
+    if needed > (free := memory.available_bytes()):
+        raise DataError(
+            f"{where}: is compressed and takes {format_bytes(needed)} of memory, of which {format_bytes(free)} are "
+            "free; expected less, or an array stored as it is (numpy.savez or numpy.save)"
+        )
+    x = np.empty(header.shape, dtype=header.dtype, order="F" if header.fortran else "C")
+    rest = x.reshape(-1, order="A").view(np.uint8).data if needed else memoryview(b"")
+    while rest.nbytes:
+        data = file.read(min(rest.nbytes, _READ_BYTES))
+        if not data:
+            raise EOFError("it ends too early")
+        rest[: len(data)] = data
+        rest = rest[len(data) :]
+    file.read(1)  # an archive compares its checksum at the end
+    return x

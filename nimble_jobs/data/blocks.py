@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from nimble_jobs.data import memory
+
 BLOCK_BYTES = 16 << 20  # of a block's values; a record that is larger is a block of its own
 AHEAD_BYTES = 256 << 20  # of blocks that are made before they are needed
+KEEP_BYTES = 256 << 20  # of blocks for reading in random order, or half of the memory that is left
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,3 +146,15 @@ class Window:
         for number in [n for n in self._blocks if n < self._reached and not self._users.get(n)]:
             self._users.pop(number, None)
             del self._blocks[number]
+
+
+def keep_bytes() -> int:
+    """How many bytes of blocks may be kept for reading in random order."""
+    return max(KEEP_BYTES, memory.available_bytes() // 2)
+
+
+def as_slice(indexes: np.ndarray) -> slice | np.ndarray:
+    """A slice instead of indexes that follow one another, so that rows are copied once."""
+    n = len(indexes)
+    run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
+    return slice(int(indexes[0]), int(indexes[0]) + n) if run else indexes

@@ -9,7 +9,11 @@ _ENOUGH = 1 << 62
 
 def available_bytes() -> int:
     """What the machine has left and the control group of this process allows."""
-    return min(_machine(), _group())
+    try:
+        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+    except OSError:
+        own = ""
+    return min(_machine(), _group(Path("/sys/fs/cgroup"), own))
 
 
 def _machine() -> int:
@@ -22,14 +26,10 @@ def _machine() -> int:
     return _ENOUGH
 
 
-def _group(root: Path = Path("/sys/fs/cgroup")) -> int:
+def _group(root: Path, own: str) -> int:
     """What version 2 of control groups leaves; file pages count as free, since the kernel takes them back."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
-    except OSError:
-        return _ENOUGH
     found = _ENOUGH
-    for folder in (root / own, *(root / own).parents):
+    for folder in (root / own.strip("/"), *(root / own.strip("/")).parents):
         if not folder.is_relative_to(root):
             break
         try:

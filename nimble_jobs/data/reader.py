@@ -12,7 +12,7 @@ import numpy as np
 
 from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
-from nimble_jobs.data.blocks import Window
+from nimble_jobs.data.blocks import Window, keep_bytes
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY
 from nimble_jobs.data.finite import not_finite
@@ -27,6 +27,7 @@ from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.units import format_bytes
 
 if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
     from nimble_jobs.data.decoder import ImageDecoder
@@ -99,6 +100,22 @@ class Reader:
     def place(self, index: int) -> str:
         """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
         return self._source.place(int(index))
+
+    def notes(self, *, shuffled: bool = False) -> list[str]:
+        """What reading takes that somebody may wonder about; `shuffled`: records are read in random order."""
+        found = list(self._source.notes)
+        layout = self._source.layout
+        if shuffled and layout is not None and layout.count > 1:
+            whole = self.total * form_of(self._source, raw=False, stored=self.preprocess is not None).nbytes
+            room = keep_bytes()
+            if whole <= room:
+                found.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
+            else:
+                found.append(
+                    f"is read in random order and takes {format_bytes(whole)}; {format_bytes(room)} of it are held in "
+                    "memory and the rest is decoded again and again; an .npy file can be read in any order"
+                )
+        return found
 
     def batches(
         self,

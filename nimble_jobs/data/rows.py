@@ -6,6 +6,7 @@ instead of the end of the process.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from nimble_jobs.data.blocks import Block, Layout
 from nimble_jobs.data.stamps import Stamp
+
+FORTRAN_BYTES = 64 << 20  # of a block of an array in Fortran order
 
 _VECTOR = 1024  # buffers that one call fills at most: IOV_MAX on Linux
 _GAP_BYTES = 16 << 10  # reading so many bytes for nothing costs less than another call
@@ -89,3 +93,42 @@ class FileRows:
                 views.pop(0)
             if count:
                 views[0] = views[0][count:]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FortranRows:
+    """The rows of an array [n, *shape] in Fortran order, whose values of one row lie n elements apart.
+
+    They are read in blocks, one piece of the file for each value of a row.
+    """
+
+    stamp: Stamp
+    offset: int  # bytes
+    dtype: np.dtype[Any]  # in the byte order of the file
+    total: int
+    shape: tuple[int, ...]  # of one row, of at least one value
+
+    @property
+    def layout(self) -> Layout:
+        """Blocks of FORTRAN_BYTES: each needs as many reads as a row has values."""
+        row_bytes = self.dtype.itemsize * math.prod(self.shape)
+        step = max(1, FORTRAN_BYTES // row_bytes)
+        starts = np.array([*range(0, self.total, step), self.total], dtype=np.int64)
+        return Layout(starts=starts, chains=np.arange(len(starts) - 1), block_bytes=step * row_bytes)
+
+    def block(self, first: int, last: int) -> Block:
+        """Rows [first, last). Raises DataError when the file is not the one that was opened, or ends too early."""
+        width = self.dtype.itemsize
+        values = np.empty((*reversed(self.shape), last - first), dtype=self.dtype)
+        with self.stamp.open() as file:
+            descriptor = file.fileno()
+            for r, some in enumerate(values.reshape(-1, last - first)):
+                view = some.view(np.uint8).data
+                at = self.offset + (r * self.total + first) * width
+                while view.nbytes:
+                    count = os.preadv(descriptor, [view], at)
+                    if count == 0:
+                        raise self.stamp.changed()
+                    at, view = at + count, view[count:]
+        rows = values.transpose()  # a view [last - first, *shape]
+        return Block(values=rows, place=np.arange(last - first), bad={}, nbytes=values.nbytes)

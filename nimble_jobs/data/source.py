@@ -85,6 +85,10 @@ class Source(Protocol):
     def lines(self) -> bool:
         """Whether records are lines of text, which `place` names."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who wonders about memory or time should know."""
+
     def place(self, index: int) -> str:
         """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
 
@@ -176,6 +180,7 @@ class Unblocked:
     """A source that reads each record for itself."""
 
     layout: Layout | None = None
+    notes: tuple[str, ...] = ()
 
     def block(self, number: int) -> Block:
         """There is none."""
@@ -214,6 +219,7 @@ class Joined:
         layouts = [p.layout for p in parts]
         blocked = [one for one in layouts if one is not None]
         self.layout = join_layouts(blocked) if len(blocked) == len(parts) else None
+        self.notes = tuple(note for part in parts for note in part.notes)
         self._blocks = np.cumsum([0, *(one.count for one in blocked)])
 
     def place(self, index: int) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nimble_jobs.data import columns, memory
-from nimble_jobs.data.blocks import Block, Give, Kept, Layout
+from nimble_jobs.data import columns
+from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids, as_ids, no_id
 from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
@@ -21,8 +21,6 @@ from nimble_jobs.decoding.picture import Undecodable, header_size
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
-
-KEEP_BYTES = 256 << 20  # of blocks for reading in random order, or half of the memory that is left
 
 
 class TableSource:
@@ -52,6 +50,7 @@ class TableSource:
         self._kept = Kept(self.block, keep_bytes)
         self._where = f"{stamp.path}: input.fields.x: {spec.fields.x!r}"
         self.layout: Layout | None = layout
+        self.notes: tuple[str, ...] = ()
         self._starts = layout.starts
         self.total = int(layout.starts[-1])
         self.stamps = (stamp,)
@@ -193,18 +192,6 @@ class TableSource:
             return columns.scalars(table, self._names, self._dtype)
         block = columns.lists(columns.joined(table.column(self._names[0])), self._shape, self._names[0])
         return block if self._tensor is None else self._tensor.block(block)
-
-
-def keep_bytes() -> int:
-    """How many bytes of blocks may be kept for reading in random order."""
-    return max(KEEP_BYTES, memory.available_bytes() // 2)
-
-
-def as_slice(indexes: np.ndarray) -> slice | np.ndarray:
-    """A slice instead of indexes that follow one another, so that rows are copied once."""
-    n = len(indexes)
-    run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
-    return slice(int(indexes[0]), int(indexes[0]) + n) if run else indexes
 
 
 class ColumnIds(Ids):

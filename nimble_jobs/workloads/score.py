@@ -41,6 +41,8 @@ def run(context: JobContext) -> Outcome:
             lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how), begun=job.attempt > 1
         )
         context.report(total=reader.total)
+        for note in reader.notes():
+            context.event("input", note, {})
         if staging.finished is not None:
             outcome = already_published(context, staging)
             return outcome if work is None else only_new.finish(context, outcome, work, {})

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nimble_jobs.data import arrays, labels, open_reader
-from nimble_jobs.data.rows import FileRows
+from nimble_jobs.data import arrays, labels, memory, open_reader, rows
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.rows import FileRows, FortranRows
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
 
@@ -36,8 +37,63 @@ def test_a_plainly_stored_member_stays_in_its_file(tmp_path: Path, monkeypatch: 
     ):
         path = tmp_path / name
         source = arrays.open_arrays(spec_of(path, x=field), path)
-        assert isinstance(source._x, FileRows | np.memmap) is left
+        assert isinstance(source._x, FileRows | FortranRows) is left
         np.testing.assert_array_equal(source.load(np.array([6, 2])).x, x[[6, 2]])
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+@pytest.mark.parametrize("shape", [(11, 4), (11, 2, 3), (11, 2, 3, 2)])
+def test_fortran_order_is_read_in_blocks(
+    shape: tuple[int, ...], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records whose values lie apart come out whole, in order, shuffled, and into buffers."""
+    x = np.asfortranarray(np.random.default_rng(0).integers(0, 99, shape, dtype=np.int32))
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 1)
+    monkeypatch.setattr(rows, "FORTRAN_BYTES", step * x[0].nbytes)
+    np.save(tmp_path / "d.npy", x)
+    order = np.array([10, 0, 3, 3, 4])
+    with open_reader(spec_of(tmp_path / "d.npy")) as reader, Buffers(2, x.nbytes) as buffers:
+        for how in ({}, {"stored": True}, {"stored": True, "buffers": buffers}):
+            found = []
+            for batch in reader.batches(batch_size=4, **how):  # type: ignore[arg-type]
+                found.append(batch.x.copy())
+                if batch.buffer is not None:
+                    batch.buffer.release()
+            np.testing.assert_array_equal(np.concatenate(found), x)
+        np.testing.assert_array_equal(reader.take(order).x, x[order])
+        (tmp_path / "d.npy").write_bytes(b"")
+        with pytest.raises(DataError, match=r"d\.npy: changed while it was read"):
+            list(reader.batches(batch_size=4))
+
+
+def test_what_cannot_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed array is read whole: the error says how much that is; otherwise a note does."""
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 1)
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, x=np.zeros((1000, 500), np.float32))
+    with open_reader(spec_of(path, x="x")) as reader:
+        assert reader.notes() == [f"{path}: input.fields.x: 'x' is compressed, so it is held in memory: 2MB"]
+        assert reader.take(np.arange(1000)).x.shape == (1000, 500)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_500_000)
+    with pytest.raises(DataError) as e:
+        open_reader(spec_of(path, x="x"))
+    assert str(e.value) == (
+        f"{path}: input.fields.x: 'x': is compressed and takes 2MB of memory, of which 1.5MB are free; "
+        "expected less, or an array stored as it is (numpy.savez or numpy.save)"
+    )
+
+
+def test_available_memory_is_what_the_control_group_leaves(tmp_path: Path) -> None:
+    """The tightest limit on the way up counts; file pages are free; no limit is none."""
+    assert 0 < memory.available_bytes() < 1 << 62
+    own = tmp_path / "a" / "b"
+    own.mkdir(parents=True)
+    for folder, limit in ((own, "max"), (tmp_path / "a", "1000")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("700\n")
+        (folder / "memory.stat").write_text("anon 500\nfile 200\n")
+    assert memory._group(tmp_path, "/a/b") == 500
+    assert memory._group(tmp_path, "/none") == 1 << 62
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nimble_jobs.data import Batch, columns, open_reader, table
+from nimble_jobs.data import Batch, blocks, columns, memory, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
@@ -110,7 +110,8 @@ def test_encoded_images_that_are_broken_or_missing_are_bad(tmp_path: Path) -> No
 
 def test_row_groups_are_let_go_beyond_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random order gives the right rows also when only one row group may stay in memory."""
-    monkeypatch.setattr(table, "KEEP_BYTES", 1)
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     path = parquet(tmp_path, rows=3, x=pa.array(np.arange(20, dtype=np.float32)))
     order = np.random.default_rng(0).permutation(20)
     with open_reader(InputSpec(source=str(path), format="parquet")) as reader:

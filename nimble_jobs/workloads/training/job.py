@@ -62,6 +62,8 @@ def run(context: JobContext) -> Outcome:
     with open_reader(spec.input, targets=targets(spec.train.loss)) as reader, _held_out(spec, reader) as held_out:
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
+        for note in reader.notes(shuffled=True):
+            context.event("input", note, {})
         parts = basis_parts(spec, reader, held_out)
         basis = digest(parts)
         job, ledger = context.job, context.store.publications
