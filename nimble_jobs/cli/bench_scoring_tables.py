@@ -39,16 +39,19 @@ def _rate(header: str, name: str) -> Column:
     return Column(header=header, cell=lambda row: render.rate(row.get(name)), justify="right")
 
 
-def _text(header: str, name: str, *, right: bool = False) -> Column:
+def _text(header: str, name: str, *, right: bool = False, from_width: int = 0) -> Column:
     return Column(
         header=header,
         cell=lambda row: "-" if row.get(name) is None else str(row[name]),
         justify="right" if right else "left",
+        from_width=from_width,
     )
 
 
-def _seconds(header: str, name: str) -> Column:
-    return Column(header=header, cell=lambda row: render.duration(row.get(name)), justify="right")
+def _seconds(header: str, name: str, *, from_width: int = 0) -> Column:
+    return Column(
+        header=header, cell=lambda row: render.duration(row.get(name)), justify="right", from_width=from_width
+    )
 
 
 def _raw(name: str) -> Column:
@@ -67,21 +70,21 @@ def _spread(row: Row) -> str:
 _COMMON = (
     _text("batch", "batch", right=True),
     _rate("first to last", "records_per_s"),
-    Column(header="spread", cell=_spread, justify="right", from_width=110),
+    Column(header="spread", cell=_spread, justify="right", from_width=130),
 )
 _PICTURES = (
     Column(header="system", cell=lambda row: str(row["system"]), flexible=True),
     *_COMMON,
-    _text("workers", "workers", right=True),
+    _text("workers", "workers", right=True, from_width=90),
     _ratio("× best loop", "over_best_loop"),
-    _seconds("process", "wall_s"),
-    _seconds("beside", "outside_s"),
+    _seconds("process", "wall_s", from_width=100),
+    _seconds("beside", "outside_s", from_width=110),
     Column(
         header="same top-1",
         cell=lambda row: "-" if row["same_top1"] is None else f"{row['same_top1']:.1%}",
         justify="right",
     ),
-    _text("files", "files"),
+    _text("files", "files", from_width=100),
 )
 _ARRAYS = (
     Column(header="model", cell=lambda row: str(row["model"]), flexible=True),
@@ -89,7 +92,7 @@ _ARRAYS = (
     _rate("bare replay", "bare_records_per_s"),
     _ratio("job / bare", "of_bare"),
     _seconds("process", "wall_s"),
-    _text("files", "files"),
+    _text("files", "files", from_width=100),
 )
 _RAW = tuple(
     _raw(name)

@@ -36,6 +36,7 @@ from nimble_jobs.bench.scoring.request import WITHOUT_GPU, ScoringRequest, Setti
 from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow
 from nimble_jobs.errors import DataError, UsageError
 from tests import prefork
+from tests.cli import Cli
 
 LOOPS = Path(dataloader_eager.__file__).parent
 BY_HAND = [system for system in System if not system.ours]
@@ -374,3 +375,45 @@ def test_arrays_against_the_bare_replay(tmp_path: Path) -> None:
     assert found.records_per_s is not None
     assert found.of_bare == pytest.approx(found.records_per_s / found.bare_records_per_s)
     assert np.load(tmp_path / "arrays" / "uint8-32x32x32x3.npy").dtype == np.uint8
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--setting", "gpu-decode=x"], "--setting: 'gpu-decode=x'; expected SYSTEM=BATCH"),
+        (["--format", "csv"], "--format: 'csv' is unknown; expected images, npy"),
+        (["--size", "500"], "--size: '500'; expected WIDTHxHEIGHT"),
+        (["--png", "x.jpg"], "--png: x.jpg: unknown suffix '.jpg'; expected .png"),
+        (["--systems", "spark"], "--systems: unknown system 'spark'"),
+        (["--model", "zoo:darts"], "--model: zoo:darts; expected one model of torchvision"),
+        (["--photos", "nowhere"], "--photos: nowhere holds no .png or .jpg"),
+        (["--batch-sizes", "0"], "--batch-sizes: '0' is not a whole number from 1"),
+    ],
+)
+def test_bad_options_are_refused(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2 and one line, before anything is made."""
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(tmp_path / "home", capsys)
+    answer = cli("bench", "scoring", "--quiet", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert why in answer.err
+    assert not list((tmp_path / "home").glob("bench/jpeg*"))
+
+
+def test_results_are_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench show` prints a row a system, and draws; several files at once are refused."""
+    path = tmp_path / "results.json"
+    ScoringResults(environment={"cpus": 16}, rows=[row(System.OURS_GPU), row(System.EAGER, (2.0,))]).save(path)
+    cli = Cli(tmp_path / "home", capsys)
+    answer = cli("bench", "show", path, "--plot", tmp_path / "a.png")
+    lines = [line.split("\t") for line in answer.out.splitlines()]
+    assert answer.code == 0
+    assert [line[1] for line in lines] == ["system", "ours-gpu-decode", "dataloader-eager"]
+    assert dict(zip(*lines[:2], strict=True))["over_best_loop"] == "2"
+    assert (tmp_path / "a.png").exists()
+    assert cli("bench", "show", path, path).code == 2

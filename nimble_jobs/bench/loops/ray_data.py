@@ -41,9 +41,8 @@ def score(task: Task) -> float:
     gpus = int(task.device == "cuda")
     ray.init(num_cpus=task.workers, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     data = ray.data.read_binary_files(task.files, include_paths=True).map(decode, fn_kwargs={"side": task.side})
-    data = data.map_batches(
-        Predictor, fn_constructor_args=[task], num_gpus=gpus, concurrency=1, batch_size=task.batch_size
-    )
+    actor = {"num_gpus": gpus, "compute": ray.data.ActorPoolStrategy(size=1), "batch_size": task.batch_size}
+    data = data.map_batches(Predictor, fn_constructor_args=[task], **actor)
     data.write_parquet(task.out)
     seconds = time.time() - float(Path(f"{task.out}.ready").read_text())
     ray.shutdown()

@@ -29,8 +29,8 @@ def caption(results: ScoringResults) -> str:
     versions = environment.get("versions", {})
     models = ", ".join(dict.fromkeys(row.model for row in results.rows))
     dtypes = ", ".join(dict.fromkeys(row.dtype for row in results.rows))
-    files = "; ".join(dict.fromkeys(row.files for row in results.rows if row.files)) or "not measured"
-    counts = ", ".join(f"{n:,}" for n in dict.fromkeys(row.records for row in results.rows))
+    files = "; ".join(dict.fromkeys(row.files for row in results.rows if row.files)) or "not read"
+    counts = ", ".join(f"{n:,}" for n in dict.fromkeys(row.records for row in results.rows if row.trials))
     about = environment.get("files") or {}
     kind = f"JPEGs of {about['pixels']}" if about.get("pixels") else "records"
     cores = f" with {environment['cpus']} CPU cores" if environment.get("driver") not in (None, "none") else ""
@@ -59,6 +59,7 @@ def draw(results: ScoringResults, path: Path) -> None:
             _pictures(axis, rows, results)
         axis.invert_yaxis()
         axis.margins(x=0.3)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
         figure.text(0.5, 0.01, caption(results), ha="center", va="bottom", fontsize=6.5, wrap=True)
         figure.tight_layout(rect=(0, 0.15 / figure.get_figheight(), 1, 1))
@@ -75,7 +76,7 @@ def _pictures(axis: Any, rows: list[ScoringRow], results: ScoringResults) -> Non
     texts = []
     for row, rate in zip(rows, rates, strict=True):
         over = results.over(row, best)
-        texts.append(f"{rate:,.0f}" + (f"  ({over:.2f}× the best loop)" if over and System(row.system).ours else ""))
+        texts.append(f"{rate:,.0f}" + (f"  ({over:.2f}× best loop)" if over and System(row.system).ours else ""))
     axis.bar_label(bars, texts, fontsize=8, padding=3)
     axis.set_xlabel("images/s, from the first to the last record")
     axis.set_title("From JPEG files to Parquet")
@@ -93,5 +94,5 @@ def _arrays(axis: Any, rows: list[ScoringRow]) -> None:
     axis.bar_label(below, [f"{rate:,.0f}" if rate else "" for rate in bare], fontsize=8, padding=3)
     axis.set_yticks(list(places), names)
     axis.set_xlabel("records/s")
-    axis.set_title("Jobs over uint8 arrays, and the replay of their schedules alone")
-    axis.legend(fontsize=7, frameon=False, loc="lower right")
+    axis.set_title("Jobs over uint8 arrays, and the replay of their schedules alone", pad=22)
+    axis.legend(fontsize=7, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
