@@ -1,0 +1,68 @@
+"""Runs the next attempt of a scoring job, and dies by SIGKILL in the n-th work of a stage.
+
+Usage: `dying_stages.py BASE STAGE N`. With N = 0 it lives, and prints how often each stage worked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.data import Staging, reader
+from nimble_jobs.data.reader import Reader
+from nimble_jobs.engine.arrivals import Arrivals
+from nimble_jobs.planner import Loaded
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.executor import execute, real_station
+from nimble_jobs.workloads.columns import Columns
+
+STAGES: dict[str, tuple[type, str]] = {
+    "read": (Reader, "_load"),
+    "upload": (Arrivals, "upload"),
+    "replay": (Loaded, "_in_eager"),
+    "columns": (Columns, "add"),
+    "shards": (Staging, "write_shard"),
+    "sheets": (Staging, "_write_sheet"),
+    "publish": (Staging, "publish"),
+}
+FEW = 8  # pictures from which on processes decode them
+
+
+def main() -> None:
+    """Claim, score, end the job."""
+    base, stage, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    counts, lock = Counter[str](), threading.Lock()
+
+    def counting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            with lock:
+                counts[name] += 1
+                if (name, counts[name]) == (stage, last):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return work(*args, **named)
+
+        return counted
+
+    for name, (owner, method) in STAGES.items():
+        setattr(owner, method, counting(name, getattr(owner, method)))
+    reader.FEW = FEW  # type: ignore[attr-defined]
+    with open_store(resolve(str(base / "home"))) as store:
+        job = store.jobs.claim("w", device="cpu", now=time.time() + 1e6)
+        assert job is not None
+        station = real_station(store, "w", "cpu", None)
+        execute(job, station)
+        assert station.decoders is not None
+        print({**counts, "processes": len(station.decoders.pids)})
+        station.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""SIGKILL in any stage of a scoring job: the next attempt publishes what an undisturbed job publishes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import dying_stages
+import numpy as np
+import pytest
+from PIL import Image
+
+from nimble_jobs import spec as specs
+from nimble_jobs.job import JobState
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from tests import prefork
+
+ROUNDS = 50 if os.environ.get(prefork.COLD) else 5
+PICTURES, BATCH, SHARD = 48, 4, 10
+MODEL = """\
+import torch
+
+class Means(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x):
+        return x.mean((2, 3)) * self.scale
+"""
+MARK = "NIMBLE_TEST_STAGE_KILLS"  # in the environment of all processes of a round
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs of several sizes, one that is broken, one PNG."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for i in range(PICTURES):
+        height, width = rng.integers(20, 60, 2)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:03d}.{'png' if i == 7 else 'jpg'}")
+    (folder / "011.jpg").write_bytes((folder / "012.jpg").read_bytes()[:300])
+    return folder
+
+
+def prepared(base: Path, pictures: Path) -> None:
+    """A job is queued."""
+    base.mkdir()
+    (base / "model.py").write_text(MODEL)
+    spec = {
+        "version": 1,
+        "name": "n",
+        "kind": "score",
+        "model": {"source": f"python:{base}/model.py:Means"},
+        "input": {"source": str(pictures), "format": "images", "batch_size": BATCH, "transform": {"resize": 16}},
+        "schedule": {"on_miss": "eager"},
+        "output": {"path": str(base / "out"), "format": "jsonl", "fields": ["id", "logits"], "shard_size": SHARD},
+        "run": {"error_threshold": 0.1, "retry": {"max_attempts": 100}},
+    }
+    with open_store(resolve(str(base / "home"))) as store:
+        resolved = specs.dump(specs.restore(spec))
+        store.jobs.submit(spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+
+
+def score(base: Path, stage: str, number: int) -> dict[str, int] | None:
+    """Run the next attempt. How often each stage worked; None when it died."""
+    command = [sys.executable, dying_stages.__file__, str(base), stage, str(number)]
+    done = prefork.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, MARK: str(base)})
+    if done.returncode == -signal.SIGKILL:
+        return None
+    assert done.returncode == 0, done.stderr
+    return dict(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
+
+
+def published(base: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((base / "out").iterdir()) if file.name != "manifest.json"}
+
+
+def left_over(base: Path) -> list[int]:
+    """Processes of a round that still run."""
+    mark = f"{MARK}={base}\0".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes() + b"\0" and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
+    """Twice in a job, in any of its works by chance. No process of a killed attempt lives on."""
+    seed = int(os.environ.get("NIMBLE_JOBS_SEED", time.time()))
+    draw = random.Random(seed)
+    whole = tmp_path / "whole"
+    prepared(whole, pictures)
+    works = score(whole, "none", 0)
+    assert works is not None
+    assert works.pop("processes") > 0
+    assert set(works) == set(dying_stages.STAGES)
+    expected = published(whole)
+    assert b"011.jpg" in expected["errors.jsonl"]
+    for number in range(ROUNDS):
+        base = tmp_path / f"round-{number}"
+        prepared(base, pictures)
+        kills = [(stage, draw.randint(1, works[stage])) for stage in draw.sample(sorted(works), 2)]
+        died = []
+        for kill in [*kills, ("none", 0)]:
+            died.append(score(base, *kill) is None)
+            if not died[-1]:
+                break
+            lose(base)
+        told = f"seed {seed}, round {number}: killed at {kills}, {died}"
+        assert died[0], told
+        with open_store(base / "home") as store:
+            (job,) = store.jobs.list()
+            assert job.state is JobState.SUCCEEDED, told
+            assert store.check() == []
+        assert published(base) == expected, told
+        for _ in range(100):
+            if not left_over(base):
+                break
+            time.sleep(0.1)
+        assert left_over(base) == [], told
+
+
+def lose(base: Path) -> None:
+    """Have the job's attempt counted as lost."""
+    with open_store(base / "home") as store:
+        (job,) = store.jobs.list()
+        store.jobs.fail(job.id, job.attempt, error="the worker died", retry=True, lost=True, now=time.time())
