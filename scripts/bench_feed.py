@@ -4,7 +4,8 @@
     python scripts/bench_feed.py FOLDER [--batch 64] [--threads 1 2] [--seconds 5] [--limit 4096] [--json FILE]
 
 Files are read into pinned memory first, so neither the disk nor the readers are measured. Pictures that the device does
-not take are counted, with the reasons. Prints one JSON object.
+not take are counted, with the reasons. `available_s` is what a job pays once before its first batch: nvJPEG, our kernel
+and a test picture. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -47,9 +49,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the object here")
     given = parser.parse_args()
     device = torch.device("cuda", 0)
+    began = time.perf_counter()
+    torch.zeros(1, device=device if torch.cuda.is_available() else "cpu")
+    context_s, began = time.perf_counter() - began, time.perf_counter()
     if (reason := available(device)) is not None:
         print(f"nothing to measure: {reason}", file=sys.stderr)
         return 1
+    available_s = time.perf_counter() - began
     encoded = jpegs(given.folder, given.limit)
     if not encoded:
         print(f"{given.folder}: no JPEGs", file=sys.stderr)
@@ -76,6 +82,8 @@ def main() -> int:
     found = {
         "environment": {name: where[name] for name in ("device", "driver", "versions", "commit", "date")},
         "decoder": decoder_name(),
+        "context_s": round(context_s, 3),
+        "available_s": round(available_s, 3),
         "images": len(encoded),
         "bytes": sum(map(len, encoded)),
         "sizes": len({tuple(size) for batch in batches for size in batch.sizes.tolist()}),

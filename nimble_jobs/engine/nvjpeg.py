@@ -7,7 +7,8 @@ What matters about torchvision 0.26 (`decode_jpegs_cuda.cpp`):
 - A call returns when its pictures are decoded. But it does not wait for the caller's stream, and nvJPEG's hardware
   engines would not either: a picture may be decoded into memory that was freed and that the caller's stream still
   reads. So the caller's stream must be idle (pytorch/vision#9606).
-- An error fails the whole batch. Memory that runs out inside of it is such an error, too.
+- An error fails the whole batch. Memory that runs out inside of it is such an error, too. What the call had begun goes
+  on, and writes to memory that is free already; the next call waits for it before it writes to that memory.
 - Baseline pictures go to the hardware engines, if there are any, as one batch; others are decoded one by one.
 - nvJPEG's own buffers grow with the largest batch, and are kept until the process ends.
 """
@@ -61,7 +62,7 @@ def refusal(error: RuntimeError, device: torch.device) -> str:
         raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
     if device.type == "cuda":
         try:
-            torch.cuda.synchronize(device)  # also ends what the failed call had begun
+            torch.cuda.current_stream(device).synchronize()  # raises if the context is lost; others may be capturing
         except RuntimeError as lost:
             raise DeviceFault(f"the device was lost while it decoded pictures: {reason}; {first_line(lost)}") from lost
     return reason

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.engine import nvjpeg
-from nimble_jobs.engine.resize import Shaping, resize_into
+from nimble_jobs.engine.resize import FIELDS, Shaping, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
@@ -61,9 +61,10 @@ def _trial(device: torch.device) -> str | None:
         decoder = PictureDecoder(device, height, width, 3)
         with contextlib.closing(decoder):
             out = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
             failed = decoder.decode(sample, out)
-            torch.cuda.synchronize(device)
+            assert decoder.done is not None
+            decoder.done.synchronize()
     except (OutOfMemory, DeviceFault):
         raise
     except EngineError as e:
@@ -147,9 +148,12 @@ class PictureDecoder:
         with self._on_stream():
             for start, stop in portions(sizes, self._at_once_bytes):
                 large = max(sizes[start:stop]) >= _LARGE_BYTES
+                # A failed call may still write to what it gave back: nothing but the next call may get that memory.
+                table = torch.empty(stop - start, FIELDS, dtype=torch.int64, device=self.device)
                 rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
                 self._wait(after)
-                resize_into(out, decoded, rows.tolist(), self._shaping, None if boxes is None else boxes[rows])
+                parts = None if boxes is None else boxes[rows]
+                resize_into(out, decoded, rows.tolist(), self._shaping, parts, table)
             self._wait(after)
             self._copy(pictures, out)
             if self.done is not None:

@@ -76,11 +76,13 @@ def resize_into(
     rows: Sequence[int],
     shaping: Shaping,
     boxes: np.ndarray | None = None,
+    table: torch.Tensor | None = None,
 ) -> None:
     """Write each picture, uint8 [channels, h, w], to its row of `out`, uint8 [n, height, width, channels].
 
     All tensors are contiguous and on one device; on a GPU this is one launch on the current stream, and the pictures
-    must live until it is over. Raises EngineError where the kernel cannot be compiled or loaded.
+    must live until it is over. `table` is room for the kernel's, int64 [>= n, FIELDS], allocated here if not given.
+    Raises EngineError where the kernel cannot be compiled or loaded.
     """
     if not pictures:
         return
@@ -88,7 +90,9 @@ def resize_into(
         for i, (picture, row) in enumerate(zip(pictures, rows, strict=True)):
             out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
         return
-    lines = torch.from_numpy(shaping.lines(pictures, rows, boxes)).to(out.device, non_blocking=True)
+    if table is None:
+        table = torch.empty(len(pictures), FIELDS, dtype=torch.int64, device=out.device)
+    table[: len(pictures)].copy_(torch.from_numpy(shaping.lines(pictures, rows, boxes)))
     with _COMPILING:
         function, kernel = _loaded(out.device, shaping.channels)
     blocks = -(-shaping.height * shaping.width // _PLACES)
@@ -98,7 +102,7 @@ def resize_into(
         _WARPS,
         kernel.shared_bytes,
         kernel.arg_types,
-        (lines, out, shaping.height, shaping.width, *kernel.scratch),
+        (table, out, shaping.height, shaping.width, *kernel.scratch),
         torch.cuda.current_stream(out.device).cuda_stream,
     )
 

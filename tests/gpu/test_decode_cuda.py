@@ -193,6 +193,24 @@ def test_two_threads_make_the_same_bytes_as_one(device: torch.device, decoder: P
                 np.testing.assert_array_equal(out.cpu().numpy(), expected[which])
 
 
+def test_memory_that_is_still_read_is_not_decoded_into(decoder: PictureDecoder) -> None:
+    """The first batch waits long for its rows to be free, while its decoded pictures are given back already."""
+    first, second = ragged(16, 20), ragged(16, 21)
+    expected, _ = decoded(decoder, batch(first), (*RESIZED, 3))
+    out = torch.zeros(2, 16, *RESIZED, 3, dtype=torch.uint8, device=decoder.device)
+    x = torch.ones(4096, 4096, device=decoder.device)
+    torch.cuda.synchronize(decoder.device)
+    late, others = torch.cuda.Event(), torch.cuda.Stream(decoder.device)
+    with torch.cuda.stream(others):
+        for _ in range(60):
+            x @ x
+        late.record()
+    decoder.decode(batch(first), out[0], after=late)
+    decoder.decode(batch(second), out[1])
+    torch.cuda.synchronize(decoder.device)
+    np.testing.assert_array_equal(out[0].cpu().numpy(), expected)
+
+
 def test_memory_stays_within_its_bound(device: torch.device) -> None:
     """Large pictures of many sizes, for each of which the allocator would keep a piece of memory."""
     image = photographs()["china"]

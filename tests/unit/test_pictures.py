@@ -195,10 +195,11 @@ def test_memory_that_runs_out_is_no_fault_of_a_picture(text: str) -> None:
 
 
 def test_a_lost_device_is_no_fault_of_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: torch.device) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    class Lost:
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Lost())
     with pytest.raises(DeviceFault, match=r"lost while it decoded pictures: RuntimeError: .*: 6; .* illegal memory"):
         nvjpeg.refusal(RuntimeError("Failed to decode batch: 6"), torch.device("cuda", 0))
 
