@@ -92,9 +92,11 @@ class ArraySource:
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
+        assert not encoded
         if not stored:
             x = self._held(indexes, give)
             return Loaded(x=placed(self._transform.raw(x) if raw else self._transform(x), into))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from nimble_jobs.data.crew import PIECE_AWAY, Crew
+from nimble_jobs.data.crew import Crew
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, placed
 from nimble_jobs.data.transform import arithmetic, crossing
 from nimble_jobs.decoding.do import do
-from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.decoding.work import BAD, GOOD, Answer, Item, Work
+from nimble_jobs.decoding.work import BAD, GOOD, Item, Row, Work
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import TransformSpec
 
 PIECE = 4  # pictures that one thread of this process decodes at a time
 
-Picture = Item | bytes | memoryview  # a file as it was listed, or what a table holds
+Picture = Item | bytes | memoryview | str  # a file as it was listed, what a table holds, or why it holds nothing
 Moved = Callable[[int, int], str]  # position, CHANGED or VANISHED: the reason of a bad record, or an error
 
 
@@ -40,7 +39,7 @@ class ImageDecoder:
         self.size = spec.center_crop or spec.resize
         self._arithmetic = arithmetic(spec, eight_bit=True, channels=self._channels, trailing=2, where=where)
         self.pixels = self._arithmetic if self._arithmetic.finite else None
-        self._crew: Crew | None = None
+        self.crew: Crew | None = None  # processes that decode; None: threads do
 
     def set_size(self, size: tuple[int, int]) -> None:
         self.size = size
@@ -63,16 +62,6 @@ class ImageDecoder:
         left = self._spec.model_copy(update={"resize": None, "center_crop": None, "channels": None})
         return crossing(left, self.recipe.shape, "uint8", "hwc", self._arithmetic)
 
-    def hire(self, decoders: Decoders) -> None:
-        """From now on processes decode, until `dismiss`."""
-        self._crew = Crew(decoders, PIECE_AWAY * self.recipe.nbytes)
-
-    def dismiss(self) -> None:
-        """Threads decode again."""
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
-
     def load(
         self,
         pictures: Sequence[Picture],
@@ -86,52 +75,45 @@ class ImageDecoder:
 
         Undecodable pictures are bad records, as is one of another size than the rest.
         """
-        recipe, crew = self.recipe, self._crew
-        answers: list[Answer] = []
-        kept: list[np.ndarray] = []
-        step = PIECE_AWAY if crew is not None else max(1, len(pictures))
-        for first in range(0, len(pictures), step):
-            some = pictures[first : first + step]
-            work = Work(recipe=recipe, items=tuple(_items(some, recipe)))
-            blobs = [p for p in some if not isinstance(p, Item)]
-            if crew is None:
-                memory = np.empty(len(some) * recipe.nbytes, dtype=np.uint8)
-                answer = do(work, memory, blobs)
-                kept.append(_good(memory, answer, recipe))
-            else:
-                with crew.slot() as slot:
-                    answer = crew.decoders.submit(_at(work, slot.start), crew.shared, blobs).result()
-                    kept.append(_good(slot.memory, answer, recipe).copy())
-            answers.append(answer)
-        rows = [row for answer in answers for row in answer.rows]
-        bad = {
-            i: row.reason if row.status == BAD else moved(i, row.status)
-            for i, row in enumerate(rows)
-            if row.status != GOOD
-        }
-        x = np.concatenate(kept) if kept else np.empty((0, *recipe.shape), dtype=np.uint8)
+        recipe = self.recipe
+        pixels = into if stored and into is not None else np.empty((len(pictures), *recipe.shape), dtype=np.uint8)
+        rows, busy_s = self._done(pictures, pixels.reshape(len(pictures), -1), encoded=False)
+        bad = _bad(rows, moved)
+        x = np.delete(pixels, list(bad), axis=0) if bad else pixels
         if not stored:
             x = x.transpose(0, 3, 1, 2)
             x = np.ascontiguousarray(x) if raw else self._arithmetic.apply(np.array(x, dtype=np.float32, order="C"))
-        busy_s = sum(a.busy_s for a in answers) if crew is not None else None
-        return Loaded(x=placed(x, into), bad=bad, busy_s=busy_s)
+        return Loaded(x=x if x is into else placed(x, into), bad=bad, busy_s=busy_s)
 
+    def encode(self, pictures: Sequence[Picture], into: np.ndarray, *, moved: Moved = _never) -> Loaded:
+        """Leave plain JPEGs to a device, each in its row of `into`, uint8 [n, *]; decode what else there is."""
+        rows, busy_s = self._done(pictures, into, encoded=True)
+        return Loaded(x=into, bad=_bad(rows, moved), rows=tuple(rows), busy_s=busy_s)
 
-def _items(pictures: Sequence[Picture], recipe: Recipe) -> Iterator[Item]:
-    for i, picture in enumerate(pictures):
-        offset = i * recipe.nbytes
-        if isinstance(picture, Item):
-            yield replace(picture, offset=offset, room=recipe.nbytes)
+    def _done(self, pictures: Sequence[Picture], into: np.ndarray, *, encoded: bool) -> tuple[list[Row], float | None]:
+        """What became of each picture; a good one lies in its row of `into`, uint8 [n, *]."""
+        rows = [Row(status=BAD, reason=p) if isinstance(p, str) else None for p in pictures]
+        wanted = [i for i, row in enumerate(rows) if row is None]
+        items = tuple(_item(pictures[i], i * into.shape[1], into.shape[1]) for i in wanted)
+        blobs = [blob for i in wanted if isinstance(blob := pictures[i], bytes | memoryview)]
+        work = Work(recipe=self.recipe, items=items, encoded=encoded)
+        if self.crew is None:
+            answer, busy_s = do(work, into.reshape(-1), blobs), None
         else:
-            yield Item(offset=offset, room=recipe.nbytes, size=len(picture))
+            answer = self.crew.do(work, into, blobs)
+            busy_s = answer.busy_s
+        for i, row in zip(wanted, answer.rows, strict=True):
+            rows[i] = row
+        return [row for row in rows if row is not None], busy_s
 
 
-def _at(work: Work, start: int) -> Work:
-    return replace(work, items=tuple(replace(item, offset=item.offset + start) for item in work.items))
+def _bad(rows: Sequence[Row], moved: Moved) -> dict[int, str]:
+    return {
+        i: row.reason if row.status == BAD else moved(i, row.status) for i, row in enumerate(rows) if row.status != GOOD
+    }
 
 
-def _good(memory: np.ndarray, answer: Answer, recipe: Recipe) -> np.ndarray:
-    """uint8 [n, H, W, C]: the good ones of the pictures that lie from the beginning of `memory` on."""
-    x = memory[: len(answer.rows) * recipe.nbytes].reshape(len(answer.rows), *recipe.shape)
-    good = np.array([row.status == GOOD for row in answer.rows], dtype=bool)
-    return x if good.all() else x[good]
+def _item(picture: Picture, offset: int, room: int) -> Item:
+    if isinstance(picture, Item):
+        return replace(picture, offset=offset, room=room)
+    return Item(offset=offset, room=room, size=len(picture))

@@ -67,6 +67,7 @@ class ImageSource(Unblocked):
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
@@ -79,6 +80,9 @@ class ImageSource(Unblocked):
             raise stamp.changed() if status == work.CHANGED else stamp.vanished()
 
         items = [_item(stamp) for stamp in stamps]
+        if encoded:
+            assert into is not None
+            return self.decoder.encode(items, into, moved=moved)
         return self.decoder.load(items, raw=raw, stored=stored, into=into, moved=moved)
 
     def check(self, indexes: np.ndarray) -> None:

@@ -13,6 +13,7 @@ from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, Unblocked, form_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import Arithmetic
+from nimble_jobs.decoding.work import BAD, Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
@@ -44,12 +45,17 @@ class Unread(Unblocked):
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
+        bad = dict.fromkeys(range(len(indexes)), self._reason)
+        if encoded:
+            assert into is not None
+            return Loaded(x=into, bad=bad, rows=(Row(status=BAD),) * len(indexes))
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
-        return Loaded(x=x, bad=dict.fromkeys(range(len(indexes)), self._reason))
+        return Loaded(x=x, bad=bad)
 
     def check(self, indexes: np.ndarray) -> None:
         """There was nothing to read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -14,13 +15,14 @@ from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
 from nimble_jobs.data.blocks import Window, keep_bytes
 from nimble_jobs.data.buffers import Buffers
-from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY
+from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, Crew
+from nimble_jobs.data.encoded import pictures_of
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, form_of, list_files, placed
-from nimble_jobs.data.stamps import fingerprint
+from nimble_jobs.data.source import Form, Joined, Loaded, Source, form_of, list_files, placed
+from nimble_jobs.data.stamps import Stamps, fingerprint
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
@@ -32,6 +34,10 @@ from nimble_jobs.spec.units import format_bytes
 if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
     from nimble_jobs.data.decoder import ImageDecoder
     from nimble_jobs.decoding.pool import Decoders
+
+_LARGEST = 1 << 20  # bytes of a picture that is left to a device; larger ones are scaled while they are decoded here
+_IN_A_TABLE = 1 << 18  # the same in a table, whose pictures nobody has measured
+_ALIGNED = 4096
 
 Targets = Literal["classes", "numbers", "shares", "stored"]
 
@@ -73,7 +79,7 @@ class Reader:
         self.signature: Signature = source.signature
         self.pixels: Arithmetic | None = source.pixels
         self.preprocess: Preprocess | None = source.preprocess
-        self._decoders: Decoders | None = None
+        self._crew: Crew | None = None  # processes that decode its pictures
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
 
     @property
@@ -128,14 +134,16 @@ class Reader:
         meter: Meter | None = None,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         buffers: Buffers | None = None,
     ) -> Iterator[Batch]:
         """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
 
         `meter` counts the work of those who read and decode.
         With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
-        With `stored`, which needs `preprocess`, records as that takes them. With `buffers`, each batch lies at the
-        beginning of one of them, and whoever takes the batch releases it.
+        With `stored`, which needs `preprocess`, records as that takes them. With `encoded`, which needs `decodes`,
+        pictures for a device to decode: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. With
+        `buffers`, each batch lies at the beginning of one of them, and whoever takes the batch releases it.
 
         Closing the generator ends its threads. It ends early once the buffers do. Raises DataError when the input
         changed or vanished.
@@ -153,19 +161,24 @@ class Reader:
             return np.asarray(order[first:last], dtype=np.int64)
 
         form = form_of(self._source, raw=raw, stored=stored)
-        if self._decoders is not None:
-            ahead = Ahead.away(PIECE_AWAY, self._decoders.workers, batch_size)
+        if encoded:
+            form = Form(shape=(self.encoded_bytes,), dtype="uint8")
+        if self._crew is not None:
+            piece = PIECE_ENCODED if encoded else PIECE_AWAY
+            ahead = Ahead.away(piece, self._crew.decoders.workers, batch_size)
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
-        load = partial(self._load, raw=raw, stored=stored, window=window)
+        load = partial(self._load, raw=raw, stored=stored, encoded=encoded, window=window)
         with ExitStack() as opened:
+            if self._crew is not None:
+                opened.enter_context(self._crew.lend(buffers))
             if window is not None:
                 opened.callback(window.close)
             rooms = read_ahead(load, bounds, indexes, form, ahead=ahead, buffers=buffers, meter=meter)
             opened.callback(rooms.close)
             for room, parts in rooms:
-                yield self._batch(room, parts)
+                yield self._batch(room, parts, encoded=encoded)
 
     def _window(self, bounds: Sequence[tuple[int, int]]) -> Window | None:
         """What makes blocks ahead for batches that follow one another; None where that would save nothing."""
@@ -182,9 +195,18 @@ class Reader:
         (batch,) = self.batches(batch_size=max(1, found.size), order=found, bounds=[(0, found.size)])
         return batch
 
-    def _load(self, indexes: np.ndarray, into: np.ndarray, *, raw: bool, stored: bool, window: Window | None) -> Loaded:
-        """Good rows are packed from the beginning of `into` on."""
-        loaded = self._source.load(indexes, raw=raw, stored=stored, into=into, give=window)
+    def _load(
+        self,
+        indexes: np.ndarray,
+        into: np.ndarray,
+        *,
+        raw: bool,
+        stored: bool,
+        encoded: bool = False,
+        window: Window | None,
+    ) -> Loaded:
+        """Good rows are packed from the beginning of `into` on, unless they are encoded."""
+        loaded = self._source.load(indexes, raw=raw, stored=stored, encoded=encoded, into=into, give=window)
         if window is not None:
             window.done(int(indexes[0]), int(indexes[-1]) + 1)
         bad = dict(loaded.bad)
@@ -196,6 +218,8 @@ class Reader:
                     if i not in bad and n in self._labels.bad
                 }
             )
+        if encoded:
+            return replace(loaded, bad=bad)
         x = loaded.x
         rows = np.array([i for i in range(len(indexes)) if i not in loaded.bad], dtype=np.int64) if bad else None
         if not self._allow_nan:
@@ -207,16 +231,16 @@ class Reader:
             x = placed(x[[int(p) not in bad for p in places]], into)
         return Loaded(x=x, bad=bad, busy_s=loaded.busy_s)
 
-    def _batch(self, room: Room, parts: Sequence[Part]) -> Batch:
+    def _batch(self, room: Room, parts: Sequence[Part], *, encoded: bool) -> Batch:
         try:
             self._source.check(np.concatenate([indexes for indexes, _ in parts]) if parts else np.empty(0, np.int64))
-            return self._whole(room, parts)
+            return self._whole(room, parts, encoded=encoded)
         except BaseException:
             if room.buffer is not None:
                 room.buffer.release()
             raise
 
-    def _whole(self, room: Room, parts: Sequence[Part]) -> Batch:
+    def _whole(self, room: Room, parts: Sequence[Part], *, encoded: bool) -> Batch:
         bad: list[BadRecord] = []
         good: list[np.ndarray] = []
         for indexes, loaded in parts:
@@ -231,10 +255,11 @@ class Reader:
             stop=room.stop,
             indexes=kept,
             ids=[str(i) for i in kept.tolist()] if self._source.ids is None else self._source.ids.take(kept),
-            x=room.rows[: len(kept)],
+            x=room.rows[: 0 if encoded else len(kept)],
             labels=None if self._labels is None else self._labels.values[kept],
             bad=tuple(bad),
             buffer=room.buffer,
+            pictures=pictures_of(room.rows, parts) if encoded else None,
         )
 
     @property
@@ -245,16 +270,31 @@ class Reader:
     def hire(self, decoders: Decoders) -> None:
         """Have processes decode pictures if there are enough of them, until `close`. Results are the same."""
         few = FEW_RUNNING if decoders.running else FEW
-        if self._decoders is None and self.decodes and self.total >= few:
-            self._decoders = decoders
-            for decoder in _decoders_of(self._source):
-                decoder.hire(decoders)
+        if self._crew is None and self.decodes and self.total >= few:
+            found = _decoders_of(self._source)
+            self._crew = Crew(decoders, max(PIECE_AWAY * found[0].recipe.nbytes, self.encoded_bytes))
+            for decoder in found:
+                decoder.crew = self._crew
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes that a picture takes in a batch that is left encoded. A larger one is decoded here."""
+        pixels = _decoders_of(self._source)[0].recipe.nbytes
+        largest = max((stamps.largest for stamps in _stamps_of(self._source)), default=_IN_A_TABLE)
+        return -(-max(pixels, min(largest, _LARGEST)) // _ALIGNED) * _ALIGNED
+
+    def redo(self, index: int) -> np.ndarray | str:
+        """uint8 [H, W, C] of one picture, decoded here; or why it is a bad record. Any thread may ask."""
+        loaded = self._source.load(np.array([index]), stored=True)
+        return loaded.bad[0] if loaded.bad else loaded.x[0]
 
     def close(self) -> None:
         """Lets go of the files, and of the processes."""
-        if self._decoders is not None:
+        if self._crew is not None:
             for decoder in _decoders_of(self._source):
-                decoder.dismiss()
+                decoder.crew = None
+            self._crew.close()
+            self._crew = None
         del self._source
 
     def __enter__(self) -> Self:
@@ -262,6 +302,12 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stamps_of(source: Source) -> list[Stamps]:
+    """Of pictures that are files."""
+    parts = source.parts if isinstance(source, Joined) else [source]
+    return [part.stamps for part in parts if isinstance(part.stamps, Stamps)]
 
 
 def _decoders_of(source: Source) -> list[ImageDecoder]:

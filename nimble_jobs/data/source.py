@@ -17,6 +17,7 @@ from nimble_jobs.data.records import Signature
 from nimble_jobs.data.stamps import Stamp as Stamp
 from nimble_jobs.data.stamps import fingerprint as fingerprint
 from nimble_jobs.data.transform import Arithmetic
+from nimble_jobs.decoding.work import Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import InputFile
@@ -41,6 +42,7 @@ class Loaded:
 
     x: np.ndarray  # C-contiguous
     bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
+    rows: tuple[Row, ...] = ()  # of encoded pictures: what lies in each row of x, in which bad ones keep their place
     busy_s: float | None = None  # what a process worked on them; None: whoever loaded them did the work
 
 
@@ -98,11 +100,12 @@ class Source(Protocol):
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic; with `stored`
-        as `preprocess` takes them.
+        as `preprocess` takes them. With `encoded`, which needs `into`, uint8 [n, *], pictures as a device decodes them.
 
         `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
         beginning. `give` has the blocks of the layout; without it, some are kept for reading in any order. Raises
@@ -236,14 +239,18 @@ class Joined:
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
         if len(of) and bool((of == of[0]).all()):
-            return self._load(int(of[0]), indexes, raw=raw, stored=stored, into=into, give=give)
-        form = form_of(self, raw=raw, stored=stored)
-        x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
+            return self._load(int(of[0]), indexes, raw=raw, stored=stored, encoded=encoded, into=into, give=give)
+        if into is None:
+            form = form_of(self, raw=raw, stored=stored)
+            into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
+        x = into
+        rows: list[Row | None] = [None] * len(indexes)
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
         busy_s = 0.0
@@ -251,21 +258,37 @@ class Joined:
             places = np.flatnonzero(of == part)
             together = bool(places[-1] - places[0] == len(places) - 1)
             room = x[places[0] : places[-1] + 1] if together else None
-            loaded = self._load(part, indexes[places], raw=raw, stored=stored, into=room, give=give)
+            if encoded and room is None:
+                room = np.empty((len(places), *x.shape[1:]), dtype=np.uint8)
+            loaded = self._load(part, indexes[places], raw=raw, stored=stored, encoded=encoded, into=room, give=give)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
-            if mine or not together:
-                x[places[good[places]]] = loaded.x
+            if encoded:
+                for place, row in zip(places.tolist(), loaded.rows, strict=True):
+                    rows[place] = row
+            if not together or (mine and not encoded):
+                x[places if encoded else places[good[places]]] = loaded.x
             bad.update(mine)
             busy_s += loaded.busy_s or 0.0
+        if encoded:
+            return Loaded(x=x, bad=bad, rows=tuple(row for row in rows if row is not None), busy_s=busy_s or None)
         return Loaded(x=placed(x[good], x) if bad else x, bad=bad, busy_s=busy_s or None)
 
     def _load(
-        self, part: int, indexes: np.ndarray, *, raw: bool, stored: bool, into: np.ndarray | None, give: Give | None
+        self,
+        part: int,
+        indexes: np.ndarray,
+        *,
+        raw: bool,
+        stored: bool,
+        encoded: bool,
+        into: np.ndarray | None,
+        give: Give | None,
     ) -> Loaded:
         first = int(self._blocks[part]) if give is not None else 0
         mine = None if give is None else lambda number: give(number + first)
-        return self.parts[part].load(indexes - self._starts[part], raw=raw, stored=stored, into=into, give=mine)
+        some = indexes - self._starts[part]
+        return self.parts[part].load(some, raw=raw, stored=stored, encoded=encoded, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():

@@ -116,6 +116,11 @@ class Stamps(Sequence[Stamp]):
         self._names = names
         self._facts = facts  # int64 [n, 3]: size, time of change in ns, inode
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest file."""
+        return int(self._facts[:, 0].max(initial=0))
+
     @classmethod
     def of(cls, root: Path, names: Names) -> Stamps:
         """The files as they are now."""

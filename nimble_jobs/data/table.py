@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
-from nimble_jobs.data.decoder import PIECE, ImageDecoder
+from nimble_jobs.data.decoder import PIECE, ImageDecoder, Picture
 from nimble_jobs.data.ids import Ids, as_ids, no_id
 from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
@@ -127,14 +127,20 @@ class TableSource:
         *,
         raw: bool = False,
         stored: bool = False,
+        encoded: bool = False,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        of = np.searchsorted(self._starts, indexes, side="right") - 1
+        if self.decoder is not None:
+            pictures = self._pictures(indexes, give or self._kept)
+            if encoded:
+                assert into is not None
+                return self.decoder.encode(pictures, into)
+            return self.decoder.load(pictures, raw=raw, stored=stored, into=into)
+        of = self._of(indexes)
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
-        busy_s = 0.0
         for number in np.unique(of).tolist():
             positions = np.flatnonzero(of == number)
             block = (give or self._kept)(number)
@@ -144,19 +150,26 @@ class TableSource:
                 for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
                     bad[p] = block.bad[row]
                 positions, places = positions[places >= 0], places[places >= 0]
-            if self.decoder is not None:
-                images = [block.values[i] for i in places.tolist()]
-                loaded = self.decoder.load(images, raw=raw, stored=stored)
-                busy_s += loaded.busy_s or 0.0
-                bad.update({int(positions[i]): reason for i, reason in loaded.bad.items()})
-                x[np.delete(positions, list(loaded.bad))] = loaded.x
-            else:
-                self._copy(block.values[as_slice(places)], x, as_slice(positions), raw=raw, stored=stored)
+            self._copy(block.values[as_slice(places)], x, as_slice(positions), raw=raw, stored=stored)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
             x = placed(x[good], x)
-        return Loaded(x=x, bad=bad, busy_s=busy_s or None)
+        return Loaded(x=x, bad=bad)
+
+    def _pictures(self, indexes: np.ndarray, give: Give) -> list[Picture]:
+        """Encoded pictures, or why there is none."""
+        found: list[Picture] = []
+        for index, number in zip(indexes.tolist(), self._of(indexes).tolist(), strict=True):
+            block = give(number)
+            row = index - int(self._starts[number])
+            place = int(block.place[row])
+            found.append(block.bad[row] if place < 0 else block.values[place])
+        return found
+
+    def _of(self, indexes: np.ndarray) -> np.ndarray:
+        """The block of each row."""
+        return np.searchsorted(self._starts, indexes, side="right") - 1
 
     def _copy(
         self, values: np.ndarray, x: np.ndarray, positions: slice | np.ndarray, *, raw: bool, stored: bool

@@ -103,4 +103,4 @@ def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | 
 def _pixels(file: BinaryIO, recipe: Recipe, place: np.ndarray) -> Row:
     found = pixels(file, recipe)
     place[: recipe.nbytes].reshape(recipe.shape)[...] = found
-    return Row(status=GOOD, length=recipe.nbytes)
+    return Row(status=GOOD, length=recipe.nbytes, height=recipe.size[0], width=recipe.size[1])

@@ -61,7 +61,7 @@ class Jpeg:
 
 def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
     """The header of a file; None for what is no JPEG, or has no header that can be read. Raises nothing."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")  # bytes of a table come signed
     if bytes(view[:2]) != _SOI:
         return None
     frame: tuple[int, int, int, int, tuple[tuple[int, int, int], ...]] | None = None

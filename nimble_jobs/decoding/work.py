@@ -55,9 +55,9 @@ class Row:
     status: int
     reason: str = ""
     length: int = 0  # bytes of the result
-    height: int = 0  # of the encoded picture, if it is left encoded
+    height: int = 0  # of what lies there, in pixels
     width: int = 0
-    decoded: bool = True
+    decoded: bool = True  # pixels; else the file
 
 
 @dataclass(frozen=True, kw_only=True)
