@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import blocks, open_reader, parquet
+from nimble_jobs.data import arrays, blocks, csv_cuts, csv_file, open_reader, parquet, rows, table
 from nimble_jobs.data.blocks import Block, Kept, Layout, Window, join_layouts
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
@@ -165,6 +167,48 @@ def test_row_groups_of_any_size_give_the_same_records(
     seen = list(range(n) if order is None else order)[start:]
     assert rows == [held[i] for i in seen if held[i] is not None]
     assert bad == [i for i in seen if held[i] is None]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "one group", "csv", "npy"])
+def test_a_reader_keeps_few_blocks_alive(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the input is, the blocks that exist at once are those ahead and those of the batches under way."""
+    for module, name in ((parquet, "BLOCK_BYTES"), (csv_file, "WHOLE_BYTES"), (arrays, "LEAVE_FROM_BYTES")):
+        monkeypatch.setattr(module, name, 1)
+    monkeypatch.setattr(csv_cuts, "CUT_BYTES", 64)
+    monkeypatch.setattr(rows, "FORTRAN_BYTES", 64)
+    monkeypatch.setattr(blocks, "AHEAD_BYTES", 1)
+    alive, most, made = set[int](), 0, 0
+    lock = threading.Lock()
+
+    def counted(make: Any) -> Any:
+        def block(source: Any, number: int) -> Block:
+            nonlocal most, made
+            found: Block = make(source, number)
+            with lock:
+                mine = made = made + 1
+                alive.add(mine)
+                most = max(most, len(alive))
+            weakref.finalize(found, alive.discard, mine)
+            return found
+
+        return block
+
+    for source in (table.TableSource, arrays.ArraySource):
+        monkeypatch.setattr(source, "block", counted(source.block))
+    x = np.arange(8000.0).reshape(1000, 8)
+    if kind == "npy":
+        np.save(tmp_path / "d.npy", np.asfortranarray(x))
+    elif kind == "csv":
+        (tmp_path / "d.csv").write_text("x\n" + "".join(f"{i}\n" for i in range(5000)))
+    else:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 8)
+        pq.write_table(pa.table({"x": column}), tmp_path / "d.parquet", row_group_size=1000 if kind[0] == "o" else 5)
+    (path,) = tmp_path.iterdir()
+    with open_reader(InputSpec(source=str(path), format=path.suffix[1:])) as reader:  # type: ignore[arg-type]
+        assert sum(len(b) for b in reader.batches(batch_size=4)) == reader.total
+        assert reader.signature.dtype
+    assert made >= 190
+    assert most <= 40  # ten batches under way, of a few blocks each
 
 
 def test_tensors_keep_their_shape(tmp_path: Path) -> None:
