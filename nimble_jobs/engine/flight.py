@@ -16,11 +16,13 @@ import torch
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.launch import flight_streams
+from nimble_jobs.engine.tail import Head, Tail
 from nimble_jobs.pipeline import Pool
 
 T = TypeVar("T")
 
 _LANDED = 2  # batches whose outputs somebody still looks at
+_TAILS = 4  # heads that are kept for later jobs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,24 +39,24 @@ class Landed(Generic[T]):
     download_s: float = 0.0
 
 
-Head = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]  # what is wanted of the outputs
-
-
 class Flight:
     """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        self._device = device
         self._under_way = len(instances) + 1  # one more, so that the next replay is queued when one ends
         self._copy_out = torch.cuda.Stream(device)
-        self._places = list(zip(instances, flight_streams(device, len(instances)), strict=True))
+        streams = flight_streams(device, len(instances))
+        self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
         torch.cuda.synchronize(device)
 
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
         """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
 
-        `head` runs on the device, after each replay. At most two batches may be held at a time.
+        `head` runs on the device, after each replay. At most two batches may be held at a time. Raises what `head`
+        raises.
         """
+        for seat in self._seats:
+            seat.prepare(head)
         free = Pool([_Lane(self._copy_out) for _ in range(self._under_way + _LANDED)])
         busy: deque[_UnderWay[T]] = deque()
         turn = 0
@@ -69,7 +71,7 @@ class Flight:
                     taken = free.take()
                     assert taken is not None
                     lane, release = taken
-                    lane.start(batch, *self._places[turn % len(self._places)], head)
+                    lane.start(batch, self._seats[turn % len(self._seats)])
                     turn += 1
                     busy.append(_UnderWay(beside=beside, batch=batch, lane=lane, release=release))
                 while busy:
@@ -77,6 +79,25 @@ class Flight:
             finally:
                 for one in busy:
                     one.land()
+
+
+class _Seat:
+    """An instance, its stream, and what is wanted of its outputs."""
+
+    def __init__(self, instance: Instance, stream: torch.cuda.Stream) -> None:
+        self.instance, self.stream = instance, stream
+        self.input = next(iter(instance.inputs.values()))
+        self.left: torch.cuda.Event | None = None  # when what was made last is on the host
+        self.tail: Tail | None = None
+        self._tails: dict[Head, Tail] = {}
+
+    def prepare(self, head: Head) -> None:
+        """Make what `head` asks for from now on."""
+        if head not in self._tails:
+            while len(self._tails) >= _TAILS:
+                del self._tails[next(iter(self._tails))]
+            self._tails[head] = Tail(head, self.instance, self.stream)
+        self.tail = self._tails[head]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,32 +125,34 @@ class _Lane:
 
     def __init__(self, copy_out: torch.cuda.Stream) -> None:
         self._copy_out = copy_out
-        self._made: dict[str, torch.Tensor] = {}  # on the device, until the next batch
         self._host: dict[str, torch.Tensor] = {}
         self._began, self._computed, self._leaving, self._done = (
             torch.cuda.Event(enable_timing=True) for _ in range(4)
         )
 
-    def start(self, batch: Arrived, instance: Instance, stream: torch.cuda.Stream, head: Head) -> None:
+    def start(self, batch: Arrived, seat: _Seat) -> None:
         """Send a batch on its way."""
-        with torch.cuda.stream(stream):
-            x = batch.take(stream)
-            self._began.record(stream)
-            next(iter(instance.inputs.values())).copy_(x, non_blocking=True)
-            batch.let_go(stream)
-            instance.replay()
-            own = {t.untyped_storage().data_ptr() for t in instance.outputs.values()}
-            made = head(instance.outputs).items()
-            self._made = {n: t.clone() if t.untyped_storage().data_ptr() in own else t for n, t in made}
-            self._computed.record(stream)
+        tail = seat.tail
+        assert tail is not None
+        with torch.cuda.stream(seat.stream):
+            x = batch.take(seat.stream)
+            self._began.record(seat.stream)
+            seat.input.copy_(x, non_blocking=True)
+            batch.let_go(seat.stream)
+            seat.instance.replay()
+            if seat.left is not None:
+                seat.stream.wait_event(seat.left)
+            tail.run()
+            self._computed.record(seat.stream)
         with torch.cuda.stream(self._copy_out):
             self._copy_out.wait_event(self._computed)
             self._leaving.record(self._copy_out)
-            for name, tensor in self._made.items():
+            for name, tensor in tail.made.items():
                 if name not in self._host:
                     self._host[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
                 self._host[name].copy_(tensor, non_blocking=True)
             self._done.record(self._copy_out)
+        seat.left = self._done
 
     def wait(self) -> Mapping[str, torch.Tensor]:
         """What was wanted, once it is on the host."""

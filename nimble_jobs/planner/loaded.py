@@ -14,10 +14,11 @@ from torch import nn
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.flight import Flight, Head, Landed
+from nimble_jobs.engine.flight import Flight, Landed
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs, state_of
+from nimble_jobs.engine.tail import Head
 from nimble_jobs.planner.carried import Carried
 from nimble_jobs.planner.limits import Limits
 from nimble_jobs.planner.request import Request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,13 +14,18 @@ _NOT_OUTPUTS = {"id", "label"}
 _TOP = 5
 
 
+@dataclass(frozen=True)
 class Heads:
     """What `output.fields` asks for, by field: top1 int64 [n], top5 int64 [n, 5], probability float32 [n], logits and
     other outputs as the model gives them. Of equal scores the first class counts.
     """
 
-    def __init__(self, fields: Sequence[str]) -> None:
-        self.fields = tuple(field for field in fields if field not in _NOT_OUTPUTS)
+    fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fields: Sequence[str]) -> Heads:
+        """Those of the fields that come of outputs."""
+        return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS))
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Raises ModelError for a field that the model does not return."""

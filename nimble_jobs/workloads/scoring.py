@@ -120,7 +120,7 @@ class Scoring:
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
         self._sent = 0  # batches that were given to replays
-        self._heads = Heads(context.spec.output.fields)
+        self._heads = Heads.of(context.spec.output.fields)
         self._open: _Shard | None = None  # that batches are added to
 
     def run(self) -> dict[str, Any]:

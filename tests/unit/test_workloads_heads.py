@@ -19,7 +19,7 @@ def test_classes_and_probabilities_are_those_of_numpy(rows: int, classes: int, d
     """Few different scores, so that many are equal: the first class counts."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.integers(-3, 3, (rows, classes)).astype(np.float32)).to(getattr(torch, dtype))
-    made = Heads(["id", "top1", "top5", "probability", "logits"])({"output": logits})
+    made = Heads.of(["id", "top1", "top5", "probability", "logits"])({"output": logits})
     plain = logits.float().numpy()
     assert made["top1"].tolist() == plain.argmax(axis=1).tolist()
     assert made["top5"].tolist() == np.argsort(-plain, axis=1, kind="stable")[:, :5].tolist()
@@ -47,9 +47,9 @@ def test_what_the_model_does_not_return_is_named() -> None:
     """With what it returns instead."""
     outputs = {"features": torch.zeros(2, 3, 4)}
     with pytest.raises(ModelError, match=r"top1.*\[batch, classes\]; the model returns features \[2, 3, 4\]"):
-        Heads(["top1"])(outputs)
+        Heads.of(["top1"])(outputs)
     with pytest.raises(ModelError, match="the model returns no 'mask'; it returns features"):
-        Heads(["mask"])(outputs)
+        Heads.of(["mask"])(outputs)
     with pytest.raises(ModelError, match="one row a record"):
         Columns(["n"]).add({"n": torch.zeros(())}, ["a"], None)
     with pytest.raises(DataError, match=r"label needs input\.fields\.label"):
