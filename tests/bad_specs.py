@@ -960,6 +960,26 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
+        name="a decoder for arrays",
+        text=edit(("  format: npz", "  format: npz\n  decode: gpu")),
+        messages=("{file}:10: input.decode: found gpu, but input.format is npz, without pictures; expected none",),
+    ),
+    BadSpec(
+        name="a device's decoder on a CPU",
+        text=edit(
+            ("  source: digits.npz", "  source: ."),
+            ("  format: npz", "  format: images\n  decode: gpu"),
+            ("  fields: {x: images, id: ids, label: labels}", "  fields: {}"),
+            ("  device: auto", "  device: cpu"),
+        ),
+        messages=("{file}:10: input.decode: found gpu, but run.device is cpu; expected cpu or auto",),
+    ),
+    BadSpec(
+        name="an unknown decoder",
+        text=edit(("  format: npz", "  format: npz\n  decode: pillow")),
+        messages=("{file}:10: input.decode: found 'pillow'; expected auto, cpu or gpu",),
+    ),
+    BadSpec(
         name="only new, in the place of what was published",
         text=edit(
             ("  format: npz", "  format: npz\n  only_new: true"),

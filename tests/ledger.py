@@ -32,6 +32,15 @@ class Book:
         return self.before.get(job_id)
 
 
-def staged(output: OutputSpec, job_id: str, attempt: int, *, basis: str = "", ledger: Book | None = None) -> Staging:
+def staged(
+    output: OutputSpec,
+    job_id: str,
+    attempt: int,
+    *,
+    basis: str = "",
+    ledger: Book | None = None,
+    decoded_by: str | None = None,
+) -> Staging:
     """A `Staging` whose ledger is that of its neighbours."""
-    return Staging(output, job_id, attempt, ledger=ledger or Book(output.path.parent), basis=basis)
+    book = ledger or Book(output.path.parent)
+    return Staging(output, job_id, attempt, ledger=book, basis=basis, decoded_by=decoded_by)

@@ -13,7 +13,8 @@ from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.work import GOOD, Answer, Work
 
 if TYPE_CHECKING:
-    from nimble_jobs.decoding.pool import Decoders, Shared
+    from nimble_jobs.decoding.pool import Decoders
+    from nimble_jobs.decoding.task import Shared
 
 PIECE_AWAY = 8  # pictures that a process decodes at a time: enough for asking it not to count
 PIECE_ENCODED = 32  # that a process only reads

@@ -16,13 +16,13 @@ from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ah
 from nimble_jobs.data.blocks import Window, keep_bytes
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, Crew
-from nimble_jobs.data.encoded import pictures_of
+from nimble_jobs.data.encoded import decoders_of, pictures_of, row_bytes
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Form, Joined, Loaded, Source, form_of, list_files, placed
-from nimble_jobs.data.stamps import Stamps, fingerprint
+from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
@@ -32,12 +32,8 @@ from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.units import format_bytes
 
 if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
-    from nimble_jobs.data.decoder import ImageDecoder
     from nimble_jobs.decoding.pool import Decoders
-
-_LARGEST = 1 << 20  # bytes of a picture that is left to a device; larger ones are scaled while they are decoded here
-_IN_A_TABLE = 1 << 18  # the same in a table, whose pictures nobody has measured
-_ALIGNED = 4096
+    from nimble_jobs.decoding.recipe import Recipe
 
 Targets = Literal["classes", "numbers", "shares", "stored"]
 
@@ -265,23 +261,26 @@ class Reader:
     @property
     def decodes(self) -> bool:
         """Whether records are encoded pictures."""
-        return bool(_decoders_of(self._source))
+        return bool(decoders_of(self._source))
 
     def hire(self, decoders: Decoders) -> None:
         """Have processes decode pictures if there are enough of them, until `close`. Results are the same."""
         few = FEW_RUNNING if decoders.running else FEW
         if self._crew is None and self.decodes and self.total >= few:
-            found = _decoders_of(self._source)
-            self._crew = Crew(decoders, max(PIECE_AWAY * found[0].recipe.nbytes, self.encoded_bytes))
+            found = decoders_of(self._source)
+            self._crew = Crew(decoders, max(PIECE_AWAY * self.recipe.nbytes, self.encoded_bytes))
             for decoder in found:
                 decoder.crew = self._crew
 
     @property
+    def recipe(self) -> Recipe:
+        """What is made of each picture. Only where `decodes`."""
+        return decoders_of(self._source)[0].recipe
+
+    @property
     def encoded_bytes(self) -> int:
         """Bytes that a picture takes in a batch that is left encoded. A larger one is decoded here."""
-        pixels = _decoders_of(self._source)[0].recipe.nbytes
-        largest = max((stamps.largest for stamps in _stamps_of(self._source)), default=_IN_A_TABLE)
-        return -(-max(pixels, min(largest, _LARGEST)) // _ALIGNED) * _ALIGNED
+        return row_bytes(self._source)
 
     def redo(self, index: int) -> np.ndarray | str:
         """uint8 [H, W, C] of one picture, decoded here; or why it is a bad record. Any thread may ask."""
@@ -291,7 +290,7 @@ class Reader:
     def close(self) -> None:
         """Lets go of the files, and of the processes."""
         if self._crew is not None:
-            for decoder in _decoders_of(self._source):
+            for decoder in decoders_of(self._source):
                 decoder.crew = None
             self._crew.close()
             self._crew = None
@@ -302,17 +301,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _stamps_of(source: Source) -> list[Stamps]:
-    """Of pictures that are files."""
-    parts = source.parts if isinstance(source, Joined) else [source]
-    return [part.stamps for part in parts if isinstance(part.stamps, Stamps)]
-
-
-def _decoders_of(source: Source) -> list[ImageDecoder]:
-    parts = source.parts if isinstance(source, Joined) else [source]
-    return [decoder for part in parts if (decoder := getattr(part, "decoder", None)) is not None]
 
 
 def open_reader(

@@ -43,6 +43,7 @@ class Shard:
     files: tuple[FileEntry, ...]
     bad: tuple[BadRecord, ...]
     carries: str | None = None  # what the model carries from it to the next shard
+    decoded_by: str | None = None  # what decoded its pictures
 
     def to_bytes(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -67,16 +68,27 @@ class Staging:
     `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
     another basis are not taken over. `finished` holds the outputs when the path already has what this job would
     publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets. Where
-    a model carries something from shard to shard none is taken over: `begun_again` says what it carries.
+    a model carries something from shard to shard none is taken over: `begun_again` says what it carries. `decoded_by`
+    names what decodes pictures, `decoded_before` what else decoded those of shards that were not taken over.
     """
 
-    def __init__(self, output: OutputSpec, job_id: str, attempt: int, *, ledger: Ledger, basis: str = "") -> None:
+    def __init__(
+        self,
+        output: OutputSpec,
+        job_id: str,
+        attempt: int,
+        *,
+        ledger: Ledger,
+        basis: str = "",
+        decoded_by: str | None = None,
+    ) -> None:
         if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
         self._output = output
         self._job_id = job_id
         self._attempt = attempt
         self._basis = basis
+        self._decoded_by = decoded_by
         self._ledger = ledger
         self._root = staging_root(output.path, job_id)
         self._folder = self._root / f"attempt-{attempt}"
@@ -86,6 +98,7 @@ class Staging:
         self._root_synced = False
         self.done: dict[int, Shard] = {}
         self.begun_again: str | None = None
+        self.decoded_before: str | None = None
         self.finished = publication.adoptable(output, job_id, basis, ledger)
         if self.finished is not None:
             return
@@ -148,6 +161,7 @@ class Staging:
                 files=tuple(entries),
                 bad=tuple(bad),
                 carries=carries,
+                decoded_by=self._decoded_by,
             )
             self._write_sheet(shard, sync=not last)
         self.done[index] = shard
@@ -241,7 +255,10 @@ class Staging:
                     shard = Shard.from_bytes(read_regular(sheet))
                 except (ValueError, TypeError, KeyError, FileNotFoundError, NotRegular):
                     continue  # unreadable
-                if shard.basis == self._basis:
+                if shard.basis != self._basis:
+                    if shard.decoded_by not in (None, self._decoded_by):
+                        self.decoded_before = shard.decoded_by
+                else:
                     yield shard, self._root / sheets.name.replace("shards", "attempt")
 
     def _take(self, shard: Shard, source: Path) -> None:

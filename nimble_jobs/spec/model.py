@@ -141,6 +141,10 @@ class InputSpec(Frozen):
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Which array or column holds what.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
     transform: TransformSpec = Field(default=TransformSpec(), description="What happens to each record first.")
+    decode: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto",
+        description="What decodes pictures: the CPU, or a CUDA device that has a decoder; auto: the device if it can.",
+    )
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
     only_new: Annotated[
         OnlyNewSpec | None,

@@ -112,6 +112,15 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(f"input.fields.{name}", f"{show(given[name])} is named twice", "different arrays or columns")
 
 
+@rule("input.decode", "input.format", "run.device")
+def _decode(spec: JobSpec) -> Iterator[Finding]:
+    decode, format_ = spec.input.decode, spec.input.format
+    if decode != "auto" and format_ not in ("images", "parquet"):
+        yield Finding("input.decode", f"found {decode}, but input.format is {format_}, without pictures", "none")
+    elif decode == "gpu" and spec.run.device == "cpu":
+        yield Finding("input.decode", "found gpu, but run.device is cpu", "cpu or auto")
+
+
 @rule("input.only_new", "kind")
 def _only_new_kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.only_new is not None and spec.kind == "finetune":

@@ -11,19 +11,26 @@ from nimble_jobs.data import Reader
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.identity import python_identity
 from nimble_jobs.spec import JobSpec, parse_source
+from nimble_jobs.workloads.decode import Decode, on_host
 
 _NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # of `train`, on the weights
 
 
-def basis(spec: JobSpec, reader: Reader) -> str:
+def basis(spec: JobSpec, reader: Reader, decode: Decode | None = None) -> str:
     """SHA-256, in hex, of `basis_parts`."""
-    return digest(basis_parts(spec, reader))
+    return digest(basis_parts(spec, reader, decode=decode))
 
 
-def basis_parts(spec: JobSpec, reader: Reader, held_out: Reader | None = None) -> dict[str, Any]:
-    """The spec's model, input, output and training, and the present state of their files, as JSON-able values."""
+def basis_parts(
+    spec: JobSpec, reader: Reader, held_out: Reader | None = None, *, decode: Decode | None = None
+) -> dict[str, Any]:
+    """The spec's model, input, output and training, and the present state of their files, as JSON-able values.
+
+    `decode`: what decodes pictures; None: the CPU, if there are any.
+    """
     resolved = specs.dump(spec)
     resolved["input"].pop("only_new", None)  # it chooses files, which the input's fingerprint knows
+    resolved["input"].pop("decode", None)  # what came of it is below
     parts: dict[str, Any] = {
         "spec": {name: resolved.get(name) for name in ("kind", "model", "input", "train")},
         "output": {name: resolved["output"].get(name) for name in ("format", "fields", "shard_size")},
@@ -31,6 +38,8 @@ def basis_parts(spec: JobSpec, reader: Reader, held_out: Reader | None = None) -
         "model": identity(spec.model),
         "weights": weights_identity(spec.model),
     }
+    if reader.decodes:
+        parts["decode"] = (decode or on_host()).to_json()
     if spec.train is not None:
         train = {name: value for name, value in resolved["train"].items() if name not in _NO_EFFECT}
         train["best"] = spec.train.checkpoint.best if spec.train.checkpoint else None

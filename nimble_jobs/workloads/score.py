@@ -14,6 +14,7 @@ from nimble_jobs.planner import Loaded, Prepared, Request, leave, prepare
 from nimble_jobs.planner.contest import faster_in_eager
 from nimble_jobs.planner.limits import Limits, find_limits
 from nimble_jobs.spec import JobSpec, ModelSpec
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stopped
@@ -34,11 +35,13 @@ def run(context: JobContext) -> Outcome:
         return work
     with open_reader(spec.input, files=work.files if work else None) as reader:
         job, ledger, patience = context.job, context.store.publications, context.patience
-        how = basis(spec, reader)
+        decode, why_not = decodes.choose(spec, reader, device)
+        how, decoded_by = basis(spec, reader, decode), str(decode) if decode is not None else None
         if context.decoders is not None:
             reader.hire(context.decoders)
         staging = patience.through(
-            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how), begun=job.attempt > 1
+            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by),
+            begun=job.attempt > 1,
         )
         context.report(total=reader.total)
         for note in reader.notes():
@@ -50,6 +53,9 @@ def run(context: JobContext) -> Outcome:
             message = (
                 f"begins again with the first record: the model carries {staging.begun_again!r} from batch to batch"
             )
+            context.event("restart", message, {})
+        if staging.decoded_before is not None:
+            message = f"begins again with the first record: pictures were decoded by {staging.decoded_before} before"
             context.event("restart", message, {})
         try:
             prepared = prepare(
@@ -64,13 +70,23 @@ def run(context: JobContext) -> Outcome:
         except Stopped:
             return Outcome(stop=context.stop())
         tell_weights(context, spec.model)
+        decodes.tell(context, decode, why_not)
         tell(context, prepared)
         context.report(phase="run", schedule=prepared.summary())
         limits = _limits(context, prepared.loaded)
         shards = shards_of(reader.total, spec.output.shard_size)
         adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
         tally = Tally(done=adopted, bad=len(staging.bad))
-        scoring = Scoring(context, reader, staging, prepared, shards=shards, tally=tally, limits=limits)
+        scoring = Scoring(
+            context,
+            reader,
+            staging,
+            prepared,
+            shards=shards,
+            tally=tally,
+            limits=limits,
+            decode=decodes.on_device(decode, reader, prepared.loaded),
+        )
         start = time.perf_counter()
         try:
             stages = scoring.run()
@@ -89,6 +105,8 @@ def run(context: JobContext) -> Outcome:
             **stages,
         }
         how_made = {"schedule": summary["key"], "runs": summary["runs"]}
+        if decode is not None:
+            how_made["decode"] = decode.to_json()
         left = {} if work is None else only_new.left_over(work, reader, staging.bad)
         if work is not None:
             how_made["only_new"] = work.summary(left)

@@ -163,8 +163,10 @@ class Scoring:
         return self._stages.summary()
 
     def _batch_bytes(self) -> int:
-        crossing = self.prepared.loaded.request.preprocess or self._reader.signature
         records = self.prepared.loaded.request.batch_size
+        if self._decoding is not None:
+            return records * self._reader.encoded_bytes
+        crossing = self.prepared.loaded.request.preprocess or self._reader.signature
         return records * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
 
     def _depth(self, items: int) -> int:
@@ -173,14 +175,13 @@ class Scoring:
     def _read(self, buffers: Buffers | None) -> Generator[_Part]:
         """The batches that are to be scored, each checked. Raises DataError for too many bad records."""
         bad = list[BadRecord]()
-        encoded: dict[str, Any] = {} if self._decoding is None else {"encoded": True}
         bounds = [(at.start, at.stop) for at in self._parts]
         batches = self._reader.batches(
             batch_size=self.prepared.loaded.request.batch_size,
             bounds=bounds,
             stored=self.prepared.loaded.request.preprocess is not None,
             buffers=buffers,
-            **encoded,
+            encoded=self._decoding is not None,
             meter=self._stages.read,
         )
         with closing(batches):  # type: ignore[type-var]  # a generator

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from nimble_jobs.data import Batch, Reader, open_reader, reader
+from nimble_jobs.data import Batch, Reader, encoded, open_reader, reader
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
@@ -132,7 +132,7 @@ def test_pictures_in_a_table_go_the_same_way(tmp_path: Path, decoders: Decoders 
 
 def test_a_large_file_is_decoded_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What becomes of a picture depends on nothing but itself."""
-    monkeypatch.setattr(reader, "_LARGEST", 1)
+    monkeypatch.setattr(encoded, "_LARGEST", 1)
     for name, side in (("a.jpg", 200), ("b.jpg", 8)):
         pixels_of = RNG.integers(0, 256, size=(side, side, 3), dtype=np.uint8)
         Image.fromarray(pixels_of).save(tmp_path / name, quality=95)

@@ -107,6 +107,15 @@ def test_shards_of_another_basis_are_not_taken_over(tmp_path: Path) -> None:
     assert staged(output(tmp_path / "out"), "job", 2, basis="new weights").done == {}
 
 
+def test_shards_of_another_decoder_are_named(tmp_path: Path) -> None:
+    """Those who begin again can say why; where the decoder is the same, something else changed."""
+    write(staged(output(tmp_path / "out"), "job", 1, basis="gpu", decoded_by="gpu, a 1.0"))
+    same = staged(output(tmp_path / "out"), "job", 2, basis="other weights", decoded_by="gpu, a 1.0")
+    assert (same.done, same.decoded_before) == ({}, None)
+    other = staged(output(tmp_path / "out"), "job", 3, basis="cpu", decoded_by="cpu, b 2.0")
+    assert (other.done, other.decoded_before) == ({}, "gpu, a 1.0")
+
+
 def test_an_unfinished_output_is_not_published(tmp_path: Path) -> None:
     """A missing shard is an error, whether in the middle or at the end."""
     staging = staged(output(tmp_path / "out"), "job", 1)

@@ -16,8 +16,10 @@ from PIL import Image
 
 from nimble_jobs.data import crew, open_reader, reader
 from nimble_jobs.data.buffers import Buffers
-from nimble_jobs.decoding.pool import DIED, Decoders, Shared, command
+from nimble_jobs.decoding.pool import Decoders
+from nimble_jobs.decoding.processes import command
 from nimble_jobs.decoding.recipe import Recipe
+from nimble_jobs.decoding.task import DIED, Shared
 from nimble_jobs.decoding.work import BAD, GOOD, Item, Work
 from nimble_jobs.spec.model import InputSpec, TransformSpec
 

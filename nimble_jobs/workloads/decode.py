@@ -1,0 +1,93 @@
+"""Which decoder makes pixels of a job's pictures: part of what decides its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from nimble_jobs.data import Reader
+from nimble_jobs.engine import pictures
+from nimble_jobs.engine.pictures import PictureDecoder
+from nimble_jobs.errors import UsageError
+from nimble_jobs.pipeline import Meter
+from nimble_jobs.planner import Loaded
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.decoding import DeviceDecoding
+
+RESIZE = "bilinear with antialiasing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """What decodes, and with which versions."""
+
+    by: Literal["cpu", "gpu"]
+    decoder: str  # names and versions; with gpu also of what decodes what a device cannot take
+    resize: str = RESIZE
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the manifest."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.by}, {self.decoder}"
+
+
+def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode | None, str | None]:
+    """What decodes the input's pictures, None if it has none; and why it is not the device, where that was possible.
+
+    The choice depends on the spec and the machine alone. Raises UsageError where the spec asks for a device that cannot
+    decode, OutOfMemory and DeviceFault.
+    """
+    if not reader.decodes:
+        return None, None
+    wanted = spec.input.decode
+    if wanted == "cpu":
+        return on_host(), None
+    why = pictures.available(device)
+    if why is None and reader.preprocess is None:
+        why = "the transform's arithmetic gives values that are not finite"
+    if why is None:
+        return Decode(by="gpu", decoder=f"{pictures.decoder_name()}; {on_host().decoder}"), None
+    if wanted == "gpu":
+        raise UsageError(f"input.decode: found gpu, but {why}; expected auto or cpu")
+    return on_host(), why if device.type == "cuda" else None
+
+
+def on_host() -> Decode:
+    """What decodes without a device."""
+    from nimble_jobs.decoding.picture import decoder  # Pillow is loaded for pictures only
+
+    return Decode(by="cpu", decoder=decoder())
+
+
+def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> None:
+    """Record what decodes, and why the device does not."""
+    if decode is None:
+        return
+    if why_not is not None:
+        context.event("fallback", f"pictures are decoded by the CPU: {why_not}", {})
+    context.event("decode", f"pictures are decoded by {decode}", {"decode": decode.to_json()})
+
+
+def on_device(decode: Decode | None, reader: Reader, loaded: Loaded) -> Callable[[Meter], DeviceDecoding] | None:
+    """What makes the stage that decodes on the device; None where records arrive as they are."""
+    if decode is None or decode.by == "cpu":
+        return None
+    recipe = reader.recipe
+    height, width = recipe.size
+    make = partial(
+        PictureDecoder,
+        loaded.device,
+        height,
+        width,
+        recipe.channels,
+        resize=recipe.resize,
+        center_crop=recipe.center_crop,
+    )
+    return lambda meter: DeviceDecoding(reader.redo, loaded.arrivals, meter, make)

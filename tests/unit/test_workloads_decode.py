@@ -1,0 +1,148 @@
+"""Who decodes the pictures of a job: chosen, said, and part of what decides its output."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data import open_reader
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import pictures
+from nimble_jobs.errors import UsageError
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.foreground import run_inline
+from nimble_jobs.workloads.basis import basis
+from nimble_jobs.workloads.decode import Decode, choose, on_host
+from tests.photographs import jpeg, photographs
+
+CPU = torch.device("cpu")
+CODE = """
+import torch
+
+def net(**_):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5, 5), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(3))
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Nine photographs, one of which is damaged in its middle, and a PNG."""
+    found = tmp_path / "in"
+    found.mkdir()
+    for i, (name, image) in enumerate(list(photographs().items()) * 2):
+        if i < 9:
+            data = jpeg(image.resize((120, 90)), quality=60 + i)
+            (found / f"{i}-{name}.jpg").write_bytes(data if i != 4 else data[: len(data) // 3] + b"\xff\xd9")
+    photographs()["coffee"].resize((90, 70)).save(found / "9.png")
+    (tmp_path / "net.py").write_text(CODE.replace("Lazy", "").replace("Linear(3)", "Linear(4 * 8 * 6, 3)"))
+    return found
+
+
+def spec_of(folder: Path, **given: Any) -> JobSpec:
+    return specs.restore(
+        {
+            "version": 1,
+            "name": "n",
+            "kind": "score",
+            "model": {"source": f"python:{folder.parent}/net.py:net"},
+            "input": {
+                "source": str(folder),
+                "format": "images",
+                "batch_size": 4,
+                "transform": {"resize": [40, 30]},
+                **given,
+            },
+            "output": {"path": str(folder.parent / "out"), "fields": ["id", "logits"], "format": "npy"},
+            "run": {"error_threshold": -1.0},
+        }
+    )
+
+
+def ran(store: Store, spec: JobSpec) -> Job:
+    made = store.jobs.submit(
+        spec=specs.dump(spec),
+        name="n",
+        kind="score",
+        foreground=True,
+        allow_python=[str(spec.output.path.parent)],
+        now=time.time(),
+    )
+    return run_inline(store, made.id)
+
+
+def published(spec: JobSpec) -> tuple[dict[str, Any], np.ndarray, list[str]]:
+    """The manifest, all logits, and the ids of bad records."""
+    out = spec.output.path
+    logits = np.concatenate([np.load(path) for path in sorted(out.glob("*logits*.npy"))])
+    errors = out / "errors.jsonl"
+    bad = [json.loads(line)["id"] for line in errors.read_text().splitlines()] if errors.exists() else []
+    return json.loads((out / "manifest.json").read_text())["summary"], logits, bad
+
+
+def test_a_device_decodes_what_it_can(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are near those of the CPU, for the same records; the manifest and an event name the decoder."""
+    spec = spec_of(folder)
+    assert ran(store, spec).state is JobState.SUCCEEDED
+    by_cpu = published(spec)
+    monkeypatch.setattr(devices, "separate_memory", lambda _: True)
+    monkeypatch.setattr(pictures, "available", lambda _: None)  # the stand-in on the CPU
+    again = spec.model_copy(update={"output": spec.output.model_copy(update={"path": folder.parent / "again"})})
+    job = ran(store, again)
+    assert job.state is JobState.SUCCEEDED, job.error
+    by_gpu = published(again)
+    assert by_cpu[0]["decode"] == on_host().to_json()
+    assert (by_gpu[0]["decode"]["by"], by_gpu[0]["decode"]["resize"]) == ("gpu", by_cpu[0]["decode"]["resize"])
+    assert "nvJPEG" in by_gpu[0]["decode"]["decoder"]
+    assert by_gpu[2] == by_cpu[2]
+    assert len(by_cpu[1]) == 10 - len(by_cpu[2])
+    np.testing.assert_allclose(by_gpu[1], by_cpu[1], atol=0.02)
+    said = [e.message for e in store.jobs.events(job.id) if e.kind == "decode"]
+    assert said == [f"pictures are decoded by gpu, {by_gpu[0]['decode']['decoder']}"]
+
+
+def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto: the device if it can, else the CPU, which is told only where a device might have; gpu: that or an error."""
+    gpu = torch.device("cuda")
+    with open_reader(spec_of(folder).input) as reader:
+        assert choose(spec_of(folder), reader, CPU) == (on_host(), None)
+        with pytest.raises(UsageError, match=r"found gpu, but run\.device is cpu.*; expected auto or cpu"):
+            choose(spec_of(folder, decode="gpu"), reader, CPU)
+        monkeypatch.setattr(pictures, "available", lambda _: "no such engine")
+        assert choose(spec_of(folder), reader, gpu) == (on_host(), "no such engine")
+        monkeypatch.setattr(pictures, "available", lambda _: None)
+        found, why_not = choose(spec_of(folder), reader, gpu)
+        assert found is not None
+        assert (found.by, why_not) == ("gpu", None)
+        assert choose(spec_of(folder, decode="cpu"), reader, gpu) == (on_host(), None)
+    np.save(folder.parent / "x.npy", np.zeros((2, 3)))
+    spec = spec_of(folder, source=str(folder.parent / "x.npy"), format="npy", transform={})
+    with open_reader(spec.input) as reader:
+        assert choose(spec, reader, gpu) == (None, None)
+
+
+def test_the_decoder_is_part_of_the_basis_and_the_wish_is_not(folder: Path) -> None:
+    """auto and what came of it are the same; another decoder or version is not."""
+    with open_reader(spec_of(folder).input) as reader:
+        host = basis(spec_of(folder), reader, on_host())
+        assert basis(spec_of(folder, decode="cpu"), reader, on_host()) == host
+        assert basis(spec_of(folder), reader) == host
+        assert basis(spec_of(folder), reader, Decode(by="cpu", decoder="Pillow 1.0")) != host
+        assert basis(spec_of(folder), reader, Decode(by="gpu", decoder=on_host().decoder)) != host
