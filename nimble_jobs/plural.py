@@ -9,6 +9,7 @@ _IRREGULAR = {
     "its": "their",
     "it": "they",
     "replay in flight": "replays in flight",
+    "process": "processes",
 }
 
 
