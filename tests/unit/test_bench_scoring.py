@@ -350,6 +350,7 @@ def test_a_whole_run_without_a_gpu(pictures: list[Path], tmp_path: Path) -> None
     ours, loop = rows[System.OURS_CPU], rows[System.EAGER]
     assert (ours.error, loop.error) == (None, None)
     assert ours.facts["hit"] == "stored"
+    assert ours.facts["decode"]["by"] == "cpu"
     assert (ours.files, ours.records, found.environment["top1_reference"]) == ("cached", 20, "dataloader-eager")
     assert ours.same_top1 is not None
     assert ours.same_top1 >= 0.9

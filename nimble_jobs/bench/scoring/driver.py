@@ -167,6 +167,8 @@ class _Run:
         if schedule.get("hit") != "stored":
             raise Failed(f"its schedule was not found in the store: {schedule.get('hit')}")
         contender.facts |= {k: row["timings"].get(k) for k in ("load_s", "stages", "bottleneck")}
+        manifest = job.manifest()
+        contender.facts |= {"decode": manifest["summary"].get("decode"), "bad": manifest["bad"]}
         return row["timings"]["run_s"], ended.wall_s, job.output
 
     def _their_trial(self, contender: _Contender) -> tuple[float, float, Path]:

@@ -13,7 +13,6 @@ import yaml
 from nimble_jobs.bench.loops.normal import MEAN, STD
 from nimble_jobs.bench.scoring import process
 from nimble_jobs.bench.scoring.process import Ended, Start
-from nimble_jobs.spec.model import InputSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,11 @@ class Job:
         ended = self._cli("run", str(self._written()), "--json", "--quiet", *self._allowed())
         return (json.loads(ended.out) if ended.error is None else None), ended
 
+    def manifest(self) -> dict[str, Any]:
+        """What the output says of how it was made."""
+        found: dict[str, Any] = json.loads((self.output / "manifest.json").read_text())
+        return found
+
     def _allowed(self) -> list[str]:
         return ["--allow-python", str(self.allow_python)] if self.allow_python else []
 
@@ -71,8 +75,13 @@ class Job:
 def picture_input(images: Path, side: int, batch_size: int, decode: str) -> dict[str, Any]:
     """`input` of a job over a folder of JPEGs."""
     transform = {"resize": [side, side], "mean": list(MEAN), "std": list(STD)}
-    found = {"source": str(images), "format": "images", "batch_size": batch_size, "transform": transform}
-    return found | ({"decode": decode} if "decode" in InputSpec.model_fields else {})
+    return {
+        "source": str(images),
+        "format": "images",
+        "batch_size": batch_size,
+        "decode": decode,
+        "transform": transform,
+    }
 
 
 def array_input(file: Path, batch_size: int) -> dict[str, Any]:
