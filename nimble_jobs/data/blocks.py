@@ -15,6 +15,7 @@ from nimble_jobs.data import memory
 
 BLOCK_BYTES = 16 << 20  # of a block's values; a record that is larger is a block of its own
 AHEAD_BYTES = 256 << 20  # of blocks that are made before they are needed
+MAKING_BYTES = 1 << 30  # that all threads which make blocks take meanwhile
 KEEP_BYTES = 256 << 20  # of blocks for reading in random order, or half of the memory that is left
 
 
@@ -38,6 +39,7 @@ class Layout:
     starts: np.ndarray  # int64 [blocks + 1], the first row of each, and the end
     chains: np.ndarray  # int64 [blocks], blocks of equal number are made one after the other
     block_bytes: int  # of the largest, about
+    making_bytes: int = 0  # that making the largest takes meanwhile, about
 
     @property
     def count(self) -> int:
@@ -60,6 +62,7 @@ def join_layouts(layouts: list[Layout]) -> Layout:
         starts=np.concatenate([*(one.starts[:-1] + r for one, r in zip(layouts, rows, strict=False)), rows[-1:]]),
         chains=np.concatenate(chains),
         block_bytes=max(one.block_bytes for one in layouts),
+        making_bytes=max(one.making_bytes for one in layouts),
     )
 
 
@@ -85,12 +88,14 @@ class Kept:
 class Window:
     """Blocks for somebody who reads rows in order: those in use, and some that threads make ahead.
 
-    Memory: AHEAD_BYTES or one block, and the blocks that batches under way are copied from.
+    Memory: AHEAD_BYTES or one block, MAKING_BYTES or what one block needs, and the blocks that batches under way are
+    copied from.
     """
 
     def __init__(self, make: Give, layout: Layout, stop: int, *, threads: int) -> None:
         self._make, self._layout = make, layout
         self._last = layout.of_row(max(0, stop - 1))
+        threads = max(1, min(threads, MAKING_BYTES // max(1, layout.making_bytes)))
         self._ahead = max(1, min(2 * threads, AHEAD_BYTES // max(1, layout.block_bytes)))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="nimble-read-block")
         self._lock = threading.Lock()

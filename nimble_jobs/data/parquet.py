@@ -6,7 +6,7 @@ Files are read, not mapped: one that shrinks meanwhile is an error instead of th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
@@ -23,6 +24,7 @@ from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
 
 _READ_BYTES = 1 << 20  # of a column at a time, where a row group is larger than a block
+_LEVELS = 4  # bytes for each number in a list, while it is decoded
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
 
 
@@ -34,7 +36,8 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
             schema, metadata = file.schema_arrow, file.metadata
             names, extra = check_columns(spec, path, schema.names)
             held = file.read(columns=extra) if extra else pa.table({})
-        pieces = _pieces(metadata, names)
+        widths = [_width(schema.field(name).type) for name in names]
+        pieces = _pieces(metadata, dict(zip(names, widths, strict=True)))
         blocks = _Blocks(stamp, metadata, names, pieces)
         return TableSource(
             spec, stamp, names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held
@@ -52,23 +55,29 @@ class _Piece:
     rows: int
     whole: bool  # whether these are all rows of the groups
     nbytes: int  # once decoded, about
+    making_bytes: int  # while it is decoded, about
 
 
-def _pieces(metadata: pq.FileMetaData, names: Sequence[str]) -> list[_Piece]:
+def _pieces(metadata: pq.FileMetaData, widths: Mapping[str, int]) -> list[_Piece]:
     """How the row groups are cut into blocks of about BLOCK_BYTES."""
     pieces: list[_Piece] = []
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
-        nbytes = _decoded_bytes(metadata.row_group(group), names)
+        nbytes, making = _decoded_bytes(metadata.row_group(group), widths)
         last = pieces[-1] if pieces else None
         if rows == 0:
             continue
         if last is not None and last.whole and last.nbytes + nbytes <= BLOCK_BYTES // 4:  # many tiny ones
             pieces[-1] = _Piece(
-                groups=(*last.groups, group), first=0, rows=last.rows + rows, whole=True, nbytes=last.nbytes + nbytes
+                groups=(*last.groups, group),
+                first=0,
+                rows=last.rows + rows,
+                whole=True,
+                nbytes=last.nbytes + nbytes,
+                making_bytes=last.making_bytes + making,
             )
         elif nbytes <= 2 * BLOCK_BYTES:
-            pieces.append(_Piece(groups=(group,), first=0, rows=rows, whole=True, nbytes=nbytes))
+            pieces.append(_Piece(groups=(group,), first=0, rows=rows, whole=True, nbytes=nbytes, making_bytes=making))
         else:
             step = max(1, BLOCK_BYTES * rows // nbytes)
             pieces += [
@@ -78,21 +87,42 @@ def _pieces(metadata: pq.FileMetaData, names: Sequence[str]) -> list[_Piece]:
                     rows=min(step, rows - first),
                     whole=False,
                     nbytes=nbytes * min(step, rows - first) // rows,
+                    making_bytes=making * min(step, rows - first) // rows,
                 )
                 for first in range(0, rows, step)
             ]
     return pieces
 
 
-def _decoded_bytes(group: pq.RowGroupMetaData, names: Sequence[str]) -> int:
-    """What these columns take in memory: numbers by their count, since they may be encoded in far less."""
-    total = 0
+def _decoded_bytes(group: pq.RowGroupMetaData, widths: Mapping[str, int]) -> tuple[int, int]:
+    """What these columns take in memory, and what decoding takes: pages, values as stored, and levels of lists.
+
+    Numbers are taken by their count, since they may be encoded in far less.
+    """
+    total = making = 0
     for i in range(group.num_columns):
         column = group.column(i)
-        if any(column.path_in_schema == n or column.path_in_schema.startswith(f"{n}.") for n in names):
-            plain = column.num_values * _WIDTHS.get(column.physical_type, 0)
-            total += max(plain, 0 if plain else column.total_uncompressed_size)
-    return total
+        path = column.path_in_schema
+        width = widths.get(path, widths.get(path.partition(".")[0]))
+        if width is None and "." in path:
+            width = next((width for name, width in widths.items() if path.startswith(f"{name}.")), None)
+        if width is None:
+            continue
+        if width:
+            total += column.num_values * width
+            making += column.num_values * (width + _WIDTHS.get(column.physical_type, 0) + _LEVELS)
+        else:
+            total += column.total_uncompressed_size
+            making += 2 * column.total_uncompressed_size
+    return total, making
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes of one number of a column, in lists or not; 0 for anything else."""
+    kind = columns.stored_as(kind)
+    while columns.is_list(kind):
+        kind = kind.value_type
+    return -(-kind.bit_width // 8) if pa.types.is_primitive(kind) else 0
 
 
 def _layout(pieces: Sequence[_Piece]) -> Layout:
@@ -101,6 +131,7 @@ def _layout(pieces: Sequence[_Piece]) -> Layout:
         starts=np.cumsum([0, *(p.rows for p in pieces)], dtype=np.int64),
         chains=np.array(numbers, dtype=np.int64),
         block_bytes=max((p.nbytes for p in pieces), default=1),
+        making_bytes=max((p.making_bytes for p in pieces), default=1),
     )
 
 

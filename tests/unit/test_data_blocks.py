@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from pathlib import Path
@@ -88,6 +89,38 @@ def test_blocks_of_a_chain_are_made_one_after_the_other() -> None:
     assert window(5).values.tolist() == [5]
     window.close()
     assert order == list(range(6))
+
+
+def test_threads_are_few_where_making_a_block_takes_much() -> None:
+    """What all threads take while they decode is bounded, too."""
+    lock, at_once, most = threading.Lock(), 0, 0
+
+    def make(number: int) -> Block:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        threading.Event().wait(0.01)
+        with lock:
+            at_once -= 1
+        return block_of(number)
+
+    for making, wanted in ((blocks.MAKING_BYTES, 1), (blocks.MAKING_BYTES // 2, 2)):
+        most = 0
+        layout = dataclasses.replace(layout_of([1] * 8), making_bytes=making)
+        window = Window(make, layout, 8, threads=4)
+        window.want(0, 8)
+        window(7)
+        window.close()
+        assert most <= wanted
+
+
+def test_lists_in_a_column_with_a_dot_in_its_name_count_too(tmp_path: Path) -> None:
+    """What a block takes is known for every name that a column may have."""
+    x = pa.array([[1, 2, 3]] * 10, pa.list_(pa.int16()))
+    pq.write_table(pa.table({"a.b": x, "c": x}), tmp_path / "d.parquet")
+    metadata = pq.read_metadata(tmp_path / "d.parquet")
+    assert [parquet._decoded_bytes(metadata.row_group(0), {name: 2})[0] for name in ("a.b", "c")] == [60, 60]
 
 
 def test_what_making_a_block_raised_is_raised_where_it_is_asked_for() -> None:
