@@ -14,8 +14,7 @@ import numpy as np
 from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.stamps import Stamp as Stamp
-from nimble_jobs.data.stamps import fingerprint as fingerprint
+from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.decoding.work import Row
 from nimble_jobs.errors import DataError

@@ -112,6 +112,7 @@ class Stamps(Sequence[Stamp]):
     """Stamps of files below one folder. What is no readable file has size -1."""
 
     def __init__(self, root: Path, names: Names, facts: np.ndarray) -> None:
+        self._root = root
         self._before = "" if str(root) == "." else f"{str(root).rstrip('/')}/"
         self._names = names
         self._facts = facts  # int64 [n, 3]: size, time of change in ns, inode
@@ -162,6 +163,12 @@ class Stamps(Sequence[Stamp]):
             return [self[i] for i in range(*index.indices(len(self)))]
         size, mtime_ns, inode = self._facts[index].tolist()
         return Stamp(path=self._before + self._names[index], size=size, mtime_ns=mtime_ns, inode=_unsigned(inode))
+
+    def moved(self) -> dict[str, str]:
+        """Files that are not what they were, by their path below the folder: VANISHED or CHANGED."""
+        now = Stamps.of(self._root, self._names)._facts
+        rows = np.flatnonzero((now != self._facts).any(axis=1)).tolist()
+        return {self._names[i]: VANISHED if now[i, 0] < 0 else CHANGED for i in rows}
 
     def folders(self) -> np.ndarray:
         """The name of the folder that each file is in, as objects [n]; each different name once in memory."""

@@ -15,7 +15,7 @@ from nimble_jobs.data import BadRecord, Reader, check_writable
 from nimble_jobs.data.file_list import find_list, keep_list
 from nimble_jobs.data.listing import list_input, root_of
 from nimble_jobs.data.publish import outputs, published
-from nimble_jobs.data.source import stamp_of
+from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.errors import DataError, OutputExists
 from nimble_jobs.job import JobState
 from nimble_jobs.models import identity, weights_identity
@@ -94,8 +94,7 @@ def left_over(work: Work, reader: Reader, bad: list[BadRecord]) -> dict[str, str
 
 def gone(files: FileList) -> dict[str, str]:
     """Files that are not what they were when they were listed: VANISHED or CHANGED."""
-    root = Path(files.root)
-    return {f.path: why for f in files.files if (why := stamp_of(root, f).trouble()) is not None}
+    return Stamps.listed(Path(files.root), files.files).moved()
 
 
 def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, str]) -> Outcome:

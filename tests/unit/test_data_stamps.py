@@ -19,7 +19,7 @@ from nimble_jobs.data.listing import list_images
 from nimble_jobs.data.stamps import Names, Stamp, Stamps, fingerprint
 from nimble_jobs.data.table import column_ids
 from nimble_jobs.errors import DataError
-from nimble_jobs.seen import InputFile
+from nimble_jobs.seen import CHANGED, VANISHED, InputFile
 
 file_names = st.binary(min_size=1, max_size=9).filter(lambda b: not set(b) & {0, 47}).map(os.fsdecode)
 
@@ -54,6 +54,20 @@ def test_stamps_say_what_each_file_is(tmp_path: Path, monkeypatch: pytest.Monkey
     plain = [Stamp.of(tmp_path / n) if i not in (4, 5) else none[i - 4] for i, n in enumerate(names)]
     assert list(stamps) == plain
     assert stamps.folders().tolist() == ["0", "1", "2", "0", "1", "2", "0", "1", "2", "0"]
+
+
+def test_files_that_moved_are_named(tmp_path: Path) -> None:
+    """Written to, replaced by something else, or gone: everything else is as it was."""
+    for name in "abcd":
+        (tmp_path / name).write_text(name)
+    names = Names("abcd")
+    then = Stamps.of(tmp_path, names)
+    assert then.moved() == {}
+    (tmp_path / "b").write_text("bb")
+    (tmp_path / "c").unlink()
+    (tmp_path / "d").unlink()
+    (tmp_path / "d").mkdir()
+    assert then.moved() == {"b": CHANGED, "c": VANISHED, "d": VANISHED}
 
 
 def test_a_fingerprint_is_the_same_however_stamps_are_kept(tmp_path: Path) -> None:
