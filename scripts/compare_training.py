@@ -79,7 +79,7 @@ def by_hand(spec: specs.JobSpec, device: torch.device, layout: torch.memory_form
         sampler = Sampler(reader.total, spec.input.batch_size, seed=spec.model.seed, last_batch=train.last_batch)
         rate = LearningRate(train.lr_schedule, train.optimizer.lr, sampler.batches * train.epochs)
         augment = Augment(train.augment, reader.signature, seed=spec.model.seed)
-        pixels = Pixels(None, spec.input.transform, padding=augment.padding)
+        pixels = Pixels(spec.input.transform, padding=augment.padding)
         optimizer = torch.optim.SGD(
             module.parameters(),
             lr=train.optimizer.lr,

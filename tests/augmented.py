@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from nimble_jobs.chance import below, draws
 from nimble_jobs.spec import AugmentSpec
-from nimble_jobs.workloads.training.augment import below, draws
 
 
 def changed(

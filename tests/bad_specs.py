@@ -56,7 +56,7 @@ class BadSpec:
 
 def lay_out(folder: Path) -> None:
     """The files that the specs below name."""
-    for name in ("digits.npz", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"):
+    for name in ("digits.npz", "digits.csv", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "link").symlink_to(folder / "scans")
@@ -862,6 +862,24 @@ BAD_SPECS = [
             "{file}:21: train.last_batch: found 'pad'; expected keep or drop",
             "{file}:22: train.augment.crop_padding: found -1; expected at least 0",
             "{file}:22: train.augment.flip: found 'sideways'; expected horizontal, vertical or both",
+        ),
+    ),
+    BadSpec(
+        name="random parts of pictures, with ranges that are none",
+        text=FINETUNE + "  augment:\n    random_resized_crop: {scale: [1.0, 0.5], ratio: 2, size: 8}\n",
+        messages=(
+            "{file}:19: train.augment.random_resized_crop.scale: found [1.0, 0.5]; expected [least, largest], two shares above 0 and up to 1",
+            "{file}:19: train.augment.random_resized_crop.ratio: found 2; expected [least, largest], width over height, above 0 and up to 100",
+            "{file}:19: train.augment.random_resized_crop.size: unknown field; expected one of scale, ratio",
+        ),
+    ),
+    BadSpec(
+        name="random parts of what holds no pictures, which are also padded",
+        text=edit(("source: digits.npz", "source: digits.csv"), ("format: npz", "format: csv"), base=FINETUNE)
+        + "  augment: {random_resized_crop: true, crop_padding: 4}\n",
+        messages=(
+            "{file}:18: train.augment.crop_padding: given, and random_resized_crop too; expected random_resized_crop or crop_padding",
+            "{file}:18: train.augment.random_resized_crop: given, but csv holds no images; expected another input.format, or no random_resized_crop",
         ),
     ),
     BadSpec(

@@ -109,6 +109,7 @@ class Attempt:
         device: str = "cpu",
         stop: Callable[[int], Stop] = lambda _: Stop.GO,
         home: Path | None = None,
+        decoders: Any = None,
     ) -> None:
         """Schedules are kept in the state folder `home`; by default, in one for each folder of outputs."""
         self.spec = spec
@@ -128,6 +129,7 @@ class Attempt:
             event=lambda *event: self.events.append(event),
             allowed_python=(folder,),
             patience=NONE,
+            decoders=decoders,
         )
 
     def run(self) -> Outcome:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import memory
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.ids import Ids, as_ids
@@ -93,10 +94,12 @@ class ArraySource:
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         assert not encoded
+        assert crops is None
         if not stored:
             x = self._held(indexes, give)
             return Loaded(x=placed(self._transform.raw(x) if raw else self._transform(x), into))

@@ -60,7 +60,7 @@ class Crew:
 
     def _place(self, into: np.ndarray) -> tuple[Shared, int] | None:
         """Where the rows lie in memory that is shared."""
-        for shared in self._lent:
+        for shared in reversed(self._lent):  # the one that is lent longest, if the same memory was lent twice
             start = into.ctypes.data - shared.memory.ctypes.data
             if start >= 0 and start + into.nbytes <= shared.memory.nbytes:
                 return shared, start

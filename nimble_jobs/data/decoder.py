@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.crew import Crew
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, placed
@@ -70,14 +71,17 @@ class ImageDecoder:
         stored: bool = False,
         into: np.ndarray | None = None,
         moved: Moved = _never,
+        indexes: np.ndarray | None = None,
+        crops: RandomCrops | None = None,
     ) -> Loaded:
         """Decode them; with `raw` as uint8 CHW, before the arithmetic, with `stored` as uint8 [H, W, C].
 
-        Undecodable pictures are bad records, as is one of another size than the rest.
+        Undecodable pictures are bad records, as is one of another size than the rest. With `crops`, which needs
+        `indexes`, the positions in the input, a random part of each is resized to the record's size.
         """
         recipe = self.recipe
         pixels = into if stored and into is not None else np.empty((len(pictures), *recipe.shape), dtype=np.uint8)
-        rows, busy_s = self._done(pictures, pixels.reshape(len(pictures), -1), encoded=False)
+        rows, busy_s = self._done(pictures, pixels.reshape(len(pictures), -1), indexes, crops, encoded=False)
         bad = _bad(rows, moved)
         x = np.delete(pixels, list(bad), axis=0) if bad else pixels
         if not stored:
@@ -85,18 +89,37 @@ class ImageDecoder:
             x = np.ascontiguousarray(x) if raw else self._arithmetic.apply(np.array(x, dtype=np.float32, order="C"))
         return Loaded(x=x if x is into else placed(x, into), bad=bad, busy_s=busy_s)
 
-    def encode(self, pictures: Sequence[Picture], into: np.ndarray, *, moved: Moved = _never) -> Loaded:
+    def encode(
+        self,
+        pictures: Sequence[Picture],
+        into: np.ndarray,
+        *,
+        moved: Moved = _never,
+        indexes: np.ndarray | None = None,
+        crops: RandomCrops | None = None,
+    ) -> Loaded:
         """Leave plain JPEGs to a device, each in its row of `into`, uint8 [n, *]; decode what else there is."""
-        rows, busy_s = self._done(pictures, into, encoded=True)
+        rows, busy_s = self._done(pictures, into, indexes, crops, encoded=True)
         return Loaded(x=into, bad=_bad(rows, moved), rows=tuple(rows), busy_s=busy_s)
 
-    def _done(self, pictures: Sequence[Picture], into: np.ndarray, *, encoded: bool) -> tuple[list[Row], float | None]:
+    def _done(
+        self,
+        pictures: Sequence[Picture],
+        into: np.ndarray,
+        indexes: np.ndarray | None,
+        crops: RandomCrops | None,
+        *,
+        encoded: bool,
+    ) -> tuple[list[Row], float | None]:
         """What became of each picture; a good one lies in its row of `into`, uint8 [n, *]."""
         rows = [Row(status=BAD, reason=p) if isinstance(p, str) else None for p in pictures]
         wanted = [i for i, row in enumerate(rows) if row is None]
         items = tuple(_item(pictures[i], i * into.shape[1], into.shape[1]) for i in wanted)
+        if crops is not None:
+            assert indexes is not None
+            items = tuple(replace(item, index=int(indexes[i])) for item, i in zip(items, wanted, strict=True))
         blobs = [blob for i in wanted if isinstance(blob := pictures[i], bytes | memoryview)]
-        work = Work(recipe=self.recipe, items=items, encoded=encoded)
+        work = Work(recipe=self.recipe, items=items, encoded=encoded, crops=crops)
         if self.crew is None:
             answer, busy_s = do(work, into.reshape(-1), blobs), None
         else:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
@@ -68,6 +69,7 @@ class ImageSource(Unblocked):
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
@@ -82,8 +84,8 @@ class ImageSource(Unblocked):
         items = [_item(stamp) for stamp in stamps]
         if encoded:
             assert into is not None
-            return self.decoder.encode(items, into, moved=moved)
-        return self.decoder.load(items, raw=raw, stored=stored, into=into, moved=moved)
+            return self.decoder.encode(items, into, moved=moved, indexes=indexes, crops=crops)
+        return self.decoder.load(items, raw=raw, stored=stored, into=into, moved=moved, indexes=indexes, crops=crops)
 
     def check(self, indexes: np.ndarray) -> None:
         """Each file is compared when it is opened."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
@@ -46,6 +47,7 @@ class Unread(Unblocked):
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:

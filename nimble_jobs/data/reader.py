@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
 from nimble_jobs.data.blocks import Window, keep_bytes
@@ -131,6 +132,7 @@ class Reader:
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         buffers: Buffers | None = None,
     ) -> Iterator[Batch]:
         """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
@@ -139,7 +141,9 @@ class Reader:
         With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
         With `stored`, which needs `preprocess`, records as that takes them. With `encoded`, which needs `decodes`,
         pictures for a device to decode: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. With
-        `buffers`, each batch lies at the beginning of one of them, and whoever takes the batch releases it.
+        `crops`, which needs `decodes` too, a random part of each picture, resized to the record's size; of encoded ones
+        the device is to take it (`RandomCrops.rectangles`). With `buffers`, each batch lies at the beginning of one of
+        them, and whoever takes the batch releases it.
 
         Closing the generator ends its threads. It ends early once the buffers do. Raises DataError when the input
         changed or vanished.
@@ -165,7 +169,7 @@ class Reader:
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
-        load = partial(self._load, raw=raw, stored=stored, encoded=encoded, window=window)
+        load = partial(self._load, raw=raw, stored=stored, encoded=encoded, window=window, crops=crops)
         with ExitStack() as opened:
             if self._crew is not None:
                 opened.enter_context(self._crew.lend(buffers))
@@ -200,9 +204,12 @@ class Reader:
         stored: bool,
         encoded: bool = False,
         window: Window | None,
+        crops: RandomCrops | None = None,
     ) -> Loaded:
         """Good rows are packed from the beginning of `into` on, unless they are encoded."""
-        loaded = self._source.load(indexes, raw=raw, stored=stored, encoded=encoded, into=into, give=window)
+        loaded = self._source.load(
+            indexes, raw=raw, stored=stored, encoded=encoded, crops=crops, into=into, give=window
+        )
         if window is not None:
             window.done(int(indexes[0]), int(indexes[-1]) + 1)
         bad = dict(loaded.bad)
@@ -282,9 +289,9 @@ class Reader:
         """Bytes that a picture takes in a batch that is left encoded. A larger one is decoded here."""
         return row_bytes(self._source)
 
-    def redo(self, index: int) -> np.ndarray | str:
+    def redo(self, index: int, crops: RandomCrops | None = None) -> np.ndarray | str:
         """uint8 [H, W, C] of one picture, decoded here; or why it is a bad record. Any thread may ask."""
-        loaded = self._source.load(np.array([index]), stored=True)
+        loaded = self._source.load(np.array([index]), stored=True, crops=crops)
         return loaded.bad[0] if loaded.bad else loaded.x[0]
 
     def close(self) -> None:

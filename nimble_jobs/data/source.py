@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
@@ -100,11 +101,13 @@ class Source(Protocol):
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic; with `stored`
         as `preprocess` takes them. With `encoded`, which needs `into`, uint8 [n, *], pictures as a device decodes them.
+        `crops`: only random parts of encoded pictures, each resized to the record's size.
 
         `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
         beginning. `give` has the blocks of the layout; without it, some are kept for reading in any order. Raises
@@ -239,12 +242,13 @@ class Joined:
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
         if len(of) and bool((of == of[0]).all()):
-            return self._load(int(of[0]), indexes, raw=raw, stored=stored, encoded=encoded, into=into, give=give)
+            return self._load(int(of[0]), indexes, into, give, crops, raw=raw, stored=stored, encoded=encoded)
         if into is None:
             form = form_of(self, raw=raw, stored=stored)
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
@@ -259,7 +263,7 @@ class Joined:
             room = x[places[0] : places[-1] + 1] if together else None
             if encoded and room is None:
                 room = np.empty((len(places), *x.shape[1:]), dtype=np.uint8)
-            loaded = self._load(part, indexes[places], raw=raw, stored=stored, encoded=encoded, into=room, give=give)
+            loaded = self._load(part, indexes[places], room, give, crops, raw=raw, stored=stored, encoded=encoded)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
             if encoded:
@@ -277,17 +281,20 @@ class Joined:
         self,
         part: int,
         indexes: np.ndarray,
+        into: np.ndarray | None,
+        give: Give | None,
+        crops: RandomCrops | None,
         *,
         raw: bool,
         stored: bool,
         encoded: bool,
-        into: np.ndarray | None,
-        give: Give | None,
     ) -> Loaded:
         first = int(self._blocks[part]) if give is not None else 0
         mine = None if give is None else lambda number: give(number + first)
         some = indexes - self._starts[part]
-        return self.parts[part].load(some, raw=raw, stored=stored, encoded=encoded, into=into, give=mine)
+        if crops is not None:
+            crops = crops.behind(int(self._starts[part]))
+        return self.parts[part].load(some, raw=raw, stored=stored, encoded=encoded, crops=crops, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():

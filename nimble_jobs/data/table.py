@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.decoder import PIECE, ImageDecoder, Picture
@@ -128,6 +129,7 @@ class TableSource:
         raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
+        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
@@ -135,8 +137,9 @@ class TableSource:
             pictures = self._pictures(indexes, give or self._kept)
             if encoded:
                 assert into is not None
-                return self.decoder.encode(pictures, into)
-            return self.decoder.load(pictures, raw=raw, stored=stored, into=into)
+                return self.decoder.encode(pictures, into, indexes=indexes, crops=crops)
+            return self.decoder.load(pictures, raw=raw, stored=stored, into=into, indexes=indexes, crops=crops)
+        assert crops is None
         of = self._of(indexes)
         form = form_of(self, raw=raw, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into

@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from functools import partial
 from io import BufferedReader, BytesIO
 from typing import BinaryIO
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from nimble_jobs.decoding import jpeg
 from nimble_jobs.decoding.picture import Undecodable, pixels
-from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.work import BAD, CHANGED, GOOD, VANISHED, Answer, Item, Row, Work
 from nimble_jobs.regular import open_regular
 
@@ -30,17 +30,17 @@ def _one(item: Item, work: Work, memory: np.ndarray, blob: bytes | memoryview | 
     place = memory[item.offset : item.offset + item.room]
     try:
         if blob is not None:
-            return _from_bytes(blob, work, place)
+            return _from_bytes(blob, item, work, place)
         return _from_file(item, work, place)
     except Undecodable as e:
         return Row(status=BAD, reason=str(e))
 
 
-def _from_bytes(blob: bytes | memoryview, work: Work, place: np.ndarray) -> Row:
-    if work.encoded and len(blob) <= len(place) and (found := left_encoded(blob, work.recipe)) is not None:
+def _from_bytes(blob: bytes | memoryview, item: Item, work: Work, place: np.ndarray) -> Row:
+    if work.encoded and len(blob) <= len(place) and (found := left_encoded(blob, work)) is not None:
         place[: len(blob)] = np.frombuffer(blob, dtype=np.uint8)
         return found
-    return _pixels(BytesIO(blob), work.recipe, place)
+    return _pixels(BytesIO(blob), item, work, place)
 
 
 def _from_file(item: Item, work: Work, place: np.ndarray) -> Row:
@@ -54,22 +54,23 @@ def _from_file(item: Item, work: Work, place: np.ndarray) -> Row:
         raise Undecodable(f"cannot be decoded: {'a link to no file' if dangling else e.strerror}") from e
     with file:
         try:
-            row = _read(file, item.size, work, place)
+            row = _read(file, item, work, place)
         except Undecodable as e:
             row = Row(status=BAD, reason=str(e))
         return row if _same(item, os.fstat(file.fileno())) else Row(status=CHANGED)
 
 
-def _read(file: BufferedReader, size: int, work: Work, place: np.ndarray) -> Row:
+def _read(file: BufferedReader, item: Item, work: Work, place: np.ndarray) -> Row:
+    size = item.size
     if work.encoded and 0 <= size <= len(place):
         try:
             count = file.readinto(place[:size].data)
         except OSError as e:
             raise Undecodable(f"cannot be decoded: {e.strerror}") from e
-        if (found := left_encoded(place[:count].data, work.recipe)) is not None:
+        if (found := left_encoded(place[:count].data, work)) is not None:
             return found
-        return _pixels(BytesIO(place[:count].tobytes()), work.recipe, place)
-    return _pixels(file, work.recipe, place)
+        return _pixels(BytesIO(place[:count].tobytes()), item, work, place)
+    return _pixels(file, item, work, place)
 
 
 def _now(item: Item) -> int:
@@ -87,7 +88,7 @@ def _same(item: Item, found: os.stat_result) -> bool:
     return item.size < 0 or (found.st_size, found.st_mtime_ns, found.st_ino) == (item.size, item.mtime_ns, item.inode)
 
 
-def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
+def left_encoded(data: bytes | bytearray | memoryview, work: Work) -> Row | None:
     """The row of a JPEG that a device may decode; None: it goes another way.
 
     A device takes baseline ones in batches, but others one by one, with much work for a single core of the host.
@@ -95,12 +96,14 @@ def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | 
     header = jpeg.parse(data)
     if header is None or not header.plain or header.kind != jpeg.BASELINE:
         return None
-    if not recipe.fits(header.height, header.width):
+    fits = work.recipe.fits_cropped if work.crops is not None else work.recipe.fits
+    if not fits(header.height, header.width):
         return None
     return Row(status=GOOD, length=len(data), height=header.height, width=header.width, decoded=False)
 
 
-def _pixels(file: BinaryIO, recipe: Recipe, place: np.ndarray) -> Row:
-    found = pixels(file, recipe)
+def _pixels(file: BinaryIO, item: Item, work: Work, place: np.ndarray) -> Row:
+    recipe, crops = work.recipe, work.crops
+    found = pixels(file, recipe) if crops is None else pixels(file, recipe, partial(crops.rectangle, item.index))
     place[: recipe.nbytes].reshape(recipe.shape)[...] = found
     return Row(status=GOOD, length=recipe.nbytes, height=recipe.size[0], width=recipe.size[1])

@@ -7,7 +7,7 @@ the result in both directions, so the resize that follows still sees every frequ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import BinaryIO
 
@@ -16,6 +16,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nimble_jobs.decoding.recipe import MAX_PIXELS, Recipe
 from nimble_jobs.decoding.resize import Box, resized, resizer
+
+Part = Callable[[int, int], tuple[int, int, int, int]]  # height, width -> top, left, height, width
 
 _ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap width and height
 _TURNED = (5, 6, 7, 8)
@@ -30,13 +32,18 @@ def decoder() -> str:
     return ", ".join(dict.fromkeys((f"Pillow {version('pillow')}", resizer())))
 
 
-def pixels(file: BinaryIO, recipe: Recipe) -> np.ndarray:
-    """uint8 [height, width, channels] of one picture. Raises Undecodable."""
+def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarray:
+    """uint8 [height, width, channels] of one picture. Raises Undecodable.
+
+    With `part`, only that part of the upright picture is resized, to the recipe's size, as if there were nothing else.
+    """
     try:
         with Image.open(file) as image:
             _check_pixels(image)
-            box = _reduce(image, recipe.resize)
+            box = _reduce(image, recipe.resize) if part is None else None
             flat = _in_mode(ImageOps.exif_transpose(image), "L" if recipe.channels == 1 else "RGB")
+            if part is not None:
+                return _part(flat, part, recipe)
             found = np.asarray(flat) if recipe.resize is None else resized(flat, recipe.resize, box)
     except Undecodable:
         raise
@@ -46,6 +53,12 @@ def pixels(file: BinaryIO, recipe: Recipe) -> np.ndarray:
         found = _crop(found, recipe.center_crop)
     if found.shape[:2] != recipe.size:
         raise Undecodable(f"image is {_by(found.shape)} pixels; expected {_by(recipe.size)}")
+    return found[..., None] if found.ndim == 2 else found
+
+
+def _part(image: Image.Image, part: Part, recipe: Recipe) -> np.ndarray:
+    top, left, height, width = part(image.height, image.width)
+    found = resized(image.crop((left, top, left + width, top + height)), recipe.size)
     return found[..., None] if found.ndim == 2 else found
 
 

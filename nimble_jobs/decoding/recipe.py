@@ -25,6 +25,10 @@ class Recipe:
         """Bytes of one result."""
         return self.size[0] * self.size[1] * self.channels
 
+    def fits_cropped(self, height: int, width: int) -> bool:
+        """Whether a random part of a picture of this size gives a result."""
+        return height * width <= MAX_PIXELS
+
     def fits(self, height: int, width: int) -> bool:
         """Whether a picture of this size gives a result."""
         if height * width > MAX_PIXELS:

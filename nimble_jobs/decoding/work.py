@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nimble_jobs.chance import RandomCrops
 from nimble_jobs.decoding.recipe import Recipe
 
 GOOD, BAD, CHANGED, VANISHED = range(4)  # what became of a picture
@@ -20,6 +21,7 @@ class Item:
     size: int = -1  # of the file or the bytes; negative: the file could not be looked at when it was listed
     mtime_ns: int = 0
     inode: int = 0
+    index: int = 0  # position in the input, which random parts depend on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +31,25 @@ class Work:
     recipe: Recipe
     items: tuple[Item, ...]
     encoded: bool = False
+    crops: RandomCrops | None = None  # random parts of the pictures, resized to the recipe's size
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-able values."""
-        items = [[i.offset, i.room, i.path, i.size, i.mtime_ns, i.inode] for i in self.items]
-        return {"recipe": asdict(self.recipe), "items": items, "encoded": self.encoded}
+        crops = None if self.crops is None else asdict(self.crops)
+        items = [[i.offset, i.room, i.path, i.size, i.mtime_ns, i.inode, i.index] for i in self.items]
+        return {"recipe": asdict(self.recipe), "items": items, "encoded": self.encoded, "crops": crops}
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Work:
         """What `to_json` gave, also after a way through JSON."""
-        recipe: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found["recipe"].items()}
         return cls(
-            recipe=Recipe(**recipe),
+            recipe=Recipe(**_with_tuples(found["recipe"])),
             items=tuple(
-                Item(offset=o, room=r, path=p, size=s, mtime_ns=m, inode=i) for o, r, p, s, m, i in found["items"]
+                Item(offset=o, room=r, path=p, size=s, mtime_ns=m, inode=i, index=n)
+                for o, r, p, s, m, i, n in found["items"]
             ),
             encoded=found["encoded"],
+            crops=None if found["crops"] is None else RandomCrops(**_with_tuples(found["crops"])),
         )
 
 
@@ -79,3 +84,7 @@ class Answer:
             Row(status=s, reason=why, length=n, height=h, width=w, decoded=d) for s, why, n, h, w, d in found["rows"]
         )
         return cls(rows=rows, busy_s=found["busy_s"])
+
+
+def _with_tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}

@@ -52,6 +52,7 @@ class Meter:
         with self._lock:
             self._busy_s += seconds
             self._items += items
+            self._ended = None  # what was over goes on, as in the next epoch of a training
 
     def waiting(self, depth: int) -> None:
         """The next stage asked, and so many items were there."""

@@ -76,6 +76,13 @@ def _limit_or_off(value: object) -> object:
     return seconds
 
 
+def or_defaults(value: object) -> object:
+    """`true` stands for a mapping without fields, `false` for none."""
+    if value is True:
+        return {}
+    return None if value is False else value
+
+
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 NAME_EXPECTED = "1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit"
 KNOWN_OUTPUTS = ("id", "label", "top1", "top5", "probability", "logits", "embedding")

@@ -27,6 +27,7 @@ from nimble_jobs.spec.fields import (
     Positive,
     Seconds,
     based,
+    or_defaults,
 )
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
@@ -109,13 +110,6 @@ class TransformSpec(Frozen):
     )
 
 
-def _defaults(value: object) -> object:
-    """`true` stands for a mapping without fields, `false` for none."""
-    if value is True:
-        return {}
-    return None if value is False else value
-
-
 class OnlyNewSpec(Frozen):
     """Score only the files that no earlier successful run of this name has scored."""
 
@@ -148,7 +142,7 @@ class InputSpec(Frozen):
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
     only_new: Annotated[
         OnlyNewSpec | None,
-        BeforeValidator(_defaults, json_schema_input_type=OnlyNewSpec | bool | None),
+        BeforeValidator(or_defaults, json_schema_input_type=OnlyNewSpec | bool | None),
     ] = Field(default=None, description="Score only files that no earlier run has scored; true: with the defaults.")
 
 
@@ -168,7 +162,7 @@ class ScheduleSpec(Frozen):
     progressive: AutoOrFlag = Field(
         default="auto",
         description="Without a stored schedule: auto begins in eager and builds what pays; true begins on what is "
-        "quick to build, and builds beside; false builds first.",
+        "built quickly; false builds first.",
     )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from nimble_jobs.spec import paths
-from nimble_jobs.spec.fields import DataPath, Frozen, Positive, WeightsFile, Whole, based
+from nimble_jobs.spec.fields import DataPath, Frozen, Positive, WeightsFile, Whole, based, or_defaults
 from nimble_jobs.spec.units import BadValue, show
 
 LOSSES = ("cross_entropy", "mse", "bce")
@@ -20,6 +20,21 @@ def _betas(value: object) -> object:
     if len(numbers) != 2 or not all(type(n) in (int, float) and 0 <= n < 1 for n in numbers):
         raise BadValue(f"found {show(value)}", "two numbers from 0 to below 1")
     return tuple(float(n) for n in numbers)
+
+
+def _range(largest: float, expected: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """Two numbers in order, above 0 and up to `largest`."""
+
+    def validate(value: object) -> object:
+        numbers = value if isinstance(value, list | tuple) else []
+        right = len(numbers) == 2 and all(type(n) in (int, float) and 0 < n <= largest for n in numbers)
+        if not right or numbers[0] > numbers[1]:
+            shown = f"[{', '.join(map(show, numbers))}]" if len(numbers) == 2 else show(value)
+            raise BadValue(f"found {shown}", expected)
+        return tuple(float(n) for n in numbers)
+
+    number: dict[str, object] = {"type": "number", "exclusiveMinimum": 0, "maximum": largest}
+    return BeforeValidator(validate), WithJsonSchema({"type": "array", "items": number, "minItems": 2, "maxItems": 2})
 
 
 def _resume(text: str, base: Path | None) -> str:
@@ -51,6 +66,14 @@ Betas = Annotated[
 ]
 
 
+_MOST_STRETCHED = 100.0  # width over height
+_Shares = Annotated[tuple[float, float], *_range(1.0, "[least, largest], two shares above 0 and up to 1")]
+_Ratios = Annotated[
+    tuple[float, float],
+    *_range(_MOST_STRETCHED, f"[least, largest], width over height, above 0 and up to {_MOST_STRETCHED:g}"),
+]
+
+
 class OptimizerSpec(Frozen):
     """How the weights are moved."""
 
@@ -75,14 +98,28 @@ class LrScheduleSpec(Frozen):
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate rises from zero.")
 
 
+class RandomResizedCropSpec(Frozen):
+    """A random part of each picture, resized to the size that the model takes."""
+
+    scale: _Shares = Field(default=(0.08, 1.0), description="Least and largest share of the picture's area.")
+    ratio: _Ratios = Field(default=(0.75, 1.3333), description="Least and largest width over height of the part.")
+
+
 class AugmentSpec(Frozen):
     """Random changes to training images, the same for equal seed, epoch and record."""
 
+    random_resized_crop: Annotated[
+        RandomResizedCropSpec | None,
+        BeforeValidator(or_defaults, json_schema_input_type=RandomResizedCropSpec | bool | None),
+    ] = Field(
+        default=None,
+        description="Train on a random part of each picture, resized to the model's size; true: with the defaults.",
+    )
     crop_padding: int = Field(
         default=0, ge=0, le=1024, description="Black pixels added around, before a crop to the old size."
     )
     flip: Literal["horizontal", "vertical", "both"] | None = Field(
-        default=None, description="Mirror every other image, by chance; both: in each direction for itself."
+        default=None, description="Flip each image with probability 0.5; both decides each direction independently."
     )
 
 

@@ -156,6 +156,18 @@ def _patience(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("train.early_stopping.patience", problem, f"less than {measured}")
 
 
+@rule("train.augment.random_resized_crop", "train.augment.crop_padding", "input.format")
+def _random_resized_crop(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or spec.train.augment.random_resized_crop is None:
+        return
+    if spec.train.augment.crop_padding:
+        expected = "random_resized_crop or crop_padding"
+        yield Finding("train.augment.crop_padding", "given, and random_resized_crop too", expected)
+    if spec.input.format == "csv":
+        problem = "given, but csv holds no images"
+        yield Finding("train.augment.random_resized_crop", problem, "another input.format, or no random_resized_crop")
+
+
 @rule("train.freeze")
 def _freeze(spec: JobSpec) -> Iterator[Finding]:
     names = spec.train.freeze if spec.train else ()

@@ -48,7 +48,7 @@ class DeviceDecoding:
                     failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
                 batch.release()
                 redone = {row: self._redo(int(batch.indexes[row])) for row in failed}
-                left, kept = _without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
+                left, kept = without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
                 if not kept:
                     slot.give_back()
                     return None, left
@@ -67,7 +67,7 @@ class DeviceDecoding:
             decoder.close()
 
 
-def _without(batch: Batch, bad: dict[int, str]) -> tuple[Batch, list[int]]:
+def without(batch: Batch, bad: dict[int, str]) -> tuple[Batch, list[int]]:
     """The batch without those rows, which become bad records, and which rows are left."""
     kept = [row for row in range(len(batch)) if row not in bad]
     if not bad:

@@ -68,8 +68,8 @@ class Stages:
         loads = [meter.load() for meter in self._meters]
         busiest = bottleneck(loads)
         assert busiest is not None
-        return {"stages": [_rounded(asdict(load)) for load in loads], "bottleneck": busiest.name}
+        return {"stages": [rounded(asdict(load)) for load in loads], "bottleneck": busiest.name}
 
 
-def _rounded(load: dict[str, Any]) -> dict[str, Any]:
+def rounded(load: dict[str, Any]) -> dict[str, Any]:
     return load | {"busy": round(load["busy"], 3), "depth": round(load["depth"], 2)}

@@ -14,8 +14,10 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import Feed, Lot, read
+from nimble_jobs.workloads.training.feed import Feed
 from nimble_jobs.workloads.training.pixels import Pixels
+from nimble_jobs.workloads.training.reading import read
+from nimble_jobs.workloads.training.segments import Segment
 
 _BUSY_CYCLES = 500_000  # of the device before it reads a batch: the host is far ahead of it
 
@@ -36,15 +38,16 @@ def test_batches_are_those_of_the_host(tmp_path: Path, device: torch.device, tog
         with open_reader(spec) as reader:
             augment = Augment(AugmentSpec(crop_padding=2, flip="both"), reader.signature, seed=3)
 
-            def segments() -> Iterator[Iterator[Lot]]:
+            def segments() -> Iterator[Segment]:
                 for epoch in range(1, 5):
                     order = np.random.default_rng(epoch).permutation(total)
                     places = partial(augment.places, epoch=epoch)
-                    yield read(reader, batch_size=8, order=order, places=places, together=together)
-                    yield read(reader, batch_size=8, together=together)
+                    for given in ({"order": order, "places": places}, {}):
+                        lots = read(reader, batch_size=8, together=together, stored=on.type == "cuda", **given)  # type: ignore[arg-type]
+                        yield Segment(lots=lots, batches=-(-total // 8))
 
             found = []
-            pixels = Pixels(reader.pixels, transform, padding=2)
+            pixels = Pixels(transform, padding=2)
             with closing(Feed(segments(), pixels, on, batch_bytes=1, together=together)) as feed:
                 for _ in range(8):
                     for batch in feed.segment():

@@ -119,6 +119,23 @@ def test_every_field_of_a_fine_tuning(tmp_path: Path) -> None:
     assert (job.train.freeze, job.train.augment.crop_padding) == (("conv1.*", "bn1.*"), 2)
 
 
+def test_random_parts_of_pictures(tmp_path: Path) -> None:
+    """true stands for the usual ranges, false for none; whole numbers are taken too."""
+    usual = ((0.08, 1.0), (0.75, 1.3333))
+    for text, expected in (
+        ("true", usual),
+        ("{}", usual),
+        ("{scale: [0.5, 1]}", ((0.5, 1.0), usual[1])),
+        ("{ratio: [1, 1]}", (usual[0], (1.0, 1.0))),
+        ("false", None),
+        ("null", None),
+    ):
+        job = loads(FINETUNE + f"  augment: {{random_resized_crop: {text}}}\n", tmp_path)
+        assert job.train is not None
+        found = job.train.augment.random_resized_crop
+        assert (None if found is None else (found.scale, found.ratio)) == expected
+
+
 def test_defaults_of_a_fine_tuning(tmp_path: Path) -> None:
     """Without a word about it, a training is kept after each epoch and goes on by itself; null keeps nothing."""
     job = loads(FINETUNE, tmp_path)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import Signature, open_reader
+from nimble_jobs.chance import below, draws
+from nimble_jobs.data import Reader, Signature, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
-from nimble_jobs.workloads.training.augment import Augment, below, draws
-from nimble_jobs.workloads.training.feed import Feed, HostBatch, Lot, _part, ahead, lot_size, read
+from nimble_jobs.workloads.training.augment import Augment
+from nimble_jobs.workloads.training.feed import Feed, _part, lot_size
 from nimble_jobs.workloads.training.pixels import Pixels
+from nimble_jobs.workloads.training.reading import HostBatch, Lot, read
 from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.segments import Segment, in_turn
 from tests.augmented import changed
 
 
@@ -49,7 +53,7 @@ def images(count: int, *, channels: int = 1, size: int = 5) -> np.ndarray:
 def augment(spec: AugmentSpec, x: np.ndarray, indexes: np.ndarray, epoch: int, *, seed: int = 0) -> np.ndarray:
     """The values x changed on the host."""
     found = Augment(spec, Signature(shape=x.shape[1:], dtype="float32"), seed=seed)
-    return Pixels(None, TransformSpec(), padding=spec.crop_padding)(x, found.places(indexes, epoch))
+    return Pixels(TransformSpec(), padding=spec.crop_padding)(x, found.places(indexes, epoch))
 
 
 @given(st.permutations(range(12)), st.integers(1, 12), st.integers(0, 2**65))
@@ -101,9 +105,7 @@ def test_each_way_gives_the_same_bits(data: st.DataObject, tmp_path_factory: pyt
     indexes, epoch = np.arange(n), data.draw(st.integers(1, 5))
     with open_reader(spec) as reader:
         values = reader.take(indexes).x
-        (batch,) = reader.batches(batch_size=n, raw=reader.pixels is not None)
-        assert batch.x.dtype == stored.dtype
-        pixels = Pixels(reader.pixels, transform, padding=augment.crop_padding)
+        pixels = Pixels(transform, padding=augment.crop_padding)
         black = np.zeros((1, 1, 1), dtype=np.float32)
         for given_, apply in ((mean, np.subtract), (std, np.divide)):
             if given_ is not None:
@@ -112,23 +114,16 @@ def test_each_way_gives_the_same_bits(data: st.DataObject, tmp_path_factory: pyt
         if augment.crop_padding or augment.flip:
             expected = changed(values, indexes, epoch, augment, seed=5, black=black)
             places = Augment(augment, reader.signature, seed=5).places(indexes, epoch)
-        assert pixels(batch.x, places).tobytes() == expected.tobytes()
-        there = pixels.on(torch.device("cpu"))(
-            torch.from_numpy(batch.x.copy()), None if places is None else torch.from_numpy(places)
-        )
-        assert there.numpy().tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [{"resize": (3, 3)}, {"channels": 1}, {"scale": 1e38, "std": (1e-3,)}],
-    ids=["resized", "weighted", "infinite"],
-)
-def test_what_must_be_numbers_is_not_read_as_bytes(tmp_path: Path, transform: dict[str, Any]) -> None:
-    """Where values are mixed, or might not be finite, the host makes them and looks at each."""
-    x = np.zeros((2, 3, 5, 5), dtype=np.uint8)
-    with open_reader(write(tmp_path / "d.npz", x, np.zeros(2), TransformSpec(**transform))) as reader:
-        assert reader.pixels is None
+        assert pixels(values, places).tobytes() == expected.tobytes()
+        there = None if places is None else torch.from_numpy(places)
+        on_device = pixels.on(torch.device("cpu"))
+        assert on_device(torch.from_numpy(values), there).numpy().tobytes() == expected.tobytes()
+        if reader.preprocess is None:  # numbers that might become infinite are made on the host
+            return
+        (batch,) = reader.batches(batch_size=n, stored=True)
+        assert batch.x.dtype == stored.dtype
+        made = on_device(torch.from_numpy(batch.x), there, reader.preprocess)
+        assert made.numpy().tobytes() == expected.tobytes()
 
 
 def test_only_images_are_cropped() -> None:
@@ -142,9 +137,14 @@ def write(path: Path, x: np.ndarray, y: np.ndarray, transform: TransformSpec = T
     return InputSpec(source=str(path), format="npz", fields=FieldsSpec(label="y"), batch_size=4, transform=transform)
 
 
+def segment(reader: Reader, **given_: Any) -> Segment:
+    """All of a reader's records."""
+    return Segment(lots=read(reader, **given_), batches=-(-reader.total // given_["batch_size"]))
+
+
 def plain() -> Pixels:
     """Leaves values as they are."""
-    return Pixels(None, TransformSpec())
+    return Pixels(TransformSpec())
 
 
 @settings(max_examples=30, deadline=None)
@@ -207,11 +207,11 @@ def test_batches_of_a_lot_are_those_read_alone(tmp_path: Path, together: int) ->
         with open_reader(spec, targets="numbers") as reader:
             augment = Augment(AugmentSpec(crop_padding=2, flip="both"), reader.signature, seed=3)
             segments = [
-                read(reader, batch_size=4, places=partial(augment.places, epoch=1), together=together),
-                read(reader, batch_size=4, together=together),
-                read(reader, batch_size=4, places=partial(augment.places, epoch=2), together=together),
+                segment(reader, batch_size=4, places=partial(augment.places, epoch=1), together=together),
+                segment(reader, batch_size=4, together=together),
+                segment(reader, batch_size=4, places=partial(augment.places, epoch=2), together=together),
             ]
-            pixels = Pixels(reader.pixels, transform, padding=2)
+            pixels = Pixels(transform, padding=2)
             with closing(Feed(segments, pixels, torch.device("cpu"), batch_bytes=1, together=together)) as feed:
                 found = [(n, batch) for n in range(3) for batch in feed.segment()]
         return [(n, b.host.taken, b.host.bad, b.x.numpy().tobytes(), b.y.tolist()) for n, b in found]
@@ -232,11 +232,11 @@ def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
     labels = np.array([0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 3, 0])
     spec = write(tmp_path / "d.npz", np.zeros((12, 1), dtype=np.float32), labels)
     with open_reader(spec) as reader:
-        feed = Feed([read(reader, batch_size=4, classes=3, together=together)], plain(), torch.device("cpu"))
-        segment = feed.segment()
-        assert [next(segment).y.tolist(), next(segment).y.tolist()] == [[0, 1, 2, 0], [1, 1, 0, 2]]
+        feed = Feed([segment(reader, batch_size=4, classes=3, together=together)], plain(), torch.device("cpu"))
+        batches = feed.segment()
+        assert [next(batches).y.tolist(), next(batches).y.tolist()] == [[0, 1, 2, 0], [1, 1, 0, 2]]
         with pytest.raises(DataError, match=r"found the label 3 of record 10 \(.*d\.npz: record 10\); expected 0 to 2"):
-            next(segment)
+            next(batches)
 
 
 def test_a_label_in_a_batch_that_is_left_out(tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_one_segment_after_the_other(tmp_path: Path) -> None:
     x = np.arange(10, dtype=np.float32).reshape(-1, 1)
     begun = []
 
-    def segments() -> Iterator[Iterator[Lot]]:
+    def segments() -> Iterator[Segment]:
         with open_reader(write(tmp_path / "d.npz", x, np.zeros(10))) as reader:
             for name, skip in (("a", 0), ("b", 3), ("c", 1)):
                 begun.append(name)
-                yield read(reader, batch_size=4, skip=skip)
+                yield segment(reader, batch_size=4, skip=skip)
 
     with closing(Feed(segments(), plain(), torch.device("cpu"), batch_bytes=1)) as feed:
         first = feed.segment()
@@ -285,6 +285,65 @@ def test_one_segment_after_the_other(tmp_path: Path) -> None:
         assert [batch.x[:, 0].tolist() for batch in feed.segment()] == [[4, 5, 6, 7], [8, 9]]
 
 
+class Told:
+    """Segments of some lots each, which note who has asked for what."""
+
+    def __init__(self, *sizes: int, fails: int | None = None) -> None:
+        self.sizes, self.fails = sizes, fails
+        self.asked: list[tuple[int, int]] = []
+        self.closed: list[int] = []
+        self.begun = [threading.Event() for _ in sizes]
+
+    def segments(self) -> Iterator[Segment]:
+        for number, size in enumerate(self.sizes):
+            yield Segment(lots=self._lots(number, size), batches=size)
+
+    def _lots(self, number: int, size: int) -> Generator[Lot]:
+        try:
+            self.begun[number].set()
+            for taken in range(1, size + 1):
+                self.asked.append((number, taken))
+                if number == self.fails:
+                    raise DataError("broken")
+                batch = HostBatch(rows=slice(0, 1), taken=taken, records=taken, bad=(), last=taken == size)
+                yield Lot(batches=(batch,), x=np.array([[number, taken]]), y=np.zeros(1), places=None)
+        finally:
+            self.closed.append(number)
+
+
+def test_a_segment_begins_before_the_one_before_it_ends() -> None:
+    """Once that has asked for all its records, and no earlier; the lots come in their order all the same."""
+    told = Told(5, 2, 4)
+    with closing(in_turn(told.segments())) as lots:
+        assert [next(lots) is not None for _ in range(2)] == [True, True]
+        assert told.asked == [(0, 1), (0, 2)]
+        next(lots)
+        next(lots)  # two lots are left of five once the third was handed out
+        assert told.begun[1].wait(10)
+        rest = [None if lot is None else lot.x[0].tolist() for lot in lots]
+    assert rest == [[0, 5], None, [1, 1], [1, 2], None, [2, 1], [2, 2], [2, 3], [2, 4], None]
+    assert sorted(told.closed) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("after", [1, 4, 6])
+def test_closing_ends_a_segment_that_has_begun(after: int) -> None:
+    """Also the one of which nobody has taken anything yet."""
+    told = Told(5, 5)
+    with closing(in_turn(told.segments())) as lots:
+        for _ in range(after):
+            next(lots)
+    assert told.closed == ([0, 1] if after >= 4 else [0])
+    assert not [t for t in threading.enumerate() if t.name == "nimble-begin"]
+
+
+def test_an_error_of_the_next_segment_waits_for_its_turn() -> None:
+    told = Told(3, 3, fails=1)
+    lots = in_turn(told.segments())
+    assert [None if lot is None else lot.x[0].tolist() for lot in islice(lots, 4)] == [[0, 1], [0, 2], [0, 3], None]
+    with pytest.raises(DataError, match="broken"):
+        next(lots)
+
+
 def test_numbers_as_labels(tmp_path: Path) -> None:
     """Fractions stay what they are, and one that is missing makes a bad record."""
     y = np.array([0.5, -1.25, np.nan, 3.0])
@@ -295,37 +354,3 @@ def test_numbers_as_labels(tmp_path: Path) -> None:
         assert batch.labels is not None
         assert (batch.labels.dtype, batch.labels.tolist()) == (np.float32, [0.5, -1.25, 3.0])
         assert [b.index for b in batch.bad] == [2]
-
-
-def test_errors_come_in_their_place() -> None:
-    """What goes wrong ahead is raised after the items before it."""
-
-    def source() -> Iterator[int]:
-        yield 1
-        yield 2
-        raise DataError("broken")
-
-    found = ahead(source())
-    assert [next(found), next(found)] == [1, 2]
-    with pytest.raises(DataError, match="broken"):
-        next(found)
-
-
-def test_closing_ends_the_thread() -> None:
-    """A source that never ends is closed, in its own thread, when nobody wants more."""
-    closed = threading.Event()
-    made = []
-
-    def source() -> Iterator[int]:
-        try:
-            while True:
-                made.append(1)
-                yield 1
-        finally:
-            closed.set()
-
-    with closing(ahead(source())) as found:
-        next(found)
-    assert closed.is_set()
-    assert len(made) <= 5
-    assert not [t for t in threading.enumerate() if t.name == "nimble-feed"]

@@ -1,42 +1,30 @@
 """Random changes to training images: where each of their pixels comes from.
 
-Each record's draws are a function of seed, epoch and the record's position in the input. So they do not depend on the
-order of reading, on threads, or on where an interrupted training goes on. The function is SplitMix64 (Steele, Lea and
-Flood: Fast Splittable Pseudorandom Number Generators, 2014), used as a hash.
+Each record's draws are a function of seed, epoch and the record's position in the input (`nimble_jobs.chance`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from nimble_jobs.chance import RandomCrops, below, draws
 from nimble_jobs.data import Signature
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_ROUNDS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
-_LAST = np.uint64(31)
 _DRAWS = 3  # rows, columns, flips
-
-
-def draws(seed: int, epoch: int, indexes: np.ndarray, count: int) -> np.ndarray:
-    """`count` random words a record, uint64 [len(indexes), count]."""
-    with np.errstate(over="ignore"):
-        state = _mix(np.full(1, seed % 2**64, dtype=np.uint64))
-        state = _mix(state + _mix(np.full(1, epoch, dtype=np.uint64)))
-        records = _mix(state + indexes.astype(np.uint64))
-        return _mix(records[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GAMMA)
-
-
-def below(words: np.ndarray, limit: int) -> np.ndarray:
-    """Whole numbers from 0 to below `limit`, at most 2^31, int64, by the upper half of each word."""
-    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
 class Augment:
     """Crops and flips of images. Raises DataError where records are no images."""
 
-    def __init__(self, spec: AugmentSpec, signature: Signature, *, seed: int) -> None:
+    def __init__(self, spec: AugmentSpec, signature: Signature, *, seed: int, decodes: bool = True) -> None:
+        """`decodes`: records are encoded pictures."""
+        self._part = spec.random_resized_crop
+        if self._part is not None and not decodes:
+            raise DataError(
+                "train.augment.random_resized_crop: the input holds arrays; expected encoded pictures, or crop_padding"
+            )
         self.padding, self._flip, self._seed = spec.crop_padding, spec.flip, seed
         self._shape = signature.shape
         if self and (len(signature.shape) != 3 or signature.dtype != "float32"):
@@ -45,7 +33,14 @@ class Augment:
             )
 
     def __bool__(self) -> bool:
+        """Whether pixels of what was read are moved."""
         return bool(self.padding or self._flip)
+
+    def crops(self, epoch: int) -> RandomCrops | None:
+        """The random parts of pictures that an epoch trains on; None: whole ones."""
+        if self._part is None:
+            return None
+        return RandomCrops(seed=self._seed, epoch=epoch, scale=self._part.scale, ratio=self._part.ratio)
 
     def places(self, indexes: np.ndarray, epoch: int) -> np.ndarray:
         """For each record the row that each of its rows comes from, then the same for columns: int64 [n, H + W].
@@ -65,10 +60,3 @@ class Augment:
         if not flipped:
             return starts[:, None] + forward
         return starts[:, None] + np.where(flips.astype(bool)[:, None], forward[::-1], forward)
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    z = z + _GAMMA
-    for shift, factor in _ROUNDS:
-        z = (z ^ (z >> shift)) * factor
-    return np.asarray(z ^ (z >> _LAST))

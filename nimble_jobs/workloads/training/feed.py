@@ -3,57 +3,26 @@
 from __future__ import annotations
 
 import queue
-import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Batch, Reader
-from nimble_jobs.errors import DataError
-from nimble_jobs.planner.limits import Limits
+from nimble_jobs.pipeline import Meter, ahead
 from nimble_jobs.workloads.training.pixels import DevicePixels, Pixels
-
-T = TypeVar("T")
-
-TRAINED_ON = "input.fields.label"
-HELD_OUT = "train.validation.source"
+from nimble_jobs.workloads.training.reading import HostBatch, Lot
+from nimble_jobs.workloads.training.segments import Segment, in_turn
 
 _AHEAD = 2  # lots that wait to be taken, at least
 _FAR_AHEAD = 8  # batches, unless two lots have more: what threads of a process take from each other is milliseconds
 _AHEAD_BYTES = 64 << 20  # on the device, in between
 _TOGETHER = 8  # batches of a lot, at most
 _LOT_BYTES = 8 << 20
+_SIGNED = {"uint16": np.int16, "uint32": np.int32}
 _ALIGNED = 256  # bytes: more than any kernel asks for
-_POLL_S = 0.1  # how soon a thread sees that nobody wants its batches any more
-_END = object()
-
-Places = Callable[[np.ndarray], np.ndarray]  # positions in the input -> see Augment.places
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostBatch:
-    """Records of one step: which rows of their lot they are, and where the reading then is."""
-
-    rows: slice
-    taken: int  # batches of the reading order up to and with this one
-    records: int  # records of the reading order up to and with this one, good or bad
-    bad: tuple[BadRecord, ...]  # since the batch before
-    last: bool = False  # of the reading order
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lot:
-    """Consecutive batches that are read, sent and changed together, which costs little more than one of them does."""
-
-    batches: tuple[HostBatch, ...]
-    x: np.ndarray
-    y: np.ndarray
-    places: np.ndarray | None  # where the pixels are to come from; see Augment.places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,91 +41,6 @@ def lot_size(batch_bytes: int, device: torch.device) -> int:
     return max(1, min(_TOGETHER, _LOT_BYTES // max(1, batch_bytes)))
 
 
-def read(
-    reader: Reader,
-    *,
-    batch_size: int,
-    order: np.ndarray | None = None,
-    skip: int = 0,
-    at_least: int = 1,
-    classes: int | None = None,
-    places: Places | None = None,
-    together: int = 1,
-    field: str = TRAINED_ON,
-    limits: Limits = Limits(),  # noqa: B008
-) -> Iterator[Lot]:
-    """Batches from the `skip`-th on, in lots of up to `together`. Those with fewer than `at_least` good records are
-    left out.
-
-    Raises DataError, naming the spec's `field`, for a label that the model has no class for.
-    """
-    waiting: Lot | None = None
-    total = reader.total if order is None else len(order)
-    taken, bad = skip, list[BadRecord]()
-    size = batch_size * together
-    raw = reader.pixels is not None
-    batches_read = reader.batches(skip * batch_size, batch_size=size, order=order, raw=raw)
-    source = _within(batches_read, reader, limits, field)
-    with closing(source):  # type: ignore[type-var]  # a generator
-        for found in source:
-            batches = list[HostBatch]()
-            wrong: DataError | None = None
-            for rows, records, missing in _cut(found, order, batch_size):
-                taken += 1
-                bad += missing
-                if rows.stop - rows.start < at_least or found.labels is None:
-                    continue
-                try:
-                    if classes is not None:
-                        check_labels(found.labels[rows], classes, field, partial(_named, found, reader, rows.start))
-                except DataError as e:  # after the batches before it
-                    wrong = e
-                    break
-                batches.append(HostBatch(rows=rows, taken=taken, records=records, bad=tuple(bad)))
-                bad = []
-            if batches:
-                if waiting is not None:
-                    yield waiting
-                assert found.labels is not None
-                moved = None if places is None else places(found.indexes)
-                waiting = Lot(batches=tuple(batches), x=found.x, y=found.labels, places=moved)
-            if wrong is not None:
-                if waiting is not None:
-                    yield waiting
-                raise wrong
-    if waiting is not None:
-        last = waiting.batches[-1]  # what follows the last used batch is done with it
-        last = replace(last, taken=taken, records=total, bad=(*last.bad, *bad), last=True)
-        yield replace(waiting, batches=(*waiting.batches[:-1], last))
-
-
-def _within(batches: Iterator[Batch], reader: Reader, limits: Limits, field: str) -> Iterator[Batch]:
-    """The batches, each checked before it is sent to the device. Raises DataError."""
-    with closing(batches):  # type: ignore[type-var]  # a generator
-        for batch in batches:
-            check_numbers(batch, reader, limits, field)
-            yield batch
-
-
-def _named(batch: Batch, reader: Reader, first: int, row: int) -> str:
-    return record_name(batch, reader, first + row)
-
-
-def _cut(found: Batch, order: np.ndarray | None, batch_size: int) -> Iterator[tuple[slice, int, list[BadRecord]]]:
-    """The batches that were read as one: rows, records of the reading order up to and with it, and its bad ones."""
-    bad = {b.index: b for b in found.bad}
-    row = 0
-    for first in range(found.start, found.stop, batch_size):
-        stop = min(first + batch_size, found.stop)
-        missing = list[BadRecord]()
-        if bad:
-            indexes = range(first, stop) if order is None else order[first:stop].tolist()
-            missing = [bad[index] for index in indexes if index in bad]
-        rows = slice(row, row + stop - first - len(missing))
-        yield rows, stop, missing
-        row = rows.stop
-
-
 class Feed:
     """Batches of one segment after the other, an epoch or a validation, on the device.
 
@@ -166,27 +50,33 @@ class Feed:
 
     def __init__(
         self,
-        segments: Iterable[Iterator[Lot]],
+        segments: Iterable[Segment],
         pixels: Pixels,
         device: torch.device,
         *,
         batch_bytes: int = 0,  # of one batch on the device; what is small is prepared further ahead
         together: int = 1,  # batches of a lot
+        prepare: Meter | None = None,
+        steps: Meter | None = None,
+        stream: torch.cuda.Stream | None = None,  # that batches are made on; None: one of its own
     ) -> None:
         self._device = device
+        self._prepare, self._steps = prepare or Meter("augment"), steps or Meter("steps")
         self._ahead = max(_AHEAD, min(_FAR_AHEAD, _AHEAD_BYTES // max(1, batch_bytes)) // together)
-        flat = _flattened(segments)
         self._slots: list[_Slot] = []
+        lots = in_turn(segments)
         if device.type == "cuda":
-            stream = torch.cuda.Stream(device)
+            stream = stream or torch.cuda.Stream(device)
             # Those that wait, the one in use, the one being filled.
             self._slots = [_Slot(stream, device, pixels.on(device)) for _ in range(self._ahead + 2)]
             self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
             for slot in self._slots:
                 self._free.put(slot)
-            self._prepared = ahead(self._uploaded(flat), self._ahead)
+            prepared = self._uploaded(lots)
         else:
-            self._prepared = ahead(_changed(flat, pixels), self._ahead)
+            prepared = self._changed(lots, pixels)
+        self._prepare.limit = self._ahead
+        self._prepared = ahead(prepared, self._ahead, name="nimble-feed")
 
     def segment(self) -> Iterator[DeviceBatch]:
         """The batches of the next segment, to be taken to their end, or else to be followed by `close`."""
@@ -194,49 +84,104 @@ class Feed:
             if item is None:
                 return
             lot, x, y, slot = item
+            began = time.perf_counter()
             if slot is not None:
-                torch.cuda.current_stream(self._device).wait_event(slot.ready)
+                slot.begin()
             for host in lot.batches:
                 yield DeviceBatch(host=host, x=_part(x, host.rows), y=_part(y, host.rows))
             if slot is not None:
-                slot.used.record(torch.cuda.current_stream(self._device))
+                slot.end(len(lot.batches))
                 self._free.put(slot)
+            else:
+                self._steps.worked(time.perf_counter() - began, len(lot.batches))
 
     def close(self) -> None:
-        """End the thread. Raises nothing that was met ahead."""
+        """End the threads. Raises nothing that was met ahead."""
         self._prepared.close()
         if self._slots:
             torch.cuda.current_stream(self._device).synchronize()  # buffers may be in use
 
-    def _uploaded(self, lots: Iterator[Lot | None]) -> Iterator[_Prepared | None]:
-        with torch.cuda.device(self._device), closing(lots):  # type: ignore[type-var]  # a generator
+    def _uploaded(self, lots: Generator[Lot | None]) -> Generator[_Prepared | None]:
+        before: _Slot | None = None
+        with torch.cuda.device(self._device), closing(lots):
             for lot in lots:
                 if lot is None:
                     yield None
                     continue
                 slot = self._free.get()
-                yield lot, *slot.fill(lot), slot
+                slot.wait(self._steps)
+                with self._prepare.busy():
+                    x, y = slot.fill(lot)
+                    if before is not None:
+                        before.sent()
+                before = slot
+                yield lot, x, y, slot
+
+    def _changed(self, lots: Generator[Lot | None], pixels: Pixels) -> Generator[_Prepared | None]:
+        with closing(lots):
+            for lot in lots:
+                if lot is None:
+                    yield None
+                    continue
+                assert isinstance(lot.x, np.ndarray)
+                with self._prepare.busy():
+                    x = _tensor(pixels(lot.x, lot.places))
+                yield lot, x, _tensor(lot.y), None
 
 
 class _Slot:
     """Buffers for one lot on both sides; those on the host are made when the first lot is known."""
 
     def __init__(self, stream: torch.cuda.Stream, device: torch.device, pixels: DevicePixels) -> None:
-        self.ready, self.used = torch.cuda.Event(), torch.cuda.Event()
+        self._ready, self._copied = torch.cuda.Event(), torch.cuda.Event()
+        self._begun, self._used = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._batches = 0  # that the device was given since the slot was filled
         self._stream, self._device, self._pixels = stream, device, pixels
         self._pinned: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._held: tuple[torch.Tensor, ...] = ()  # on the device, until the next lot
+        self._release: Callable[[], None] | None = None  # of the reader's buffer
+
+    def wait(self, steps: Meter) -> None:
+        """Until the device is done with the lot before; `steps` counts what it did with it."""
+        if self._batches:
+            self._used.synchronize()
+            steps.worked(self._begun.elapsed_time(self._used) / 1e3, self._batches)
+            self._batches = 0
 
     def fill(self, lot: Lot) -> tuple[torch.Tensor, torch.Tensor]:
-        self.used.synchronize()
+        """Send a lot on its way. `sent` is to be called before many others are read."""
         with torch.cuda.stream(self._stream):
-            x = self._sent("x", lot.x)
+            if isinstance(lot.x, torch.Tensor):
+                x = lot.x
+            elif lot.release is not None:  # its memory is pinned
+                x, self._release = _tensor(lot.x).to(self._device, non_blocking=True), lot.release
+            else:
+                x = self._sent("x", lot.x)
             y = self._sent("y", lot.y)
             places = None if lot.places is None else self._sent("places", lot.places)
-            values = self._pixels(x, places)
-            self.ready.record()
-        self._held = (values, y)
+            self._copied.record()
+            values = self._pixels(x, places, lot.preprocess)
+            self._ready.record()
+        self._held = (x, values, y)
         return values, y
+
+    def sent(self) -> None:
+        """Give the reader's buffer back, once it was copied."""
+        release, self._release = self._release, None
+        if release is not None:
+            self._copied.synchronize()
+            release()
+
+    def begin(self) -> None:
+        """The current stream is about to use the lot."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._ready)
+        self._begun.record(stream)
+
+    def end(self, batches: int) -> None:
+        """All that uses the lot is on the current stream."""
+        self._used.record(torch.cuda.current_stream(self._device))
+        self._batches = batches
 
     def _sent(self, name: str, array: np.ndarray) -> torch.Tensor:
         found = _tensor(array)
@@ -249,84 +194,9 @@ class _Slot:
 _Prepared = tuple[Lot, torch.Tensor, torch.Tensor, _Slot | None]
 
 
-def _flattened(segments: Iterable[Iterator[Lot]]) -> Iterator[Lot | None]:
-    """The lots of all segments; None after each."""
-    for segment in segments:
-        with closing(segment):  # type: ignore[type-var]  # a generator
-            yield from segment
-        yield None
-
-
-def _changed(lots: Iterator[Lot | None], pixels: Pixels) -> Iterator[_Prepared | None]:
-    with closing(lots):  # type: ignore[type-var]  # a generator
-        for lot in lots:
-            yield None if lot is None else (lot, _tensor(pixels(lot.x, lot.places)), _tensor(lot.y), None)
-
-
-def ahead(source: Iterator[T], depth: int = _AHEAD) -> Generator[T]:
-    """The items of `source`, up to `depth` made ahead by a thread. Closing the generator ends the thread."""
-    line: queue.Queue[Any] = queue.Queue(maxsize=depth)
-    unwanted = threading.Event()
-
-    def put(item: object) -> bool:
-        while not unwanted.is_set():
-            try:
-                line.put(item, timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
-        try:
-            with closing(source):  # type: ignore[type-var]  # a generator
-                for item in source:
-                    if not put(item):
-                        return
-            put(_END)
-        except BaseException as e:  # noqa: BLE001 - raised where the items are taken
-            put(e)
-
-    thread = threading.Thread(target=work, name="nimble-feed", daemon=True)
-    thread.start()
-    try:
-        while (item := line.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        unwanted.set()
-        thread.join()
-
-
-def check_labels(
-    labels: np.ndarray, classes: int, field: str = TRAINED_ON, named: Callable[[int], str] | None = None
-) -> None:
-    """Raises DataError, naming the spec's field, for a label, of class numbers, that the model has no class for.
-    `named` says of a row which record it is.
-    """
-    if len(labels) and int(labels.max()) >= classes:
-        row = int(labels.argmax())
-        of = f" of {named(row)}" if named else ""
-        raise DataError(
-            f"{field}: found the label {labels[row]}{of}; expected 0 to {classes - 1}, "
-            f"as the model has {classes} classes"
-        )
-
-
-def check_numbers(batch: Batch, reader: Reader, limits: Limits, field: str) -> None:
-    """Raises DataError, naming the record, for a whole number that the model has no row of a table for."""
-    for row, why in limits.wrong(batch.x).items():
-        source = "input.source" if field == TRAINED_ON else field
-        raise DataError(f"{source}: {record_name(batch, reader, row)} {why}")
-
-
-def record_name(batch: Batch, reader: Reader, row: int) -> str:
-    """A record's id and its place."""
-    return f"record {batch.ids[row]} ({reader.place(int(batch.indexes[row]))})"
-
-
 def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The same bits; torch computes with few unsigned types, so `Preprocessed` expects signed ones."""
+    array = array.view(_SIGNED.get(array.dtype.name, array.dtype))
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
 
 

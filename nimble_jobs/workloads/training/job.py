@@ -26,8 +26,10 @@ from nimble_jobs.planner.switches import as_in_training
 from nimble_jobs.planner.training import EagerStep, TrainingStep
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.basis import basis_parts, digest
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
+from nimble_jobs.workloads.decode import Decode
 from nimble_jobs.workloads.score import already_published, tell_unchecked, tell_weights
 from nimble_jobs.workloads.training import board, checkpoint, curves, random_state, resume, setup
 from nimble_jobs.workloads.training.augment import Augment
@@ -64,7 +66,11 @@ def run(context: JobContext) -> Outcome:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
         for note in reader.notes(shuffled=True):
             context.event("input", note, {})
-        parts = basis_parts(spec, reader, held_out)
+        decode, why_not = decodes.choose(spec, reader, device)
+        for each in (reader, held_out):
+            if each is not None and context.decoders is not None:
+                each.hire(context.decoders)
+        parts = basis_parts(spec, reader, held_out, decode=decode)
         basis = digest(parts)
         job, ledger = context.job, context.store.publications
         staging = context.patience.through(
@@ -75,6 +81,7 @@ def run(context: JobContext) -> Outcome:
         if staging.finished is not None:
             checkpoints.clear()
             return already_published(context, staging)
+        decodes.tell(context, decode, why_not)
         sheet = {
             "basis": basis,
             "parts": parts,
@@ -83,7 +90,7 @@ def run(context: JobContext) -> Outcome:
         }
         try:
             with as_in_training(device):
-                return _trained(context, reader, held_out, staging, checkpoints, sheet, device, start)
+                return _trained(context, reader, held_out, staging, checkpoints, sheet, device, start, decode)
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
 
@@ -97,6 +104,7 @@ def _trained(
     sheet: dict[str, Any],
     device: torch.device,
     start: float,
+    decode: Decode | None,
 ) -> Outcome:
     spec = context.spec
     train = spec.train
@@ -107,7 +115,7 @@ def _trained(
             f"train.last_batch: drop leaves nothing of {reader.total} records in batches of {spec.input.batch_size}"
         )
     LearningRate(train.lr_schedule, train.optimizer.lr, steps_of(train, sampler))  # what these refuse needs no schedule
-    Augment(train.augment, reader.signature, seed=spec.model.seed)
+    Augment(train.augment, reader.signature, seed=spec.model.seed, decodes=reader.decodes)
     if train.tensorboard:
         board.check()
     context.report(phase="load", total=sampler.records * train.epochs)
@@ -170,6 +178,7 @@ def _trained(
             steps=steps,
             journal=journal,
             sampler=sampler,
+            decode_on_device=decode is not None and decode.by == "gpu",
         )
         if found is not None:
             resume.tell(context, found, sheet["environment"], steps=loop.total, varying=varying)
@@ -189,11 +198,12 @@ def _trained(
         "run_s": run_s,
         "steps_per_s": (len(steps) - earlier) / run_s,
         "records_per_s": int(steps.column("records")[earlier:].sum()) / run_s,
+        **loop.stages.summary(),
     }
     if keeper is not None:
         timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
     context.report(done=sampler.records * len(progress.epochs))
-    outputs = _publish(context, staging, checkpoints, ready, progress, steps, written)
+    outputs = _publish(context, staging, checkpoints, ready, progress, steps, written, decode)
     context.patience.through(checkpoints.clear)
     return Outcome(outputs=outputs, timings=timings, schedule=summary)
 
@@ -290,6 +300,7 @@ def _publish(
     progress: Progress,
     steps: Steps,
     written: list[str],
+    decode: Decode | None,
 ) -> dict[str, Any]:
     context.report(phase="publish")
     through = context.patience.through
@@ -314,6 +325,8 @@ def _publish(
         bad.sort(key=lambda record: record.index)
         through(lambda: staging.write_shard(0, {}, bad, last=True))
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
+    if decode is not None:
+        summary["decode"] = decode.to_json()
     return through(lambda: staging.publish(summary))
 
 

@@ -66,8 +66,19 @@ class Journal:
         self._flush_if_possible()
         self._show("epoch", metrics["step"], metrics)
 
-    def tell(self, steps: Steps, epoch: int, *, total: int, done: int, bad: int) -> None:
-        """Report how it goes, a few times a second. `total` counts steps, `done` and `bad` records."""
+    def tell(
+        self,
+        steps: Steps,
+        epoch: int,
+        *,
+        total: int,
+        done: int,
+        bad: int,
+        more: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """Report how it goes, a few times a second. `total` counts steps, `done` and `bad` records; `more` says what
+        else is told with the timings.
+        """
         now = time.perf_counter()
         if now - self._told_at < _TELL_S:
             return
@@ -75,7 +86,7 @@ class Journal:
         self._flush_if_possible()
         loss, accuracy, records = steps.of_epoch(epoch)
         rate = (len(steps) - self._first_step) / max(now - self._started, 1e-9)
-        timings = {"step": len(steps), "steps": total, "steps_per_s": rate}
+        timings: dict[str, Any] = {"step": len(steps), "steps": total, "steps_per_s": rate, **more()}
         if rate > 0:
             timings["remaining_s"] = (total - len(steps)) / rate
         if records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,17 +16,21 @@ from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import HELD_OUT, DeviceBatch, Feed, Lot, lot_size, read
+from nimble_jobs.workloads.training.feed import DeviceBatch, Feed, lot_size
 from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
 from nimble_jobs.workloads.training.forward import Forward
+from nimble_jobs.workloads.training.intake import Intake
 from nimble_jobs.workloads.training.journal import Journal
 from nimble_jobs.workloads.training.keeper import Keeper
 from nimble_jobs.workloads.training.learning_rate import LearningRate
 from nimble_jobs.workloads.training.losses import make_loss
 from nimble_jobs.workloads.training.pixels import Pixels
 from nimble_jobs.workloads.training.progress import Progress
+from nimble_jobs.workloads.training.reading import HELD_OUT, read
 from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.segments import Segment
 from nimble_jobs.workloads.training.setup import Setup
+from nimble_jobs.workloads.training.stages import Stages
 from nimble_jobs.workloads.training.validation import validate
 
 _AT_LEAST = 2  # good records in a batch: statistics over a batch need two
@@ -49,6 +54,7 @@ class Loop:
         steps: Steps,
         journal: Journal,
         sampler: Sampler,
+        decode_on_device: bool = False,
     ) -> None:
         spec = context.spec
         assert spec.train is not None
@@ -60,9 +66,11 @@ class Loop:
         self.device = setup.request.x.device
         self.total = steps_of(spec.train, sampler)
         self.rate = LearningRate(spec.train.lr_schedule, spec.train.optimizer.lr, self.total)
-        self.augment = Augment(spec.train.augment, reader.signature, seed=spec.model.seed)
+        self.augment = Augment(spec.train.augment, reader.signature, seed=spec.model.seed, decodes=reader.decodes)
         self.gauge = Gauge(step, self.device, scaled=spec.model.dtype == "fp16")
         self.loss = make_loss(spec.train, context.allowed_python, smoothing=False)  # of validations
+        self.stages = Stages(context.device, decodes=decode_on_device)
+        self._decode_on_device = decode_on_device
         self.left_out = 0  # bad records of the last validation
         self.due = False  # for a checkpoint, as soon as the one before is written
 
@@ -71,7 +79,8 @@ class Loop:
 
         Raises JobFailed for a loss that is not finite, DataError for too many bad records, a wrong label, or no step.
         """
-        with closing(self._feed()) as feed:
+        with closing(self._feeding()) as feeding:
+            feed = feeding.feed
             while not self.progress.finished and self.progress.epoch <= self.train.epochs:
                 stop = self._epoch(feed.segment())
                 if stop is Stop.GO:
@@ -85,24 +94,36 @@ class Loop:
             self.keeper.settle()
         return Stop.GO
 
-    def _feed(self) -> Feed:
+    def _feeding(self) -> _Feeding:
         """The rest of the present epoch and all that follow, each with its validation."""
         readers = (self.reader, *([self.held_out] if self.held_out is not None else []))
-        arithmetic = next((reader.pixels for reader in readers if reader.pixels is not None), None)
         batch_bytes = 4 * self.sampler.batch_size * math.prod(self.reader.signature.shape)
         together = lot_size(batch_bytes, self.device) if all(reader.quick for reader in readers) else 1
-        return Feed(
-            self._segments(self.progress.epoch, self.progress.batch, together),
-            Pixels(arithmetic, self.context.spec.input.transform, padding=self.augment.padding),
+        intake = Intake(
+            self.device,
+            readers,
+            on_device=self._decode_on_device,
+            batch_size=self.sampler.batch_size * together,
+            read=self.stages.read,
+            decode=self.stages.decode,
+        )
+        feed = Feed(
+            self._segments(self.progress.epoch, self.progress.batch, together, intake),
+            Pixels(self.context.spec.input.transform, padding=self.augment.padding),
             self.device,
             batch_bytes=batch_bytes,
             together=together,
+            prepare=self.stages.prepare,
+            steps=self.stages.steps,
+            stream=intake.stream,
         )
+        return _Feeding(feed=feed, intake=intake)
 
-    def _segments(self, first: int, skip: int, together: int) -> Iterator[Iterator[Lot]]:
-        size, limit = self.sampler.batch_size, self.setup.label_limit
+    def _segments(self, first: int, skip: int, together: int, intake: Intake) -> Iterator[Segment]:
+        limit = self.setup.label_limit
+        size, limits = self.sampler.batch_size, self.setup.limits
         for epoch in range(first, self.train.epochs + 1):
-            yield read(
+            lots = read(
                 self.reader,
                 batch_size=size,
                 order=self.sampler.order(epoch),
@@ -111,17 +132,22 @@ class Loop:
                 classes=limit,
                 places=partial(self.augment.places, epoch=epoch) if self.augment else None,
                 together=together,
-                limits=self.setup.limits,
+                limits=limits,
+                intake=intake,
+                crops=self.augment.crops(epoch),
             )
+            yield Segment(lots=lots, batches=self.sampler.batches)
             if self.held_out is not None and self._validates(epoch):
-                yield read(
+                lots = read(
                     self.held_out,
                     batch_size=size,
                     classes=limit,
                     together=together,
                     field=HELD_OUT,
-                    limits=self.setup.limits,
+                    limits=limits,
+                    intake=intake,
                 )
+                yield Segment(lots=lots, batches=-(-self.held_out.total // size))
 
     def _validates(self, epoch: int) -> bool:
         return self.train.validation is not None and epoch % self.train.validation.every_epochs == 0
@@ -184,7 +210,14 @@ class Loop:
 
     def _tell(self, records: int) -> None:
         done = (self.progress.epoch - 1) * self.sampler.records + records
-        self.journal.tell(self.steps, self.progress.epoch, total=self.total, done=done, bad=self.progress.bad)
+        self.journal.tell(
+            self.steps,
+            self.progress.epoch,
+            total=self.total,
+            done=done,
+            bad=self.progress.bad,
+            more=self.stages.summary,
+        )
 
     def _keep_if_due(self, *, end: bool) -> None:
         """By steps, unless the epoch is over with this one: its end is kept then."""
@@ -271,6 +304,22 @@ class Loop:
             told = f"validations leave out {len(bad)} of {total} records; the first is {bad[0].id}: {bad[0].reason}"
             self.context.event("bad-records", told, {"bad": len(bad)})
         self.left_out = len(bad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Feeding:
+    """What brings batches, and where they come from."""
+
+    feed: Feed
+    intake: Intake
+
+    def close(self) -> None:
+        """End all threads, and give memory back."""
+        self.intake.end()
+        try:
+            self.feed.close()
+        finally:
+            self.intake.close()
 
 
 def steps_of(train: TrainSpec, sampler: Sampler) -> int:

@@ -25,8 +25,8 @@ from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.traces import no_traces
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.heads import logits_of
-from nimble_jobs.workloads.training.feed import TRAINED_ON, check_labels, check_numbers, record_name
 from nimble_jobs.workloads.training.losses import make_loss, try_loss
+from nimble_jobs.workloads.training.reading import TRAINED_ON, check_labels, check_numbers, record_name
 
 _MOVING = (nn.modules.batchnorm._NormBase,)  # norms with statistics that training moves
 _NORMS = (*_MOVING, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
