@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -388,6 +389,41 @@ def test_closing_the_iterator_ends_its_threads(case: Case, tmp_path: Path) -> No
         next(batches)
         batches.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("nimble-read")]
+
+
+@pytest.mark.parametrize("case", {**VECTORS, "images": IMAGES["images"]}.values(), ids=[*VECTORS, "images"])
+@pytest.mark.parametrize("what", ["cut", "removed", "replaced"])
+def test_no_buffer_is_lost_when_a_file_goes_while_it_is_read(
+    case: Case, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that were handed out were read from the file that was opened; the error keeps no buffer."""
+    image = case.format == "images"
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 0)
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", 0)
+    x: np.ndarray = pixels() if image else numbers()
+    source = case.store(tmp_path, x)
+    with open_reader(spec_of(case, source)) as reader, Buffers(2, 1 << 12) as buffers:
+        expected = whole(reader).x
+        batches = reader.batches(batch_size=2, buffers=buffers)
+        seen = [next(batches)]
+        file = source / IDS[-1] if image else sorted(source.glob("*.npz"))[-1] if source.is_dir() else source
+        if what == "cut":
+            os.truncate(file, file.stat().st_size // 2)
+        elif what == "removed":
+            file.unlink()
+        else:
+            (tmp_path / "other").write_bytes(file.read_bytes())
+            (tmp_path / "other").replace(file)
+        in_memory = case.store in (_npz_compressed, _parquet_columns, _parquet_lists, _parquet_fixed, _csv)
+        with nullcontext() if in_memory else pytest.raises(DataError, match=file.name):
+            for batch in batches:
+                seen.append(batch)
+                assert seen[-2].buffer is not None
+                seen[-2].buffer.release()
+                np.testing.assert_array_equal(batch.x, expected[batch.start : batch.stop])
+        assert seen[-1].buffer is not None
+        seen[-1].buffer.release()
+        assert buffers.free == 2
 
 
 @vectors
