@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -64,6 +65,26 @@ def test_fortran_order_is_read_in_blocks(
         (tmp_path / "d.npy").write_bytes(b"")
         with pytest.raises(DataError, match=r"d\.npy: changed while it was read"):
             list(reader.batches(batch_size=4))
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_a_write_during_the_read_is_noticed(fortran: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may hold old and new bytes then: it is not handed out, and its buffer is free again."""
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 1)
+    x = np.ones((9, 4), np.float32)
+    np.save(tmp_path / "d.npy", np.asfortranarray(x) if fortran else x)
+    preadv = os.preadv
+
+    def written(descriptor: int, views: list[memoryview], at: int) -> int:
+        count = preadv(descriptor, views, at)
+        os.utime(tmp_path / "d.npy", ns=(1, 1))
+        return count
+
+    monkeypatch.setattr(rows.os, "preadv", written)
+    with open_reader(spec_of(tmp_path / "d.npy")) as reader, Buffers(1, 1 << 10) as buffers:
+        with pytest.raises(DataError, match=r"d\.npy: changed while it was read"):
+            next(reader.batches(batch_size=9, buffers=buffers))
+        assert buffers.free == 1
 
 
 def test_what_cannot_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
