@@ -131,6 +131,17 @@ def test_dropping_files_from_the_page_cache(tmp_path: Path) -> None:
     assert page_cache.in_words(0.5, wanted_cached=True) == "50% cached"
 
 
+def test_a_kernel_that_does_not_say_what_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on, and its rows say that nothing was checked."""
+
+    def refuse(_: object) -> float:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(page_cache, "share", refuse)
+    (tmp_path / "a").write_bytes(b"a")
+    assert page_cache.arrange([tmp_path / "a"], uncached=True) == "dropped, not checked: Function not implemented"
+
+
 # ---- what is asked for
 
 

@@ -228,7 +228,7 @@ class _Run:
         words: dict[str, Any] = {"loop": system.loop, "model": request.model, "weights": str(self._weights)}
         words |= {"dtype": request.dtype, "device": request.device, "side": request.side, "out": str(out)}
         asked.write_text(json.dumps({**words, "settings": given, "files": [str(file) for file in files]}))
-        env = {"TORCHDYNAMO_DISABLE": "1"} if request.device == "cpu" else {}
+        env = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"TORCHDYNAMO_DISABLE": "1"} if request.device == "cpu" else {})
         ended = shop.module("nimble_jobs.bench.loops", asked, result, env=env)
         lines = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
         return lines, ended.wall_s, ended.error

@@ -48,7 +48,10 @@ def arrange(files: Sequence[Path], *, uncached: bool) -> str:
         drop(files)
     else:
         fill(files)
-    return in_words(share(files), wanted_cached=not uncached)
+    try:
+        return in_words(share(files), wanted_cached=not uncached)
+    except OSError as e:
+        return f"{'dropped' if uncached else 'read before'}, not checked: {e.strerror}"
 
 
 def in_words(share: float, *, wanted_cached: bool) -> str:
