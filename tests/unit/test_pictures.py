@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,21 @@ def test_what_holds_pixels_already_is_copied() -> None:
     alone = rows(decoder, [one], (8, 9, 3))[0]
     found = rows(decoder, [pixels[0], pixels[1], one, pixels[2], one, one, pixels[3]], (8, 9, 3))
     np.testing.assert_array_equal(found, np.stack([*pixels[:2], alone, pixels[2], alone, alone, pixels[3]]))
+
+
+def test_pixels_are_found_wherever_their_spans_lie() -> None:
+    """Side by side for rows that are apart, and apart, or in another order, for rows that are side by side."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (8, 9, 3), dtype=np.uint8) for _ in range(4)]
+    one = jpeg(photographs()["flower"].resize((20, 20)))
+    decoder = PictureDecoder(CPU, 8, 9, 3, (8, 9))
+    alone = rows(decoder, [one], (8, 9, 3))[0]
+    packed = batch([pixels[0], pixels[1], b"a gap", pixels[3], pixels[2], one], [(8, 9)] * 5 + [(20, 20)])
+    order = [0, 5, 1, 3, 4]
+    moved = replace(packed, spans=packed.spans[order], sizes=packed.sizes[order], decoded=packed.decoded[order])
+    out = torch.zeros(5, 8, 9, 3, dtype=torch.uint8)
+    assert decoder.decode(moved, out) == ()
+    np.testing.assert_array_equal(out.numpy(), np.stack([pixels[0], alone, pixels[1], pixels[3], pixels[2]]))
 
 
 def test_little_memory_means_more_calls_and_the_same_rows() -> None:
