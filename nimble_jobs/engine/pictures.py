@@ -22,6 +22,7 @@ from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
 
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
+_TAKES = 4  # times as much: what is decoded, pieces that the allocator keeps, and nvJPEG's own buffers
 _SHARE = 64  # of the device's memory; a call takes at most this part of it
 _LARGE_BYTES = 10 << 20  # from here on torch's allocator keeps a piece of memory of its own for each size
 _SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
@@ -117,7 +118,7 @@ class PictureDecoder:
     @property
     def memory_bytes(self) -> int:
         """Device memory that decoding may take at most, pictures above `_AT_ONCE_BYTES` apart."""
-        return 4 * self._at_once_bytes if self._stream is not None else 0
+        return _TAKES * self._at_once_bytes if self.device.type == "cuda" else 0
 
     def decode(
         self,
@@ -241,6 +242,11 @@ class PictureDecoder:
         stack.enter_context(torch.cuda.device(self.device))
         stack.enter_context(torch.cuda.stream(self._stream))
         return stack
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Device memory that a decoder there may take at most; see `PictureDecoder.memory_bytes`."""
+    return _TAKES * _at_once_bytes(device) if device.type == "cuda" else 0
 
 
 def _at_once_bytes(device: torch.device) -> int:

@@ -14,10 +14,10 @@ from nimble_jobs.engine import pictures
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import UsageError
 from nimble_jobs.pipeline import Meter
-from nimble_jobs.planner import Loaded
+from nimble_jobs.planner import Loaded, Residents
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.context import JobContext
-from nimble_jobs.workloads.decoding import DeviceDecoding
+from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 
 RESIZE = "bilinear with antialiasing"
 
@@ -75,10 +75,16 @@ def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> Non
     context.event("decode", f"pictures are decoded by {decode}", {"decode": decode.to_json()})
 
 
-def on_device(decode: Decode | None, reader: Reader, loaded: Loaded) -> Callable[[Meter], DeviceDecoding] | None:
-    """What makes the stage that decodes on the device; None where records arrive as they are."""
+def on_device(
+    decode: Decode | None, reader: Reader, loaded: Loaded, residents: Residents
+) -> Callable[[Meter], DeviceDecoding] | None:
+    """What makes the stage that decodes on the device; None where records arrive as they are.
+
+    Residents make room for the memory that decoders take.
+    """
     if decode is None or decode.by == "cpu":
         return None
+    residents.make_room(THREADS * pictures.memory_bytes(loaded.device))
     recipe = reader.recipe
     height, width = recipe.size
     make = partial(

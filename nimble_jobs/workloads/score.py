@@ -85,7 +85,7 @@ def run(context: JobContext) -> Outcome:
             shards=shards,
             tally=tally,
             limits=limits,
-            decode=decodes.on_device(decode, reader, prepared.loaded),
+            decode=decodes.on_device(decode, reader, prepared.loaded, context.residents),
         )
         start = time.perf_counter()
         try:
