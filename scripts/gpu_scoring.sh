@@ -9,7 +9,7 @@
 #
 # FOLDER is out/scoring unless given. Set in the environment:
 #   PYTHON (python3)    SETTINGS ("SYSTEM=BATCH/WORKERS ...")    SYSTEMS (all)    ROUNDS (1)    COUNT (8192)
-#   PHOTOS (photographs of scikit-image and scikit-learn)        MODELS (of npy)  LIMIT (240s, for one process)
+#   PHOTOS (photographs of scikit-image and scikit-learn)        MODELS (of npy)  LIMIT (for one process)
 #   NIMBLE_JOBS_HOME (/tmp/nimble-jobs-scoring: JPEGs and schedules stay there for the next call)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +22,8 @@ python=${PYTHON:-python3}
 cores=$(nproc)
 settings=${SETTINGS:-"ours-gpu-decode=64 ours-cpu-decode=64 dataloader-eager=128/$cores dataloader-compiled=128/$cores
     dataloader-torchvision=128/$cores gpu-decode=128/$((cores / 4)) ray-data=128/$cores"}
-words=(--dtype fp16 --limit "${LIMIT:-240s}" --rounds "${ROUNDS:-1}")
+[ "$part" = npy ] && limit=420s || limit=240s  # a large search takes minutes
+words=(--dtype fp16 --limit "${LIMIT:-$limit}" --rounds "${ROUNDS:-1}")
 pictures=(--model resnet50 --count "${COUNT:-8192}" --systems "${SYSTEMS:-all}" ${PHOTOS:+--photos "$PHOTOS"})
 case $part in
     images | uncached)

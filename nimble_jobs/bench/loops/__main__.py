@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import shutil
 import sys
 import time
 import traceback
@@ -32,6 +33,7 @@ def main(request: Path, result: Path) -> int:
         try:
             score = importlib.import_module(f"nimble_jobs.bench.loops.{asked['loop']}").score
             task = _task(asked, setting)
+            _clear(Path(task.out))
             seconds = score(task)
             line = {**setting, "run_s": seconds, "ready_s": time.perf_counter() - begin - seconds}
         except Exception as e:  # noqa: BLE001  # whatever a loop raises is a row
@@ -42,6 +44,14 @@ def main(request: Path, result: Path) -> int:
             file.write(json.dumps(line) + "\n")
         torch.compiler.reset()
     return code
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier setting has written."""
+    if out.is_dir():
+        shutil.rmtree(out)
+    for path in (out, out.with_name(f"{out.name}.ready")):
+        path.unlink(missing_ok=True)
 
 
 def _task(asked: dict[str, Any], setting: dict[str, Any]) -> Task:

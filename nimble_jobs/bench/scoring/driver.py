@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,8 +213,6 @@ class _Run:
         """A line a setting, the seconds of the whole process, and why it failed."""
         request, shop = self._request, self._shop
         asked, result, out = shop.folder / f"{name}.json", shop.folder / f"{name}.jsonl", self._out(name)
-        if out.is_dir():
-            shutil.rmtree(out)
         result.unlink(missing_ok=True)
         given = [
             {

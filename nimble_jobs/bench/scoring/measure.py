@@ -90,13 +90,15 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
 def _jpegs(wanted: Wanted, shop: Workshop) -> list[Path]:
     """The files of a folder of the user's, or our own."""
     width, height = wanted.size
-    folder = wanted.files or shop.folder.parent / f"jpeg-{wanted.count}-{width}x{height}"
-    own = (folder / photos.MANIFEST).exists()
-    if not own and folder.is_dir() and (found := sorted(p for p in folder.iterdir() if p.suffix in (".jpg", ".jpeg"))):
-        return found
+    own = wanted.files is None or (wanted.files / photos.MANIFEST).exists()
+    if not own and wanted.files is not None and wanted.files.is_dir():
+        found = sorted(path for path in wanted.files.iterdir() if path.suffix in (".jpg", ".jpeg"))
+        if found:
+            return found
     sources = photos.sources(wanted.photos)
     names = tuple(path.name for path in sources)
     recipe = photos.Recipe(count=wanted.count, width=width, height=height, photos=names)
+    folder = wanted.files or shop.folder.parent / f"jpeg-{wanted.count}-{width}x{height}-{recipe.digest[:8]}"
     return photos.provide(folder, recipe, sources, shop.told)
 
 

@@ -46,6 +46,11 @@ class Recipe:
     photos: tuple[str, ...] = ()  # names of the photographs
     version: int = _VERSION
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+
 
 def sources(folder: Path | None = None) -> list[Path]:
     """The photographs: in a folder, else those that scikit-image and scikit-learn ship, as far as they are installed.
