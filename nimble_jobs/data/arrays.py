@@ -77,7 +77,6 @@ class ArraySource:
         self.layout: Layout | None = x.layout if isinstance(x, FortranRows) else None
         self._kept = Kept(self.block, keep_bytes)
         self.signature = self._transform.signature
-        self.pixels = self._transform.pixels
         self.preprocess = self._transform.preprocess
         self.ids = ids
         self.labels = labels
@@ -91,7 +90,6 @@ class ArraySource:
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -102,8 +100,8 @@ class ArraySource:
         assert crops is None
         if not stored:
             x = self._held(indexes, give)
-            return Loaded(x=placed(self._transform.raw(x) if raw else self._transform(x), into))
-        form = form_of(self, raw=raw, stored=True)
+            return Loaded(x=placed(self._transform(x), into))
+        form = form_of(self, stored=True)
         if into is None:
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
         if isinstance(self._x, FileRows):

@@ -39,7 +39,6 @@ class ImageDecoder:
         self._channels = spec.channels or 3
         self.size = spec.center_crop or spec.resize
         self._arithmetic = arithmetic(spec, eight_bit=True, channels=self._channels, trailing=2, where=where)
-        self.pixels = self._arithmetic if self._arithmetic.finite else None
         self.crew: Crew | None = None  # processes that decode; None: threads do
 
     def set_size(self, size: tuple[int, int]) -> None:
@@ -67,14 +66,13 @@ class ImageDecoder:
         self,
         pictures: Sequence[Picture],
         *,
-        raw: bool = False,
         stored: bool = False,
         into: np.ndarray | None = None,
         moved: Moved = _never,
         indexes: np.ndarray | None = None,
         crops: RandomCrops | None = None,
     ) -> Loaded:
-        """Decode them; with `raw` as uint8 CHW, before the arithmetic, with `stored` as uint8 [H, W, C].
+        """Decode them; with `stored` as uint8 [H, W, C], before the arithmetic.
 
         Undecodable pictures are bad records, as is one of another size than the rest. With `crops`, which needs
         `indexes`, the positions in the input, a random part of each is resized to the record's size.
@@ -86,7 +84,7 @@ class ImageDecoder:
         x = np.delete(pixels, list(bad), axis=0) if bad else pixels
         if not stored:
             x = x.transpose(0, 3, 1, 2)
-            x = np.ascontiguousarray(x) if raw else self._arithmetic.apply(np.array(x, dtype=np.float32, order="C"))
+            x = self._arithmetic.apply(np.array(x, dtype=np.float32, order="C"))
         return Loaded(x=x if x is into else placed(x, into), bad=bad, busy_s=busy_s)
 
     def encode(
@@ -119,7 +117,8 @@ class ImageDecoder:
             assert indexes is not None
             items = tuple(replace(item, index=int(indexes[i])) for item, i in zip(items, wanted, strict=True))
         blobs = [blob for i in wanted if isinstance(blob := pictures[i], bytes | memoryview)]
-        work = Work(recipe=self.recipe, items=items, encoded=encoded, crops=crops)
+        recipe = self.recipe if crops is None else self.recipe.of_parts
+        work = Work(recipe=recipe, items=items, encoded=encoded, crops=crops)
         if self.crew is None:
             answer, busy_s = do(work, into.reshape(-1), blobs), None
         else:

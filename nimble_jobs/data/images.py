@@ -54,7 +54,6 @@ class ImageSource(Unblocked):
         if self.decoder.size is None:
             self.decoder.set_size(self._common_size())
         self.signature = self.decoder.signature
-        self.pixels = self.decoder.pixels
         self.preprocess = self.decoder.preprocess
 
     lines = False
@@ -66,7 +65,6 @@ class ImageSource(Unblocked):
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -85,7 +83,7 @@ class ImageSource(Unblocked):
         if encoded:
             assert into is not None
             return self.decoder.encode(items, into, moved=moved, indexes=indexes, crops=crops)
-        return self.decoder.load(items, raw=raw, stored=stored, into=into, moved=moved, indexes=indexes, crops=crops)
+        return self.decoder.load(items, stored=stored, into=into, moved=moved, indexes=indexes, crops=crops)
 
     def check(self, indexes: np.ndarray) -> None:
         """Each file is compared when it is opened."""

@@ -13,7 +13,6 @@ from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Joined, Loaded, Source, Unblocked, form_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.decoding.work import BAD, Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
@@ -30,7 +29,6 @@ class Unread(Unblocked):
     def __init__(self, stamp: Stamp, name: str, reason: str, like: Source) -> None:
         self._reason = reason
         self.signature: Signature = like.signature
-        self.pixels: Arithmetic | None = like.pixels
         self.preprocess: Preprocess | None = like.preprocess
         self.ids: Ids | None = Ids([name])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
@@ -44,7 +42,6 @@ class Unread(Unblocked):
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -55,7 +52,7 @@ class Unread(Unblocked):
         if encoded:
             assert into is not None
             return Loaded(x=into, bad=bad, rows=(Row(status=BAD),) * len(indexes))
-        form = form_of(self, raw=raw, stored=stored)
+        form = form_of(self, stored=stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
         return Loaded(x=x, bad=bad)
 

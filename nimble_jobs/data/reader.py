@@ -24,7 +24,6 @@ from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Form, Joined, Loaded, Source, form_of, list_files, placed
 from nimble_jobs.data.stamps import fingerprint
-from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
@@ -45,7 +44,7 @@ class Reader:
     """Records of one input. Its figures are known from headers; records are read when asked for.
 
     `signature` is that of one record after the transform, `label_names` the class names where labels are text, and
-    `fingerprint` changes whenever a file of the input does. `pixels` makes values of raw images; None: there are none.
+    `fingerprint` changes whenever a file of the input does.
     `preprocess` is what is left to be done to stored records; None: they can only be had after the transform.
     """
 
@@ -74,7 +73,6 @@ class Reader:
         self._allow_nan = allow_nan
         self.total: int = source.total
         self.signature: Signature = source.signature
-        self.pixels: Arithmetic | None = source.pixels
         self.preprocess: Preprocess | None = source.preprocess
         self._crew: Crew | None = None  # processes that decode its pictures
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
@@ -109,7 +107,7 @@ class Reader:
         found = list(self._source.notes)
         layout = self._source.layout
         if shuffled and layout is not None and layout.count > 1:
-            whole = self.total * form_of(self._source, raw=False, stored=self.preprocess is not None).nbytes
+            whole = self.total * form_of(self._source, stored=self.preprocess is not None).nbytes
             room = keep_bytes()
             if whole <= room:
                 found.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
@@ -129,7 +127,6 @@ class Reader:
         order: np.ndarray | None = None,
         bounds: Sequence[tuple[int, int]] | None = None,
         meter: Meter | None = None,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -138,7 +135,7 @@ class Reader:
         """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
 
         `meter` counts the work of those who read and decode.
-        With `order`, positions in that array of record indexes. With `raw`, which needs `pixels`, images as uint8.
+        With `order`, positions in that array of record indexes.
         With `stored`, which needs `preprocess`, records as that takes them. With `encoded`, which needs `decodes`,
         pictures for a device to decode: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. With
         `crops`, which needs `decodes` too, a random part of each picture, resized to the record's size; of encoded ones
@@ -160,7 +157,7 @@ class Reader:
                 return np.arange(first, last, dtype=np.int64)
             return np.asarray(order[first:last], dtype=np.int64)
 
-        form = form_of(self._source, raw=raw, stored=stored)
+        form = form_of(self._source, stored=stored)
         if encoded:
             form = Form(shape=(self.encoded_bytes,), dtype="uint8")
         if self._crew is not None:
@@ -169,7 +166,7 @@ class Reader:
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
-        load = partial(self._load, raw=raw, stored=stored, encoded=encoded, window=window, crops=crops)
+        load = partial(self._load, stored=stored, encoded=encoded, window=window, crops=crops)
         with ExitStack() as opened:
             if self._crew is not None:
                 opened.enter_context(self._crew.lend(buffers))
@@ -200,16 +197,13 @@ class Reader:
         indexes: np.ndarray,
         into: np.ndarray,
         *,
-        raw: bool,
         stored: bool,
         encoded: bool = False,
         window: Window | None,
         crops: RandomCrops | None = None,
     ) -> Loaded:
         """Good rows are packed from the beginning of `into` on, unless they are encoded."""
-        loaded = self._source.load(
-            indexes, raw=raw, stored=stored, encoded=encoded, crops=crops, into=into, give=window
-        )
+        loaded = self._source.load(indexes, stored=stored, encoded=encoded, crops=crops, into=into, give=window)
         if window is not None:
             window.done(int(indexes[0]), int(indexes[-1]) + 1)
         bad = dict(loaded.bad)

@@ -16,7 +16,6 @@ from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.transform import Arithmetic
 from nimble_jobs.decoding.work import Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
@@ -76,10 +75,6 @@ class Source(Protocol):
         """Records that one thread decodes at a time; None: a whole batch."""
 
     @property
-    def pixels(self) -> Arithmetic | None:
-        """What makes values of the bytes that `load` gives with `raw`; None: it gives none."""
-
-    @property
     def preprocess(self) -> Preprocess | None:
         """What is left to be done to records that `load` gives as `stored`; None: it gives none."""
 
@@ -98,15 +93,14 @@ class Source(Protocol):
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        """The records at these positions; with `raw`, images as uint8, before the transform's arithmetic; with `stored`
-        as `preprocess` takes them. With `encoded`, which needs `into`, uint8 [n, *], pictures as a device decodes them.
+        """The records at these positions; with `stored` as `preprocess` takes them. With `encoded`, which needs `into`,
+        uint8 [n, *], pictures as a device decodes them.
         `crops`: only random parts of encoded pictures, each resized to the record's size.
 
         `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
@@ -122,12 +116,12 @@ class Source(Protocol):
         """Raises DataError when a file that these records were read from is not the one that was opened."""
 
 
-def form_of(source: Source, *, raw: bool, stored: bool) -> Form:
+def form_of(source: Source, *, stored: bool) -> Form:
     """How the records lie that `load` gives."""
     if stored:
         assert source.preprocess is not None
         return Form(shape=source.preprocess.shape, dtype=source.preprocess.dtype)
-    return Form(shape=source.signature.shape, dtype="uint8" if raw else source.signature.dtype)
+    return Form(shape=source.signature.shape, dtype=source.signature.dtype)
 
 
 def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
@@ -218,7 +212,6 @@ class Joined:
             self.labels = np.concatenate(stored if same else [s.astype(object) for s in stored])
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece
-        self.pixels = first.pixels if all(p.pixels is not None for p in parts) else None
         self.preprocess = first.preprocess if all(p.preprocess == first.preprocess for p in parts) else None
 
         layouts = [p.layout for p in parts]
@@ -239,7 +232,6 @@ class Joined:
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -248,9 +240,9 @@ class Joined:
     ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
         if len(of) and bool((of == of[0]).all()):
-            return self._load(int(of[0]), indexes, into, give, crops, raw=raw, stored=stored, encoded=encoded)
+            return self._load(int(of[0]), indexes, into, give, crops, stored=stored, encoded=encoded)
         if into is None:
-            form = form_of(self, raw=raw, stored=stored)
+            form = form_of(self, stored=stored)
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
         x = into
         rows: list[Row | None] = [None] * len(indexes)
@@ -263,7 +255,7 @@ class Joined:
             room = x[places[0] : places[-1] + 1] if together else None
             if encoded and room is None:
                 room = np.empty((len(places), *x.shape[1:]), dtype=np.uint8)
-            loaded = self._load(part, indexes[places], room, give, crops, raw=raw, stored=stored, encoded=encoded)
+            loaded = self._load(part, indexes[places], room, give, crops, stored=stored, encoded=encoded)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
             if encoded:
@@ -285,7 +277,6 @@ class Joined:
         give: Give | None,
         crops: RandomCrops | None,
         *,
-        raw: bool,
         stored: bool,
         encoded: bool,
     ) -> Loaded:
@@ -294,7 +285,7 @@ class Joined:
         some = indexes - self._starts[part]
         if crops is not None:
             crops = crops.behind(int(self._starts[part]))
-        return self.parts[part].load(some, raw=raw, stored=stored, encoded=encoded, crops=crops, into=into, give=mine)
+        return self.parts[part].load(some, stored=stored, encoded=encoded, crops=crops, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():

@@ -81,7 +81,7 @@ class TableSource:
             if self.decoder.size is None:
                 self.decoder.set_size(self._first_size())
             self.piece = PIECE
-            self.signature, self.pixels = self.decoder.signature, self.decoder.pixels
+            self.signature = self.decoder.signature
             self.preprocess = self.decoder.preprocess
             return
         if len(kinds) == 1 and columns.is_list(kinds[0]):
@@ -100,7 +100,7 @@ class TableSource:
             )
         shape = self._shape if self._tensor is None else self._tensor.shape
         self._transform = bind(spec.transform, shape, self._dtype, self._where)
-        self.signature, self.pixels = self._transform.signature, self._transform.pixels
+        self.signature = self._transform.signature
         self.preprocess = self._transform.preprocess
 
     def _first_shape(self) -> tuple[int, ...]:
@@ -126,7 +126,6 @@ class TableSource:
         self,
         indexes: np.ndarray,
         *,
-        raw: bool = False,
         stored: bool = False,
         encoded: bool = False,
         crops: RandomCrops | None = None,
@@ -138,10 +137,10 @@ class TableSource:
             if encoded:
                 assert into is not None
                 return self.decoder.encode(pictures, into, indexes=indexes, crops=crops)
-            return self.decoder.load(pictures, raw=raw, stored=stored, into=into, indexes=indexes, crops=crops)
+            return self.decoder.load(pictures, stored=stored, into=into, indexes=indexes, crops=crops)
         assert crops is None
         of = self._of(indexes)
-        form = form_of(self, raw=raw, stored=stored)
+        form = form_of(self, stored=stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
         for number in np.unique(of).tolist():
@@ -153,7 +152,7 @@ class TableSource:
                 for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
                     bad[p] = block.bad[row]
                 positions, places = positions[places >= 0], places[places >= 0]
-            self._copy(block.values[as_slice(places)], x, as_slice(positions), raw=raw, stored=stored)
+            self._copy(block.values[as_slice(places)], x, as_slice(positions), stored=stored)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
@@ -174,11 +173,9 @@ class TableSource:
         """The block of each row."""
         return np.searchsorted(self._starts, indexes, side="right") - 1
 
-    def _copy(
-        self, values: np.ndarray, x: np.ndarray, positions: slice | np.ndarray, *, raw: bool, stored: bool
-    ) -> None:
+    def _copy(self, values: np.ndarray, x: np.ndarray, positions: slice | np.ndarray, *, stored: bool) -> None:
         assert self._transform is not None
-        x[positions] = values if stored else self._transform.raw(values) if raw else self._transform(values)
+        x[positions] = values if stored else self._transform(values)
 
     def check(self, indexes: np.ndarray) -> None:
         """The file is compared when a block is read."""

@@ -32,13 +32,6 @@ class Arithmetic:
     mean: np.ndarray | None
     std: np.ndarray | None
 
-    @property
-    def finite(self) -> bool:
-        """Are the values of all bytes finite?"""
-        channels = max((len(given) for given in (self.mean, self.std) if given is not None), default=1)
-        pixels = np.repeat(np.arange(256, dtype=np.float32).reshape(-1, 1, 1, 1), channels, axis=1)
-        return bool(np.isfinite(self.apply(pixels)).all())
-
     def apply(self, x: np.ndarray) -> np.ndarray:
         """In place on a float32 batch."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -74,7 +67,6 @@ class ArrayTransform:
     layout: Layout | None  # None: no images
     arithmetic: Arithmetic | None  # None: whole numbers stay as they are
     where: str = "input.fields.x"
-    pixels: Arithmetic | None = None  # what makes values of the bytes that `raw` gives; None: it cannot give any
     preprocess: Preprocess | None = None  # what the device can do instead; None: only the host can
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
@@ -96,15 +88,6 @@ class ArrayTransform:
                 x = center_crop(x, *self.spec.center_crop)
             x = np.ascontiguousarray(to_channels(x, self.spec.channels))
         return self.arithmetic.apply(x)
-
-    def raw(self, stored: np.ndarray) -> np.ndarray:
-        """The batch before its arithmetic: uint8, C-contiguous, of the signature's shape."""
-        images = stored[:, None] if self.layout == "hw" else stored
-        if self.layout == "hwc":
-            images = stored.transpose(0, 3, 1, 2)
-        if self.spec.center_crop is not None:
-            images = center_crop(images, *self.spec.center_crop)
-        return np.ascontiguousarray(to_channels(images, self.spec.channels))
 
 
 def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ArrayTransform:
@@ -211,15 +194,13 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
                 f"{where}: images of {h}x{w} are smaller than transform.center_crop {_by(spec.center_crop)}"
             )
         h, w = spec.center_crop
-    stored, c = c, _channels(c, spec.channels, where)
+    c = _channels(c, spec.channels, where)
     found = arithmetic(spec, eight_bit=eight_bit, channels=c, trailing=2, where=where)
-    bytes_stay = eight_bit and spec.resize is None and c >= min(stored, 3) and found.finite
     return ArrayTransform(
         spec=spec,
         signature=Signature(shape=(c, h, w), dtype="float32"),
         layout=layout,
         arithmetic=found,
-        pixels=found if bytes_stay else None,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from nimble_jobs.decoding import jpeg
 from nimble_jobs.decoding.picture import Undecodable, pixels
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.work import BAD, CHANGED, GOOD, VANISHED, Answer, Item, Row, Work
 from nimble_jobs.regular import open_regular
 
@@ -37,7 +38,7 @@ def _one(item: Item, work: Work, memory: np.ndarray, blob: bytes | memoryview | 
 
 
 def _from_bytes(blob: bytes | memoryview, item: Item, work: Work, place: np.ndarray) -> Row:
-    if work.encoded and len(blob) <= len(place) and (found := left_encoded(blob, work)) is not None:
+    if work.encoded and len(blob) <= len(place) and (found := left_encoded(blob, work.recipe)) is not None:
         place[: len(blob)] = np.frombuffer(blob, dtype=np.uint8)
         return found
     return _pixels(BytesIO(blob), item, work, place)
@@ -67,7 +68,7 @@ def _read(file: BufferedReader, item: Item, work: Work, place: np.ndarray) -> Ro
             count = file.readinto(place[:size].data)
         except OSError as e:
             raise Undecodable(f"cannot be decoded: {e.strerror}") from e
-        if (found := left_encoded(place[:count].data, work)) is not None:
+        if (found := left_encoded(place[:count].data, work.recipe)) is not None:
             return found
         return _pixels(BytesIO(place[:count].tobytes()), item, work, place)
     return _pixels(file, item, work, place)
@@ -88,7 +89,7 @@ def _same(item: Item, found: os.stat_result) -> bool:
     return item.size < 0 or (found.st_size, found.st_mtime_ns, found.st_ino) == (item.size, item.mtime_ns, item.inode)
 
 
-def left_encoded(data: bytes | bytearray | memoryview, work: Work) -> Row | None:
+def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
     """The row of a JPEG that a device may decode; None: it goes another way.
 
     A device takes baseline ones in batches, but others one by one, with much work for a single core of the host.
@@ -96,8 +97,7 @@ def left_encoded(data: bytes | bytearray | memoryview, work: Work) -> Row | None
     header = jpeg.parse(data)
     if header is None or not header.plain or header.kind != jpeg.BASELINE:
         return None
-    fits = work.recipe.fits_cropped if work.crops is not None else work.recipe.fits
-    if not fits(header.height, header.width):
+    if not recipe.fits(header.height, header.width):
         return None
     return Row(status=GOOD, length=len(data), height=header.height, width=header.width, decoded=False)
 

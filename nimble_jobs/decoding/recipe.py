@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely warns; more is taken for an attack
 
@@ -25,9 +25,10 @@ class Recipe:
         """Bytes of one result."""
         return self.size[0] * self.size[1] * self.channels
 
-    def fits_cropped(self, height: int, width: int) -> bool:
-        """Whether a random part of a picture of this size gives a result."""
-        return height * width <= MAX_PIXELS
+    @property
+    def of_parts(self) -> Recipe:
+        """What is made of parts of the pictures: they are resized to this result."""
+        return replace(self, resize=self.size, center_crop=None)
 
     def fits(self, height: int, width: int) -> bool:
         """Whether a picture of this size gives a result."""

@@ -90,7 +90,7 @@ def gone(pids: list[int]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("form", ["float", "raw", "stored"])
+@pytest.mark.parametrize("form", ["float", "stored"])
 def test_processes_and_threads_give_the_same_records(
     pictures: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
