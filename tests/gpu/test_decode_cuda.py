@@ -14,7 +14,6 @@ from PIL import Image
 
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.decoding.work import Work
 from nimble_jobs.engine.pictures import PictureDecoder, available
 from nimble_jobs.engine.resize import Shaping, resize_into
 from nimble_jobs.pictures import Pictures
@@ -150,7 +149,7 @@ def test_only_damaged_pictures_fail(decoder: PictureDecoder) -> None:
 def header_size(encoded: bytes) -> tuple[int, int] | None:
     """Height and width; None if readers see from the header that the device must not get it."""
     recipe = Recipe(channels=3, resize=RESIZED, center_crop=None, size=RESIZED)
-    row = left_encoded(encoded, Work(recipe=recipe, items=(), encoded=True))
+    row = left_encoded(encoded, recipe)
     return None if row is None else (row.height, row.width)
 
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.decoding.work import Work
 from nimble_jobs.engine import nvjpeg, resize
 from nimble_jobs.engine.pictures import PictureDecoder, available
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
@@ -75,7 +74,6 @@ def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
     png = io.BytesIO()
     image.save(png, "PNG")
     recipe = Recipe(channels=3, resize=(32, 32), center_crop=None, size=(32, 32))
-    work = Work(recipe=recipe, items=(), encoded=True)
     taken = [jpeg(image), jpeg(image.convert("L")), jpeg(image, subsampling="4:4:4"), jpeg(image, optimize=True)]
     others = [
         jpeg(image, progressive=True),
@@ -85,8 +83,8 @@ def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
         b"\xff\xd8\xff\xd9",
         png.getvalue(),
     ]
-    assert [left_encoded(one, work) is not None for one in (*taken, *others)] == [True] * 4 + [False] * 6
-    row = left_encoded(taken[0], work)
+    assert [left_encoded(one, recipe) is not None for one in (*taken, *others)] == [True] * 4 + [False] * 6
+    row = left_encoded(taken[0], recipe)
     assert row is not None
     assert (row.height, row.width, row.decoded) == (image.height, image.width, False)
 
