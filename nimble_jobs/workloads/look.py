@@ -21,6 +21,7 @@ from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, f
 from nimble_jobs.models.build import shapes_only
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.losses import targets
 
 
@@ -40,6 +41,8 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
         wanted = targets(spec.train.loss) if spec.train is not None else "classes"
         reader = open_reader(spec.input, targets=wanted)
         _input(reader, seen)
+        if spec.train is not None:
+            Augment(spec.train.augment, reader.signature, seed=spec.model.seed, decodes=reader.decodes)
     except DataError as e:
         seen.problems.append(str(e))
     try:

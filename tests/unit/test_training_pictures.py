@@ -15,12 +15,14 @@ import torch
 from PIL import Image
 
 from nimble_jobs.chance import RandomCrops
+from nimble_jobs.cli.stages import lines
 from nimble_jobs.data import batches, open_reader
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.errors import DataError
 from nimble_jobs.resizing import to_bytes, weights
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads import Stop
+from nimble_jobs.workloads.look import look
 from nimble_jobs.workloads.training.augment import Augment
 from nimble_jobs.workloads.training.feed import Feed
 from nimble_jobs.workloads.training.intake import Intake
@@ -56,11 +58,13 @@ def job(folder: Path, output: str, **changes: Any) -> Any:
         input__format="images",
         input__fields={"label": "parent"},
         input__transform={"resize": 8, "channels": 1},
-        train__augment={"random_resized_crop": {"scale": [0.2, 1.0]}, "flip": "horizontal"},
-        train__validation={"source": str(folder / "held-out")},
-        train__checkpoint={"every_steps": 1},
         schedule__on_miss="eager",
-        **changes,
+        train__validation={"source": str(folder / "held-out")},
+        **{
+            "train__augment": {"random_resized_crop": {"scale": [0.2, 1.0]}, "flip": "horizontal"},
+            "train__checkpoint": {"every_steps": 1},
+            **changes,
+        },
     )
 
 
@@ -195,7 +199,11 @@ def test_what_the_device_refuses_is_redone_or_left_out(pictures: Path) -> None:
         (there,) = intake.batches(reader, 0, batch_size=reader.total)
         assert [bad.id for bad in there.batch.bad] == [bad.id for bad in here.batch.bad]
         assert there.batch.ids == here.batch.ids
-        assert len(there.x) == len(here.x) == len(there.batch)
+        assert here.batch.bad
+        (expected,) = reader.batches(batch_size=reader.total, stored=True)
+        assert isinstance(there.x, torch.Tensor)
+        assert len(there.x) == len(expected.x) == len(there.batch)
+        assert np.abs(there.x.numpy().astype(int) - expected.x).max() <= 3
         assert str(odd.relative_to(pictures / "pictures")) in there.batch.ids
 
 
@@ -212,6 +220,21 @@ def test_resumed_in_the_middle_of_an_epoch(pictures: Path) -> None:
         again.run()
         assert again.said("resumed")
         assert digests(pictures / name) == expected
+
+
+def test_a_training_draws_other_parts_in_each_epoch(pictures: Path) -> None:
+    """And none at all unless it is told to."""
+    found = {}
+    for name, augment in (("parts", {"random_resized_crop": True}), ("whole", {})):
+        spec_ = job(pictures, f"{name}/net", train__augment=augment, train__epochs=1, train__checkpoint=None)
+        Attempt(spec_).run()
+        found[name] = digests(pictures / name / "net")["metrics.jsonl"]
+    assert found["parts"] != found["whole"]
+    with open_reader(spec(pictures)) as reader:
+        given_ = AugmentSpec.model_validate({"random_resized_crop": {"scale": [0.3, 0.5], "ratio": [1, 2]}})
+        augment_ = Augment(given_, reader.signature, seed=3)
+    expected = [RandomCrops(seed=3, epoch=n, scale=(0.3, 0.5), ratio=(1.0, 2.0)) for n in (1, 2)]
+    assert [augment_.crops(n) for n in (1, 2)] == expected
 
 
 def test_corrupted_pictures(pictures: Path) -> None:
@@ -257,9 +280,13 @@ def status(pid: int) -> str:
 
 
 def test_random_parts_need_encoded_pictures(tmp_path: Path) -> None:
+    """Found before anything runs, and by a look at the data."""
     lay_out(tmp_path)
-    with pytest.raises(DataError, match=r"random_resized_crop: the input holds arrays; expected encoded pictures"):
-        Attempt(spec_of(tmp_path, train__augment={"random_resized_crop": True})).run()
+    asked = spec_of(tmp_path, train__augment={"random_resized_crop": True})
+    told = "train.augment.random_resized_crop: the input holds arrays; expected encoded pictures, or crop_padding"
+    with pytest.raises(DataError, match=told):
+        Attempt(asked).run()
+    assert look(asked, [tmp_path]).problems == [told]
 
 
 def test_stages_are_measured(pictures: Path) -> None:
@@ -267,3 +294,4 @@ def test_stages_are_measured(pictures: Path) -> None:
     assert [stage["name"] for stage in timings["stages"]] == ["read and decode", "augment", "step"]
     assert all(stage["items"] > 0 and 0 <= stage["busy"] <= 1 for stage in timings["stages"])
     assert timings["bottleneck"] in ("read and decode", "augment", "step")
+    assert [name for name, _ in lines(timings)] == ["read and decode", "augment", "step", "bottleneck"]
