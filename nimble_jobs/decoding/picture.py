@@ -19,8 +19,8 @@ from nimble_jobs.decoding.resize import Box, resized, resizer
 
 Part = Callable[[int, int], tuple[int, int, int, int]]  # height, width -> top, left, height, width
 
-_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap width and height
-_TURNED = (5, 6, 7, 8)
+_ORIENTATION = 0x0112  # EXIF tag: 2 to 8 are mirrored or turned, of which 5 to 8 swap width and height
+_CHANGED, _TURNED = range(2, 9), range(5, 9)  # others mean nothing
 
 
 class Undecodable(Exception):
@@ -40,8 +40,10 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
     try:
         with Image.open(file) as image:
             _check_pixels(image)
-            box = _reduce(image, recipe.resize) if part is None else None
-            flat = _in_mode(ImageOps.exif_transpose(image), "L" if recipe.channels == 1 else "RGB")
+            orientation = image.getexif().get(_ORIENTATION, 1)
+            box = _reduce(image, recipe.resize, orientation) if part is None else None
+            upright = ImageOps.exif_transpose(image) if orientation in _CHANGED else image
+            flat = _in_mode(upright, "L" if recipe.channels == 1 else "RGB")
             if part is not None:
                 return _part(flat, part, recipe)
             found = np.asarray(flat) if recipe.resize is None else resized(flat, recipe.resize, box)
@@ -79,18 +81,17 @@ def _because(error: Exception) -> Undecodable:
     return Undecodable(f"cannot be decoded: {error}")
 
 
-def _reduce(image: Image.Image, resize: tuple[int, int] | None) -> Box | None:
+def _reduce(image: Image.Image, resize: tuple[int, int] | None, orientation: int) -> Box | None:
     """Have a JPEG decoded smaller; what then covers the picture. None: it is decoded as it is."""
     if resize is None or image.format != "JPEG" or image.mode not in ("L", "RGB", "CMYK"):
         return None
-    orientation = image.getexif().get(_ORIENTATION, 1)
     height, width = resize[::-1] if orientation in _TURNED else resize
     if min(image.width // (4 * width), image.height // (4 * height)) < 1:
         return None
-    if orientation != 1 and (image.width % 8 or image.height % 8):
+    if orientation in _CHANGED and (image.width % 8 or image.height % 8):
         return None  # a border that belongs to no whole block would be turned, too
     drafted = image.draft(None, (2 * width, 2 * height))
-    return None if drafted is None or orientation != 1 else drafted[1]
+    return None if drafted is None or orientation in _CHANGED else drafted[1]
 
 
 def _check_pixels(image: Image.Image) -> None:

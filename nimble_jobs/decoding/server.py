@@ -29,6 +29,8 @@ from nimble_jobs.decoding.wire import Inbox, pack
 from nimble_jobs.decoding.work import Work
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_KEPT_BYTES = 64 << 20  # in each process; a larger picture's memory goes back
 _LOOK_S = 1.0  # how often the first process looks whether its parent is there
 
 
@@ -39,6 +41,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
     warnings.simplefilter("ignore")  # what is wrong with a picture is in its row
     parent, me = os.getppid(), os.getpid()
+    _keep_memory()
     _warm_up()
     control = socket.socket(fileno=descriptor)
     while os.getppid() == parent:
@@ -84,6 +87,14 @@ def _done(message: dict[str, Any], maps: dict[int, np.ndarray], blobs: list[byte
         return do(Work.of_json(message["work"]), maps[message["in"]], blobs).to_json()
     except Exception as e:  # noqa: BLE001 - no picture's fault: it is raised where the answer is asked for
         return {"error": "".join(traceback.format_exception(e))}
+
+
+def _keep_memory() -> None:
+    """Have malloc keep the memory of a picture for the next one: new pages cost as much as decoding into them does."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _warm_up() -> None:
