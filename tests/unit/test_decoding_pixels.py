@@ -1,0 +1,162 @@
+"""How far the pixels of one picture may differ between the ways to decode and resize it, on real photographs."""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nimble_jobs import resizing
+from nimble_jobs.data import open_reader, reader
+from nimble_jobs.decoding import picture, resize
+from nimble_jobs.decoding.picture import pixels
+from nimble_jobs.decoding.pool import Decoders
+from nimble_jobs.decoding.recipe import Recipe
+from nimble_jobs.spec.model import InputSpec, TransformSpec
+from tests.photographs import by_pillow, damaged, jpeg, photographs
+
+SIZE = (96, 128)
+
+
+def recipe(channels: int = 3, size: tuple[int, int] = SIZE) -> Recipe:
+    return Recipe(channels=channels, resize=size, center_crop=None, size=size)
+
+
+def by_definition(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """The resize of `nimble_jobs.resizing`, in float32."""
+    x = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+    x = resizing.weights(image.height, size[0]) @ x @ resizing.weights(image.width, size[1]).T
+    return resizing.to_bytes(x).transpose(1, 2, 0)
+
+
+def furthest(a: np.ndarray, b: np.ndarray) -> int:
+    return int(np.abs(a.astype(np.int16) - b.astype(np.int16)).max())
+
+
+@pytest.mark.parametrize("size", [(96, 128), (224, 224), (300, 1000), (1, 1), (700, 20)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_resize_is_near_the_definition(size: tuple[int, int], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 255 at most: with SIMD, and Pillow's own."""
+    for name in ("china", "coffee"):
+        image = photographs()[name].convert(mode)
+        expected = by_definition(image, size)
+        for simd in (resize.simd, None):
+            with monkeypatch.context() as patched:
+                patched.setattr(resize, "simd", simd)
+                found = resize.resized(image, size)
+            assert furthest(found.reshape(expected.shape), expected) <= 1
+
+
+@pytest.mark.parametrize("quality", [30, 75, 95])
+@pytest.mark.parametrize("how", ["4:2:0", "4:4:4", "grey", "progressive"])
+def test_jpegs_are_as_pillow_makes_them(quality: int, how: str) -> None:
+    """One of 255 at most, whatever the encoding, for pictures that are not decoded smaller."""
+    channels = 1 if how == "grey" else 3
+    for image in photographs().values():
+        small = image.resize((300, 225)).convert("L" if how == "grey" else "RGB")
+        subsampling = how if ":" in how else "4:2:0"
+        data = jpeg(small, quality=quality, subsampling=subsampling, progressive=how == "progressive")
+        found = pixels(BytesIO(data), recipe(channels))
+        assert furthest(found, by_pillow(data, channels, SIZE)) <= 1
+
+
+@pytest.mark.parametrize("factor", [4, 8, 16])
+@pytest.mark.parametrize("how", ["4:2:0", "4:4:4", "CMYK"])
+def test_large_jpegs_are_decoded_smaller(factor: int, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a scaled decoding makes of a photograph differs from the whole one by 2 of 255 on average and 24 at most."""
+    drafted = 0
+    real = picture._reduce
+
+    def reduce(image: Image.Image, size: tuple[int, int] | None, orientation: int) -> resize.Box | None:
+        nonlocal drafted
+        before = image.size
+        box = real(image, size, orientation)
+        drafted += image.size != before
+        assert image.width >= 2 * SIZE[1]
+        assert image.height >= 2 * SIZE[0]
+        return box
+
+    monkeypatch.setattr(picture, "_reduce", reduce)
+    for name in ("china", "chelsea", "coffee"):
+        large = photographs()[name].resize((SIZE[1] * factor + 5, SIZE[0] * factor + 3), Image.Resampling.LANCZOS)
+        data = jpeg(large.convert("CMYK") if how == "CMYK" else large, subsampling=how if ":" in how else "4:2:0")
+        found = pixels(BytesIO(data), recipe())
+        expected = by_pillow(data, 3, SIZE)
+        assert np.abs(found.astype(float) - expected).mean() <= 2
+        assert furthest(found, expected) <= 24
+    assert drafted == 3
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("side", [512, 517])
+def test_turned_jpegs_are_decoded_smaller_and_turned(orientation: int, side: int) -> None:
+    """The same pixels as of the whole picture, turned, up to what scaling makes of it."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    size = (64, 48)
+    data = jpeg(photographs()["astronaut"].resize((side, side + 128)), exif=exif)
+    with Image.open(BytesIO(data)) as image:
+        image.load()
+        whole = picture.ImageOps.exif_transpose(image)
+    expected = by_definition(whole, size)
+    found = pixels(BytesIO(data), recipe(size=size))
+    assert np.abs(found.astype(float) - expected).mean() <= 2
+    assert furthest(found, expected) <= 24
+
+
+def hostile(seed: int) -> tuple[str, bytes]:
+    """A name and a file that is wrong in some way, or nearly right."""
+    rng = np.random.default_rng(seed)
+    names = list(photographs())
+    good = jpeg(photographs()[names[seed % len(names)]].resize((64, 48)), progressive=bool(seed % 2))
+    kind = seed % 7
+    if kind == 0:
+        return "huge", good.replace(b"\0\x30\0\x40", rng.integers(200, 256, 4, dtype=np.uint8).tobytes(), 1)
+    if kind == 1:
+        return "empty", b""
+    if kind == 2:
+        sink = BytesIO()
+        photographs()["coffee"].resize((40, 30)).save(sink, ("PNG", "GIF", "BMP", "TIFF", "WEBP")[seed // 7 % 5])
+        return "other", damaged(sink.getvalue(), seed) if seed % 3 else sink.getvalue()
+    if kind == 3:
+        return "noise", good[:20] + rng.integers(0, 256, 300, dtype=np.uint8).tobytes()
+    return "damaged", damaged(good, seed)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, which differ between threads and processes only as errors
+def test_damaged_files_end_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Threads and processes make the same of each, pixels or a reason; no process dies. 500 with --all."""
+    for seed in range(500 if request.config.getoption("--all") else 70):
+        name, data = hostile(seed)
+        (tmp_path / f"{seed:03}-{name}.jpg").write_bytes(data)
+    monkeypatch.setattr(reader, "FEW", 1)
+    spec = InputSpec(source=str(tmp_path), format="images", transform=TransformSpec(resize=(16, 12)))  # type: ignore[arg-type]
+    decoders = Decoders(2)
+    try:
+        with warnings.catch_warnings(), open_reader(spec) as here, open_reader(spec) as away:
+            warnings.simplefilter("ignore")
+            away.hire(decoders)
+            pids: set[int] = set()
+            good = bad = 0
+            for encoded in (False, True):
+                kind = {"encoded": True} if encoded else {"stored": True}
+                expected = here.batches(batch_size=32, **kind)
+                for mine, theirs in zip(expected, away.batches(batch_size=32, **kind), strict=True):
+                    pids |= set(decoders.pids)
+                    np.testing.assert_array_equal(mine.x, theirs.x)
+                    assert (mine.ids, mine.bad) == (theirs.ids, theirs.bad)
+                    if mine.pictures is not None and theirs.pictures is not None:
+                        np.testing.assert_array_equal(mine.pictures.spans[:, 1], theirs.pictures.spans[:, 1])
+                        np.testing.assert_array_equal(mine.pictures.decoded, theirs.pictures.decoded)
+                    good, bad = good + len(mine.ids), bad + len(mine.bad)
+        assert len(pids) == 2
+        assert decoders.trouble is None
+        assert min(good, bad) > 10
+    finally:
+        decoders.close()
