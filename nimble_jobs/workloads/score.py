@@ -95,6 +95,8 @@ def run(context: JobContext) -> Outcome:
             return Outcome(stop=context.stop(), schedule=scoring.prepared.summary())
         finally:
             leave(scoring.prepared, context.residents)
+        if context.decoders is not None and context.decoders.trouble is not None and decode is not None:
+            context.event("fallback", context.decoders.trouble, {})
         run_s = time.perf_counter() - start
         context.report(phase="publish", done=tally.done, bad=tally.bad)
         timings = {
