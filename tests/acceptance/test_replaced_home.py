@@ -15,8 +15,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from faults import environment
 from worker_fakes import submit
-from worker_processes import Start, ended, until
+from worker_processes import Start, ended, noted, until
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
@@ -43,9 +44,16 @@ def running(store: Store, job: Job) -> None:
     until(lambda: store.jobs.get(job.id).phase == "run")
 
 
-def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def cli(home: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+
+
+def let_pass(home: Path, seconds: float) -> None:
+    """The worker, which is stopped, gave its last sign so much longer ago."""
+    (file,) = (home / "workers").glob("*.json")
+    info = json.loads(file.read_text())
+    file.write_text(json.dumps(info | {"seen_at": info["seen_at"] - seconds}))
 
 
 def log_of(tmp_path: Path, number: int = 0) -> str:
@@ -80,7 +88,7 @@ def test_what_is_moved_away_and_back(store: Store, start: Start, tmp_path: Path,
     away = tmp_path / "away"
     with quiet(store.home):
         place.rename(away)
-    time.sleep(6)
+    until(lambda: "is gone" in log_of(tmp_path) and len(noted(tmp_path)) == 2)  # and the job has done its work
     assert worker.poll() is None
     assert not place.exists()  # nobody made an empty one
     away.rename(place)
@@ -164,7 +172,7 @@ def test_others_see_a_stuck_worker(store: Store, start: Start) -> None:
     assert (row["health"], row["status"]) == (None, "ready")
     worker.send_signal(signal.SIGSTOP)
     try:
-        time.sleep(22)
+        let_pass(store.home, 22)
         found = cli(store.home, "worker", "ls")
         assert "stuck" in found.stdout
         assert "has given no sign for 2" in found.stderr
@@ -185,9 +193,11 @@ def test_others_see_a_deaf_worker(store: Store, tmp_path: Path) -> None:
         lease.update(database=store.database_file)
         assert cli(store.home, "doctor", "--no-device").returncode == 0
         replace_database(store.home)
-        time.sleep(16)
         lease.update(seen_at=time.monotonic())
-        assert "deaf" in cli(store.home, "worker", "ls").stdout
-        doctor = cli(store.home, "doctor", "--no-device")
+        assert "deaf" not in cli(store.home, "worker", "ls").stdout  # it may yet notice
+        (tmp_path / "clock").write_text("16")
+        later = environment(tmp_path)
+        assert "deaf" in cli(store.home, "worker", "ls", env=later).stdout
+        doctor = cli(store.home, "doctor", "--no-device", env=later)
         assert doctor.returncode == 100
         assert f"works on another file than {store.home / DATABASE}" in doctor.stdout

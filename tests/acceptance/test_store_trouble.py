@@ -146,7 +146,7 @@ def test_sigterm_while_it_waits(store: Store, start: Start, tmp_path: Path) -> N
     worker = start(grace=2)
     running(store, job)
     with locked(store):
-        time.sleep(5)  # its work is done, and waits to be written
+        until(lambda: len(noted(tmp_path)) == 2)  # its work is done, and waits to be written
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(timeout=20) == 0
     start()
@@ -205,7 +205,7 @@ def test_a_wait_for_a_disk_can_be_ended(store: Store, start: Start, tmp_path: Pa
         path=str(tmp_path / "outputs" / "out"),
         count=6,
         sleep_s=0.2,
-        timeout_s=6 if way == "timeout" else None,
+        timeout_s=4 if way == "timeout" else None,
     )
     worker = start(grace=30)
     running(store, job)
@@ -220,7 +220,7 @@ def test_a_wait_for_a_disk_can_be_ended(store: Store, start: Start, tmp_path: Pa
             worker.send_signal(signal.SIGTERM)
             time.sleep(1)
         else:
-            time.sleep(8)
+            time.sleep(5)
     (done,) = (
         ended(store, job) if way != "stop" else [until(lambda: worker.poll() is not None and store.jobs.get(job.id))]
     )
