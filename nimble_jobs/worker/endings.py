@@ -67,5 +67,7 @@ def requeued(jobs: Jobs, job: Job, reason: str) -> None:
 
 def cancelled(jobs: Jobs, job: Job) -> None:
     """The user wanted no more of it."""
-    jobs.cancelled(job.id, job.attempt, now=time.time())
-    log.info("%s: attempt %d cancelled", job.id, job.attempt)
+    if jobs.cancelled(job.id, job.attempt, now=time.time()):
+        log.info("%s: attempt %d cancelled", job.id, job.attempt)
+    else:
+        log.info("%s: attempt %d stopped; the job is no longer this attempt's", job.id, job.attempt)

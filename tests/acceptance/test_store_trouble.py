@@ -205,7 +205,7 @@ def test_a_wait_for_a_disk_can_be_ended(store: Store, start: Start, tmp_path: Pa
         path=str(tmp_path / "outputs" / "out"),
         count=6,
         sleep_s=0.2,
-        timeout_s=4 if way == "timeout" else None,
+        timeout_s=6 if way == "timeout" else None,
     )
     worker = start(grace=30)
     running(store, job)
@@ -220,7 +220,7 @@ def test_a_wait_for_a_disk_can_be_ended(store: Store, start: Start, tmp_path: Pa
             worker.send_signal(signal.SIGTERM)
             time.sleep(1)
         else:
-            time.sleep(5)
+            time.sleep(8)
     (done,) = (
         ended(store, job) if way != "stop" else [until(lambda: worker.poll() is not None and store.jobs.get(job.id))]
     )
