@@ -268,6 +268,7 @@ class Reader:
         """Have processes decode pictures if there are enough of them, until `close`. Results are the same."""
         few = FEW_RUNNING if decoders.running else FEW
         if self._crew is None and self.decodes and self.total >= few:
+            decoders.start()
             found = decoders_of(self._source)
             self._crew = Crew(decoders, max(PIECE_AWAY * self.recipe.nbytes, self.encoded_bytes))
             for decoder in found:

@@ -79,6 +79,12 @@ class Decoders:
             shared.descriptor = -1
         self._wake()
 
+    def start(self) -> None:
+        """Start the processes, ahead of their first work."""
+        with self._lock:
+            if not self._closed:
+                self._begin()
+
     def submit(self, work: Work, shared: Shared, blobs: Sequence[bytes | memoryview] = ()) -> Future[Answer]:
         """Begin a work. One that is cancelled in time is not done. Raises RuntimeError after `close`."""
         future: Future[Answer] = Future()
@@ -86,9 +92,7 @@ class Decoders:
             if self._closed:
                 raise RuntimeError("the decoders are closed")
             self._given.append(Task(work=work, blobs=tuple(blobs), shared=shared, future=future))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nimble-decoders", daemon=True)
-                self._thread.start()
+            self._begin()
         self._wake()
         return future
 
@@ -101,9 +105,15 @@ class Decoders:
         if thread is not None:
             thread.join()
 
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="nimble-decoders", daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
         crew = Processes(self.workers, self._program)
         self._crew, self._wake = crew, crew.wake
+        crew.start()
         idle_since = time.monotonic()
         try:
             while True:

@@ -63,6 +63,14 @@ class Processes:
         self._early = 0  # processes that died before they said anything, in a row
         self._threads: ThreadPoolExecutor | None = None  # for what no process can do
 
+    def start(self) -> None:
+        """Start all of them, ahead of their work."""
+        try:
+            while len(self.known) < self._workers:
+                self._start()
+        except OSError as e:
+            self._give_up(f"{e.strerror or e}")
+
     @property
     def busy(self) -> bool:
         return bool(self._pending) or any(p.tasks for p in self.known)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.engine import nvjpeg
-from nimble_jobs.engine.resize import FIELDS, Shaping, resize_into
+from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
@@ -106,6 +106,7 @@ class PictureDecoder:
         self.done: torch.cuda.Event | None = None  # the rows of the last `decode` are there; None on the CPU
         self._shaping = Shaping(height=height, width=width, channels=channels, resize=resize, center_crop=center_crop)
         self._decode = decode or nvjpeg.decoder(self.device, channels)
+        self._at_once = nvjpeg.together() if decode is None else None
         self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)
         self._grown_bytes = 0  # what the allocator took for large pictures since it last gave back
         self._stream: torch.cuda.Stream | None = None
@@ -183,11 +184,16 @@ class PictureDecoder:
 
     def _decoded(
         self, pictures: Pictures, rows: np.ndarray, failed: list[int], *, large: bool
-    ) -> tuple[np.ndarray, list[torch.Tensor]]:
+    ) -> tuple[np.ndarray, Planes]:
         """Those of the rows that can be decoded, and their pictures; the others are added to `failed`."""
         self._settle()
         reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
         data = torch.from_numpy(pictures.data)
+        if (planes := self._together(data, pictures, rows)) is not None:
+            if reserved:
+                self._grown_bytes += max(0, torch.cuda.memory_reserved(self.device) - reserved)
+            return rows, planes
+        self._settle()
         spans = [data[offset : offset + length] for offset, length in pictures.spans[rows].tolist()]
         decoded = salvage(spans, self._decode, self._refused)
         if reserved:
@@ -201,7 +207,21 @@ class PictureDecoder:
             failed.append(row)
             if picture is not None:
                 self.refusals["its header gives another size"] += 1
-        return np.array(kept, dtype=np.int64), good
+        return np.array(kept, dtype=np.int64), Planes.of(good)
+
+    def _together(self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray) -> Planes | None:
+        """All of them by one call; None where one of them is not what its header says, or cannot be decoded."""
+        if self._at_once is None or not len(rows):
+            return None
+        offsets, lengths = (pictures.spans[rows, i].tolist() for i in (0, 1))
+        try:
+            flat, shapes = self._at_once(data, offsets, lengths, nvjpeg.mode_of(self._shaping.channels), self.device)
+        except RuntimeError:  # what is wrong, and with which, is found one by one
+            return None
+        sizes = np.array(shapes, dtype=np.int64).reshape(-1, 3)
+        if (sizes[:, 0] != self._shaping.channels).any() or (sizes[:, 1:] != pictures.sizes[rows]).any():
+            return None
+        return Planes.together(flat, self._shaping.channels, sizes[:, 1:])
 
     def _refused(self, _: int, error: RuntimeError) -> None:
         self.refusals[nvjpeg.refusal(error, self.device)] += 1

@@ -26,6 +26,38 @@ _WARPS = 4
 _COMPILING = threading.Lock()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Planes:
+    """Decoded pictures, each uint8 [channels, h, w], contiguous."""
+
+    addresses: np.ndarray  # int64 [n]: of the first pixel
+    sizes: np.ndarray  # int64 [n, 2]: height and width
+    held: Sequence[torch.Tensor]  # what they lie in: each in one of its own, or all in one
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @classmethod
+    def of(cls, pictures: Sequence[torch.Tensor]) -> Planes:
+        """Of pictures in memory of their own."""
+        sizes = np.array([p.shape[1:] for p in pictures], dtype=np.int64).reshape(-1, 2)
+        return cls(addresses=np.array([p.data_ptr() for p in pictures], dtype=np.int64), sizes=sizes, held=pictures)
+
+    @classmethod
+    def together(cls, flat: torch.Tensor, channels: int, sizes: np.ndarray) -> Planes:
+        """Of pictures one after another in `flat`, uint8 [*]; `sizes` int64 [n, 2]."""
+        nbytes = channels * sizes.prod(axis=1)
+        return cls(addresses=flat.data_ptr() + np.cumsum(nbytes) - nbytes, sizes=sizes, held=(flat,))
+
+    def pictures(self, channels: int) -> list[torch.Tensor]:
+        """Each as uint8 [channels, h, w]."""
+        if len(self.held) == len(self) and all(p.dim() == 3 for p in self.held):
+            return list(self.held)
+        sizes = self.sizes.tolist()
+        parts = self.held[0].split([channels * height * width for height, width in sizes])
+        return [part.view(channels, *size) for part, size in zip(parts, sizes, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
     """What is done to a decoded picture: resize, then the middle. `height` and `width` are those of the result."""
@@ -44,18 +76,16 @@ class Shaping:
         compare = np.greater_equal if self.center_crop is not None else np.equal
         return np.asarray(compare(sizes, wanted).all(axis=1))
 
-    def lines(
-        self, pictures: Sequence[torch.Tensor], rows: Sequence[int], boxes: np.ndarray | None = None
-    ) -> np.ndarray:
-        """int64 [n, FIELDS]: what the kernel does with each picture, uint8 [channels, h, w], contiguous.
+    def lines(self, planes: Planes, rows: Sequence[int], boxes: np.ndarray | None = None) -> np.ndarray:
+        """int64 [n, FIELDS]: what the kernel does with each picture.
 
         The fields: address of the first pixel, pixels from channel to channel and from row to row, height and width
         before and after the resize, top and left of the crop, row of the result.
         `boxes` int32 [n, 4] (top, left, height, width): only this part of a picture is resized, to the result's size.
         """
-        line = np.empty((len(pictures), FIELDS), dtype=np.int64)
-        line[:, 0] = [p.data_ptr() for p in pictures]
-        line[:, 3:5] = [p.shape[1:] for p in pictures]
+        line = np.empty((len(planes), FIELDS), dtype=np.int64)
+        line[:, 0] = planes.addresses
+        line[:, 3:5] = planes.sizes
         line[:, 1] = line[:, 3] * line[:, 4]
         line[:, 2] = line[:, 4]
         if boxes is None:
@@ -72,33 +102,33 @@ class Shaping:
 
 def resize_into(
     out: torch.Tensor,
-    pictures: Sequence[torch.Tensor],
+    planes: Planes,
     rows: Sequence[int],
     shaping: Shaping,
     boxes: np.ndarray | None = None,
     table: torch.Tensor | None = None,
 ) -> None:
-    """Write each picture, uint8 [channels, h, w], to its row of `out`, uint8 [n, height, width, channels].
+    """Write each picture to its row of `out`, uint8 [n, height, width, channels].
 
     All tensors are contiguous and on one device; on a GPU this is one launch on the current stream, and the pictures
     must live until it is over. `table` is room for the kernel's, int64 [>= n, FIELDS], allocated here if not given.
     Raises EngineError where the kernel cannot be compiled or loaded.
     """
-    if not pictures:
+    if not len(planes):
         return
     if out.device.type != "cuda":
-        for i, (picture, row) in enumerate(zip(pictures, rows, strict=True)):
+        for i, (picture, row) in enumerate(zip(planes.pictures(shaping.channels), rows, strict=True)):
             out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
         return
     if table is None:
-        table = torch.empty(len(pictures), FIELDS, dtype=torch.int64, device=out.device)
-    table[: len(pictures)].copy_(torch.from_numpy(shaping.lines(pictures, rows, boxes)))
+        table = torch.empty(len(planes), FIELDS, dtype=torch.int64, device=out.device)
+    table[: len(planes)].copy_(torch.from_numpy(shaping.lines(planes, rows, boxes)))
     with _COMPILING:
         function, kernel = _loaded(out.device, shaping.channels)
     blocks = -(-shaping.height * shaping.width // _PLACES)
     launch_kernel(
         function,
-        (blocks, len(pictures), 1),
+        (blocks, len(planes), 1),
         _WARPS,
         kernel.shared_bytes,
         kernel.arg_types,

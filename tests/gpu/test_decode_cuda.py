@@ -15,7 +15,7 @@ from PIL import Image
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine.pictures import PictureDecoder, available
-from nimble_jobs.engine.resize import Shaping, resize_into
+from nimble_jobs.engine.resize import Planes, Shaping, resize_into
 from nimble_jobs.pictures import Pictures
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
@@ -251,8 +251,8 @@ def test_the_kernel_computes_what_matrix_products_do(
         rows = list(range(len(sizes)))[::-1]
         expected = torch.zeros(len(sizes), height, width, channels, dtype=torch.uint8)
         found = expected.to(device)
-        resize_into(expected, pictures, rows, shaping, boxes)
-        resize_into(found, [p.to(device) for p in pictures], rows, shaping, boxes)
+        resize_into(expected, Planes.of(pictures), rows, shaping, boxes)
+        resize_into(found, Planes.of([p.to(device) for p in pictures]), rows, shaping, boxes)
         far = (found.cpu().int() - expected.int()).abs()
         assert far.max() <= 1
         assert (far > 0).float().mean() < 0.01

@@ -268,7 +268,7 @@ def with_counts(tensor, scope):
 interpreter._patch_lang_tensor = with_counts
 np.seterr(all="ignore")  # places beyond the last one
 from nimble_jobs.engine import resize_triton
-from nimble_jobs.engine.resize import FIELDS, Shaping, resize_into
+from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
 generator = torch.Generator().manual_seed(0)
 sizes = [(13, 21), (5, 6), (40, 9)]
 for channels in (3, 1):
@@ -282,8 +282,8 @@ for channels in (3, 1):
         for these in (None, boxes)[: channels - 1 or 1]:
             rows = list(range(len(pictures)))[::-1]
             expected, found = torch.zeros(2, len(pictures) + 1, *size, channels, dtype=torch.uint8)
-            resize_into(expected, pictures, rows, shaping, these)
-            lines = torch.from_numpy(shaping.lines(pictures, rows, these))
+            resize_into(expected, Planes.of(pictures), rows, shaping, these)
+            lines = torch.from_numpy(shaping.lines(Planes.of(pictures), rows, these))
             grid = (-(-size[0] * size[1] // 64), len(pictures))
             resize_triton.resize_ragged[grid](lines, found, *size, FIELDS=FIELDS, CHANNELS=channels, PLACES=64)
             far = (found.int() - expected.int()).abs()
