@@ -15,7 +15,7 @@ from nimble_jobs.cli import (
     output,
     render,
 )
-from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, rows_of
+from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, rows_of, wanted_line
 from nimble_jobs.cli.listing import Selection, print_rows
 
 _EXPLAINED = 5  # reasons under a list
@@ -41,12 +41,13 @@ def ls(
         from nimble_jobs.store.prune import aged
 
         rows = rows_of(store, aged(store.schedules.list()))
+        wanted = store.wanted.list()
     shown = Selection(filters=filters or (), sort=sort or "created_at", limit=limit).apply(rows, KEYS)
     empty = "no schedule matches" if rows else "no stored schedules; the first run of a job makes one"
     caption = measured_on(shown)
     print_rows(shown, COLUMNS, id_key="key", json=json, quiet=quiet, empty=empty, caption=caption)
     if not (json or quiet):
-        for line in explained(shown)[:_EXPLAINED]:
+        for line in [*explained(shown)[:_EXPLAINED], *(wanted_line(each) for each in wanted[:_EXPLAINED])]:
             output.note(line)
 
 

@@ -18,7 +18,7 @@ from nimble_jobs.cli.listing import Column, Row
 from nimble_jobs.plural import count
 
 if TYPE_CHECKING:
-    from nimble_jobs.store import ScheduleEntry, Store
+    from nimble_jobs.store import ScheduleEntry, Store, WantedSchedule
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of a schedule, or its beginning.", show_default=False)]
 KeyList = Annotated[
@@ -79,6 +79,16 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
         }
         for entry in entries
     ]
+
+
+def wanted_line(wanted: WantedSchedule) -> str:
+    """A schedule that jobs did without, and what becomes of it."""
+    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, which {count(wanted.misses, 'job')} did without"
+    if wanted.state == "failed":
+        return f"not built: {what}: {wanted.why}"
+    if wanted.state == "building":
+        return f"being built by worker {wanted.builder}: {what}"
+    return f"an idle worker builds {what} (about {render.duration(wanted.costs_s)})"
 
 
 def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:

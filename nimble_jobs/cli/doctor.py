@@ -15,6 +15,7 @@ import typer
 
 from nimble_jobs import __version__
 from nimble_jobs.cli import cron_health, notifications, options, output, render
+from nimble_jobs.cli.cache_rows import wanted_line
 from nimble_jobs.errors import JobFailed, NimbleError
 from nimble_jobs.plural import count
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
 _OPTIONAL = ("triton", "timm", "transformers")
 _FREE_BYTES = 1 << 30
+_WANTED = 5  # schedules that jobs did without, the most promising ones
 _NEWEST = 5000  # jobs that are read, unless --all asks for each
 
 
@@ -103,6 +105,8 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
                 part = "" if newest is None else f" (the newest {newest:,} jobs were read; --all reads each)"
                 yield Finding(name="store", detail=f"sound: {kept}{part}")
             yield from _left(store)
+            for wanted in store.wanted.list()[:_WANTED]:
+                yield Finding(name="wanted", detail=wanted_line(wanted), status="note")
             problem = store.settings.problem
             if problem is not None:
                 detail = f"not valid, workers go on with the values from before: {problem}"

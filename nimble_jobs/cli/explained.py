@@ -39,6 +39,7 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("key", found["key"][:16]),  # enough for `cache show`
         ("answer", _HITS[found["hit"]] + (f": {reason}" if reason else "")),
         ("fallback", found["fallback"]),
+        ("first run", (found.get("first_run") or {}).get("why")),
         ("speed", render.speedup(found)),
     ]
     if "graph" in found:

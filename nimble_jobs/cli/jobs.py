@@ -263,12 +263,12 @@ def _awaited(wait: tuple[str, When]) -> str:
 def _schedule(job: Job) -> list[tuple[str, str]]:
     """The state and the speed in words, then what they do not say already."""
     state, speed = render.schedule_state(job), render.speedup(job.schedule)
-    told = {"hit", "runs", "eager_is_faster", *(("replay_us", "eager_us", "device") if speed else ())}
+    told = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
     rest = {name: value for name, value in job.schedule.items() if name not in told}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
-    return lines + render.flat(rest)
+    return lines + render.first_run(job) + render.flat(rest)
 
 
 def _attempt(attempt: Attempt) -> str:

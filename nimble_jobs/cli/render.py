@@ -189,10 +189,34 @@ def state_text(row: Row) -> str:
     return str(row["state"])
 
 
+_BEGUN = {  # where a job stands that began in eager
+    "eager": "not built, in eager",
+    "quick": "not built, eager's kernels captured",
+    "building": "being built beside the job",
+    "moved": "built beside the job",
+}
+
+
+def first_run(job: Job) -> list[tuple[str, str]]:
+    """What a job that began in eager decided, why, and what each move brought."""
+    found = job.schedule.get("first_run") or {}
+    lines = [("first run", str(found["why"]))] if found.get("why") else []
+    for move in found.get("moves", ()):
+        to = "eager's kernels, captured" if move["to"] == "quick" else "the stored schedule"
+        took = f"in {duration(move['took_s'])}" if move.get("took_s") is not None else ""
+        before, after = move.get("record_s_before"), move.get("record_s")
+        gain = f": {rate(1 / before)} before, {rate(1 / after)} after" if before and after else ""
+        lines.append(("moved", f"before record {move['record']:,} to {to} {took}{gain}"))
+    return lines
+
+
 def schedule_state(job: Job) -> str:
     """How the job came by its schedule, in words; empty before it is known."""
     if fallback(job):
         return "eager"
+    begun = _BEGUN.get(str(job.schedule.get("progress")))
+    if begun is not None and job.schedule.get("first_run"):
+        return begun
     hit = job.schedule.get("hit")
     return {"miss": "built", "stored": "stored hit", "resident": "resident hit"}.get(str(hit), "")
 
@@ -258,7 +282,7 @@ def summary(job: Job) -> str:
     measured = job.timings.get("records_per_s")
     if measured:
         parts.append(rate(measured))
-    if job.schedule.get("runs") == "eager" and not fallback(job):
+    if job.schedule.get("eager_is_faster", job.schedule.get("runs") == "eager") and not fallback(job):
         parts.append("eager is faster here")
     elif schedule_state(job):
         parts.append(f"schedule: {schedule_state(job)}")

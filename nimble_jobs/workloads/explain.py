@@ -11,6 +11,7 @@ from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.ahead import asked
+from nimble_jobs.workloads.forecast import forecast
 from nimble_jobs.workloads.training import ahead as training
 
 
@@ -37,4 +38,5 @@ def explain(
     else:
         request, device = asked(spec, allowed_python, memory_bytes)
         answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build, told=told)
+        answer["first_run"] = forecast(spec, request, device, answer, store)
     return answer, schedule

@@ -104,7 +104,8 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     else:
         context.builders.alone(loaded.key, ends_at_once=not _uses(context, _demand(context, prepared)))
         left = "the job ended before the build beside it, which goes on"
-    context.event("schedule", f"{run.why}; {left}", {"key": loaded.key})
+    text = left if run.decision is not None else f"{run.why}; {left}"
+    context.event("schedule", text, {"key": loaded.key})
 
 
 _BY_HAND = "an idle worker builds the schedule, or `nimble-jobs cache build`"

@@ -1,0 +1,44 @@
+"""What a job of a spec would decide if its schedule were not stored, as far as that is known before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nimble_jobs.data import open_reader
+from nimble_jobs.engine import device as devices
+from nimble_jobs.payback import Situation, decide
+from nimble_jobs.planner import Request
+from nimble_jobs.planner.first_run import expected, idle_cores
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.store import Store
+
+
+def forecast(
+    spec: JobSpec, request: Request, device: torch.device, answer: dict[str, Any], store: Store
+) -> dict[str, Any] | None:
+    """The plan of a first run over all records of the input, and why; None where the spec asks for another way.
+
+    It rests on eager's time as the schedule in `answer` has it. Without one only the way of deciding is known.
+    """
+    if spec.schedule.on_miss != "build" or spec.schedule.progressive != "auto":
+        return None
+    eager_us = answer.get("eager_us")
+    if eager_us is None:
+        why = "a job begins in eager, and decides once it knows its rate; what it leaves, an idle worker builds"
+        return {"plan": None, "why": why}
+    with open_reader(spec.input) as reader:
+        records = reader.total
+    on_gpu, call_s = device.type == "cuda", eager_us / 1e6
+    builds = store.schedules.builds(devices.describe(device))
+    costs = expected(builds, model=answer["key_parts"].get("model.source", ""), on_gpu=on_gpu, call_s=call_s)
+    situation = Situation(
+        left=records,
+        record_s=call_s / request.batch_size,
+        on_gpu=on_gpu,
+        idle_cores=idle_cores(device),
+        threads=1 if on_gpu else torch.get_num_threads(),
+    )
+    found = decide(situation, costs)
+    return {"plan": found.plan.value, "why": found.why, "cost_s": found.cost_s, "saving_s": found.saving_s}
