@@ -94,7 +94,7 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     if loaded.ready and not loaded.instances:  # what was built says that eager is faster
         return
     if not run.why:
-        run.why = f"stayed in eager: it took {at.run_s:.1f} s, too little to decide on a build"
+        run.why = f"stayed in eager: it was over after {at.run_s:.1f} s, before its rate was known"
     _want(context, prepared, run, at)
     if not context.builders.running(loaded.key):
         left = "an idle worker builds the schedule" if not context.job.foreground else _BY_HAND

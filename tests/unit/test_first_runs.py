@@ -151,7 +151,7 @@ def test_a_small_job_builds_nothing(store: Store, tmp_path: Path) -> None:
         station = station_of(store, Later(store, 0))
         job = run(store, tmp_path, station)
         assert (job.schedule["hit"], job.schedule["runs"], job.schedule["progress"]) == ("miss", "eager", "eager")
-        assert "too little to decide on a build" in job.schedule["first_run"]["why"]
+        assert "before its rate was known" in job.schedule["first_run"]["why"]
         assert "an idle worker builds the schedule, or `nimble-jobs cache build`" in said(store, job)[-1]
         assert np.array_equal(output(tmp_path), expected)
         (wanted,) = store.wanted.list()
