@@ -63,6 +63,14 @@ def test_a_wrong_guess_costs_a_share_of_the_job(now: Situation, costs: Costs) ->
     assert found.cost_s <= STAKE * (now.spent_s + found.eager_s) + 1e-9
 
 
+def test_a_risk_that_is_too_large() -> None:
+    """Half of a short job is not staked, though it would be won; with time spent before, it is less of the job."""
+    job = Situation(left=4_000, record_s=1e-3, beside=False)
+    costs = replace(COSTS, quick_s=2.0, quick_ratio=0.1, build_s=1e6)
+    assert decide(job, costs).plan is Plan.NOTHING
+    assert decide(replace(job, spent_s=6.1), costs).plan is Plan.QUICK
+
+
 @given(now=situations, costs=costs, more=st.integers(0, 10**7))
 def test_more_records_never_bring_less(now: Situation, costs: Costs, more: int) -> None:
     """What pays for some records pays for more of them. (For others' sake a longer job is disturbed for longer.)"""
