@@ -26,7 +26,7 @@ from nimble_jobs.data import BadRecord, Batch, Reader, Staging
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
-from nimble_jobs.pipeline import Meter, Sink, ahead, mapped, short_turns
+from nimble_jobs.pipeline import Meter, Sink, ahead, mapped
 from nimble_jobs.planner import Prepared
 from nimble_jobs.planner.limits import Limits
 from nimble_jobs.preprocess import bits
@@ -125,10 +125,6 @@ class Scoring:
 
     def run(self) -> dict[str, Any]:
         """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
-        with short_turns():
-            return self._run()
-
-    def _run(self) -> dict[str, Any]:
         writer = Sink(
             self._write,
             depth=self._depth(_SHARDS),
