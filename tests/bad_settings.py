@@ -19,7 +19,7 @@ limits:
   grace: 30s
   patience: 2h
 queue: {aging: 30m}
-cache: {size: 50GB}
+cache: {size: 50GB, build_after: 10s}
 retention: {keep: 14d, keep_failed: 60d, per_name: 100, logs: 7d, daily: "03:30"}
 notify:
   on: [failed, missed]

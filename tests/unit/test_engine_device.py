@@ -79,9 +79,11 @@ def test_other_software_does_not(gpu: dict[str, Any], part: str, monkeypatch: py
             monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92_000)
         case "driver":
             monkeypatch.setattr(machine, "driver_version", lambda: "580.1")
+            devices._driver.cache_clear()
         case _:
             monkeypatch.setattr(machine, "package_version", lambda _package: "3.7.0")
     found = facts()
+    devices._driver.cache_clear()
     assert {n for n in before if found[n] != before[n]} == {part}
 
 

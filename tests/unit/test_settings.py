@@ -51,6 +51,7 @@ def test_every_field(path: Path) -> None:
     assert settings.limits.patience == 7200
     assert settings.queue.aging == 1800
     assert settings.cache.size == 50 * 10**9
+    assert settings.cache.build_after == 10
     assert settings.retention.daily == "03:30"
     assert settings.notify.command == ("/opt/hooks/tell", "--quietly")
     assert settings.origin("limits.stall") == f"{path}:7"
@@ -130,8 +131,9 @@ def test_missing_file_to_check(tmp_path: Path) -> None:
         check_file(tmp_path / "config.yaml")
 
 
-def test_edited_file_is_seen(path: Path) -> None:
+def test_edited_file_is_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process sees an edited file at its next look; a broken one leaves the last good values and says why."""
+    monkeypatch.delenv("NIMBLE_JOBS_CACHE_BUILD_AFTER", raising=False)
     watched = Watched(path.parent)
     assert watched.now().limits.grace == 30
     path.write_text("limits: {grace: 5s}\n")

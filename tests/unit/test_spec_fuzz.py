@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs import spec
@@ -113,6 +113,7 @@ def test_any_override(text: str) -> None:
     accept(FULL_SCORE, text)
 
 
+@settings(deadline=None)  # years are walked through
 @given(
     st.sampled_from([*spec.json_schema()["$defs"]["CronSpec"]["properties"], "x"]),
     values | st.text("0123456789*/-: T+Z"),
@@ -122,6 +123,7 @@ def test_any_value_in_cron(field: str, value: object) -> None:
     accept(TIMER, f"cron.{field}={json.dumps(value)}")
 
 
+@settings(deadline=None)
 @given(st.text("{}%:tickprevous_ Ymd./", max_size=30) | st.text(max_size=20))
 def test_any_template(text: str) -> None:
     """Any text where templates may stand."""
