@@ -63,8 +63,10 @@ class Arrivals:
         slots: list[Slot] = []
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            like = torch.empty(shape, dtype=dtype, device=device)
-            slots = [Slot(x=torch.empty_like(like), taken=torch.cuda.Event()) for _ in range(in_flight + _AHEAD)]
+            slots = [
+                Slot(x=torch.empty(shape, dtype=dtype, device=device), taken=torch.cuda.Event())
+                for _ in range(in_flight + _AHEAD)
+            ]
         self._slots = Pool(slots)
         self.bytes = sum(slot.x.nbytes for slot in slots)
 
@@ -75,11 +77,6 @@ class Arrivals:
     def end(self) -> None:
         """Wake whoever waits for a slot."""
         self._slots.end()
-
-    @property
-    def ended(self) -> bool:
-        """Whether nobody wants batches any more."""
-        return self._slots.ended
 
     def upload(self, host: torch.Tensor) -> Arrived | None:
         """Send rows [n, ...] of the host on their way; None after `end`. The host's memory must stay until then."""

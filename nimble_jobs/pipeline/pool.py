@@ -26,11 +26,6 @@ class Pool(Generic[T]):
         """How many nobody holds."""
         return len(self._free)
 
-    @property
-    def ended(self) -> bool:
-        """Whether it gives out no more."""
-        return self._ended
-
     def begin(self) -> None:
         """Take all back and offer them anew. Nobody may use one that was taken before."""
         with self._changed:

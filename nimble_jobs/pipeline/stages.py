@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,32 +24,22 @@ _POLL_S = 0.1  # how soon a thread sees that nobody wants its items any more
 _END = object()
 
 
-def ahead(source: Iterator[T], depth: int, meter: Meter | None = None, *, name: str = "nimble-ahead") -> Generator[T]:
+def ahead(source: Iterator[T], depth: int, *, name: str = "nimble-ahead") -> Generator[T]:
     """The items of `source`, up to `depth` made ahead by a thread. Closing the generator ends the thread.
 
-    What `source` raises is raised where its item would have come. With a meter, the time that `source` takes for an
-    item counts as work, and so does what it waits for: give the meter to the stage that does the work.
+    What `source` raises is raised where its item would have come.
     """
     line = _Line(depth)
-    if meter is not None:
-        meter.limit = depth
-    thread = threading.Thread(target=line.fill, args=(_timed(source, meter),), name=name, daemon=True)
+    thread = threading.Thread(target=line.fill, args=(source,), name=name, daemon=True)
     thread.start()
     try:
-        while True:
-            if meter is not None:
-                meter.waiting(line.items.qsize())
-            item = line.items.get()
-            if item is _END:
-                return
+        while (item := line.items.get()) is not _END:
             if isinstance(item, _Raised):
                 raise item.error
             yield item
     finally:
         line.unwanted.set()
         thread.join()
-        if meter is not None:
-            meter.over()
 
 
 class Sink(Generic[T]):
@@ -142,12 +132,14 @@ class _Line:
         self.items: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self.unwanted = threading.Event()
 
-    def fill(self, source: Generator[Any]) -> None:
+    def fill(self, source: Iterator[Any]) -> None:
         try:
-            with closing(source):
+            try:
                 for item in source:
                     if not self._put(item):
                         return
+            finally:
+                _close(source)
             self._put(_END)
         except BaseException as e:  # noqa: BLE001 - raised where the items are taken
             self._put(_Raised(e))
@@ -160,22 +152,6 @@ class _Line:
                 continue
             return True
         return False
-
-
-def _timed(source: Iterator[T], meter: Meter | None) -> Generator[T]:
-    """The same items; the time for each counts as work."""
-    try:
-        while True:
-            if meter is None:
-                item = next(source, _END)
-            else:
-                with meter.busy():
-                    item = next(source, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
-    finally:
-        _close(source)
 
 
 class _Until(Iterator[T]):
