@@ -60,8 +60,7 @@ class _Bounds:
 class _Part:
     """A batch, and where it belongs."""
 
-    shard: int
-    last: bool  # of its shard
+    at: _Bounds
     batch: Batch
     late: int = 0  # bad records that were found after it was read
 
@@ -111,8 +110,8 @@ class Scoring:
         self.prepared = prepared
         self.tally = tally
         self._context, self._reader, self._staging, self._limits = context, reader, staging, limits
-        self._shards, self._done = shards, frozenset(staging.done)
-        self._parts = _cut(shards, self._done, prepared.loaded.request.batch_size)
+        self._last_shard = len(shards) - 1
+        self._parts = _cut(shards, frozenset(staging.done), prepared.loaded.request.batch_size)
         self._alone = len(self._parts) <= 1  # a thread costs more than it would save
         in_flight = max(1, len(prepared.loaded.instances))
         self._stages = Stages(context, alone=self._alone, in_flight=in_flight, decodes=decode is not None)
@@ -125,6 +124,21 @@ class Scoring:
 
     def run(self) -> dict[str, Any]:
         """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
+        try:
+            self._run()
+        finally:
+            if self._decoding is not None:
+                self._decoding.close()
+        moving.finish(self._context, self.prepared, self._at())
+        return self._stages.summary()
+
+    def _run(self) -> None:
+        loaded = self.prepared.loaded
+        arrivals, buffers = loaded.arrivals, None if self._alone else loaded.buffers(self._batch_bytes())
+        arrivals.begin()
+        if buffers is not None:
+            buffers.begin()
+        source = self._arrived(buffers)
         writer = Sink(
             self._write,
             depth=self._depth(_SHARDS),
@@ -138,12 +152,6 @@ class Scoring:
             meter=self._stages.columns,
             name="nimble-columns",
         )
-        loaded = self.prepared.loaded
-        arrivals, buffers = loaded.arrivals, None if self._alone else loaded.buffers(self._batch_bytes())
-        arrivals.begin()
-        if buffers is not None:
-            buffers.begin()
-        source = self._arrived(buffers)
         try:
             finished = self._replays(source, columns)
             columns.finish()
@@ -155,12 +163,8 @@ class Scoring:
             source.close()
             columns.drop()
             writer.drop()
-            if self._decoding is not None:
-                self._decoding.close()
         if not finished:
             raise Stopped
-        moving.finish(self._context, self.prepared, self._at())
-        return self._stages.summary()
 
     def _batch_bytes(self) -> int:
         records = self.prepared.loaded.request.batch_size
@@ -191,7 +195,7 @@ class Scoring:
                 if batch.bad:
                     known = self._bad_before + len(bad)
                     enforce_threshold(self._context.spec.run, known, self._reader.total, bad)
-                yield _Part(shard=at.shard, last=at.last, batch=batch)
+                yield _Part(at=at, batch=batch)
 
     def _arrived(self, buffers: Buffers | None) -> Generator[tuple[Arrived | None, _Part]]:
         """The same, where a replay can take them; None for a batch without a good record."""
@@ -247,15 +251,15 @@ class Scoring:
         while True:
             with closing(self.prepared.loaded.run(self._until_it_may_move(source), self._heads)) as results:
                 for landed in results:
-                    part = landed.beside
+                    at = landed.beside.at
                     columns.put(self._counted(landed))
                     stop = self._context.stop()
                     if stop in (Stop.CANCEL, Stop.TIMEOUT):
                         return False
                     if stop is Stop.DRAIN and until is None:
-                        until = part.shard
-                    if part.last and part.shard == until:
-                        return part.shard == self._parts[-1].shard
+                        until = at.shard
+                    if at.last and at.shard == until:
+                        return at.shard == self._parts[-1].shard
             if self._sent == len(self._parts):
                 return True
             self.prepared = moving.better(self._context, self.prepared, self._at())
@@ -281,7 +285,7 @@ class Scoring:
     def _counted(self, landed: Landed[_Part]) -> _Result:
         part = landed.beside
         part.batch.release()  # of the last batch, and where nothing is uploaded
-        carries = self.prepared.loaded.altered() if part.last else None
+        carries = self.prepared.loaded.altered() if part.at.last else None
         self.tally.done += part.batch.stop - part.batch.start
         self.tally.bad += len(part.batch.bad)
         if part.late:
@@ -295,19 +299,19 @@ class Scoring:
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
-                self._open = _Shard(index=part.shard, columns=Columns(self._context.spec.output.fields))
+                self._open = _Shard(index=part.at.shard, columns=Columns(self._context.spec.output.fields))
             self._open.bad.extend(part.batch.bad)
             if len(part.batch):
                 self._open.columns.add(landed.outputs, part.batch.ids, part.batch.labels)
         finally:
             landed.release()
-        if part.last:
+        if part.at.last:
             shard, self._open = self._open, None
             writer.put(replace(shard, carries=result.carries))
 
     def _write(self, shard: _Shard) -> None:
         columns = shard.columns.finish()
-        last = shard.index == len(self._shards) - 1
+        last = shard.index == self._last_shard
         write = partial(self._staging.write_shard, shard.index, columns, shard.bad, carries=shard.carries, last=last)
         self._context.patience.through(write)
 

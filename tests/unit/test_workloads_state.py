@@ -153,7 +153,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, store: Store, job: Job, shards:
     whole = Scoring._counted
 
     def counted(self: Scoring, landed: Any) -> Any:
-        written.extend([1] * landed.beside.last)
+        written.extend([1] * landed.beside.at.last)
         return whole(self, landed)
 
     claimed = store.jobs.claim_foreground(job.id, "w", now=time.time())
