@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +38,6 @@ class Stages:
         self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
         self.shards = Meter("shards", now=now)
-        self._copies = (self.upload, self.download) if on_device else ()
         here = [(self.read, True), (self.decode, decodes), (self.upload, on_device and not decodes)]
         here += [(self.replay, True), (self.download, on_device), (self.columns, True), (self.shards, True)]
         self._meters = [meter for meter, is_here in here if is_here]
@@ -48,9 +47,8 @@ class Stages:
         if not landed.replay_s:
             return
         self.replay.worked(landed.replay_s)
-        if self._copies:
-            self.upload.worked(landed.upload_s)
-            self.download.worked(landed.download_s)
+        self.upload.worked(landed.upload_s)
+        self.download.worked(landed.download_s)
 
     def due(self) -> dict[str, Any] | None:
         """What to report now; None most of the time."""
@@ -60,16 +58,16 @@ class Stages:
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
-        """`stages`: each with its name, busy share, workers, mean queue depth and limit; `bottleneck`: the name of the
-        busiest. Nothing for a single batch.
-        """
-        if self._alone:
-            return {}
-        loads = [meter.load() for meter in self._meters]
-        busiest = bottleneck(loads)
-        assert busiest is not None
-        return {"stages": [rounded(asdict(load)) for load in loads], "bottleneck": busiest.name}
+        """What `summary_of` says of them; nothing for a single batch."""
+        return {} if self._alone else summary_of(self._meters)
 
 
-def rounded(load: dict[str, Any]) -> dict[str, Any]:
-    return load | {"busy": round(load["busy"], 3), "depth": round(load["depth"], 2)}
+def summary_of(meters: Sequence[Meter]) -> dict[str, Any]:
+    """`stages`: each with its name, busy share, workers, mean queue depth and limit; `bottleneck`: the name of the
+    busiest.
+    """
+    loads = [meter.load() for meter in meters]
+    busiest = bottleneck(loads)
+    assert busiest is not None
+    stages = [asdict(load) | {"busy": round(load.busy, 3), "depth": round(load.depth, 2)} for load in loads]
+    return {"stages": stages, "bottleneck": busiest.name}

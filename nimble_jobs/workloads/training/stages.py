@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from nimble_jobs.pipeline import Meter, bottleneck
-from nimble_jobs.workloads.stages import rounded
+from nimble_jobs.pipeline import Meter
+from nimble_jobs.workloads.stages import summary_of
 
 
 class Stages:
@@ -24,10 +23,5 @@ class Stages:
         self._meters = [self.read, *([self.decode] if decodes else []), self.prepare, self.steps]
 
     def summary(self) -> dict[str, Any]:
-        """`stages`: each with its name, busy share, workers, mean queue depth and limit; `bottleneck`: the name of the
-        busiest.
-        """
-        loads = [meter.load() for meter in self._meters]
-        busiest = bottleneck(loads)
-        assert busiest is not None
-        return {"stages": [rounded(asdict(load)) for load in loads], "bottleneck": busiest.name}
+        """What `summary_of` says of them."""
+        return summary_of(self._meters)
