@@ -50,8 +50,8 @@ def together() -> Together:
     """A function `(data, offsets, lengths, mode, device)` that decodes many spans in one call: their pictures one after
     another in one tensor, uint8 [*], and their shapes one after another.
 
-    It is TorchScript, so Python sees two tensors instead of two for each picture. Each of those takes the interpreter's
-    lock when it goes, which took longer than decoding.
+    It is TorchScript, so Python sees two tensors instead of two for each picture. To free one, a thread gives up the
+    interpreter's lock and must get it back; that took a third of the decoding threads' time.
     """
     load_library()
     with warnings.catch_warnings():

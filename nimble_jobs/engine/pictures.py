@@ -189,15 +189,20 @@ class PictureDecoder:
         self._settle()
         reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
         data = torch.from_numpy(pictures.data)
-        if (planes := self._together(data, pictures, rows)) is not None:
-            if reserved:
-                self._grown_bytes += max(0, torch.cuda.memory_reserved(self.device) - reserved)
-            return rows, planes
-        self._settle()
-        spans = [data[offset : offset + length] for offset, length in pictures.spans[rows].tolist()]
-        decoded = salvage(spans, self._decode, self._refused)
+        planes = self._together(data, pictures, rows)
+        if planes is None:
+            self._settle()
+            rows, planes = self._one_by_one(data, pictures, rows, failed)
         if reserved:
             self._grown_bytes += max(0, torch.cuda.memory_reserved(self.device) - reserved)
+        return rows, planes
+
+    def _one_by_one(
+        self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray, failed: list[int]
+    ) -> tuple[np.ndarray, Planes]:
+        """As `_decoded`, in whatever smaller batches it takes to find the pictures that fail."""
+        spans = [data[offset : offset + length] for offset, length in pictures.spans[rows].tolist()]
+        decoded = salvage(spans, self._decode, self._refused)
         kept, good = [], []
         for row, size, picture in zip(rows.tolist(), pictures.sizes[rows].tolist(), decoded, strict=True):
             if picture is not None and picture.shape == (self._shaping.channels, *size):
