@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,6 +44,23 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def without(self, bad: Mapping[int, str]) -> Batch:
+        """The batch without these rows, which become bad records for the reasons given. The rows of `x` that are left
+        move together; those of `pictures` stay.
+        """
+        if not bad:
+            return self
+        rows = np.array([row for row in range(len(self)) if row not in bad], dtype=np.int64)
+        records = [BadRecord(index=int(self.indexes[row]), id=self.ids[row], reason=why) for row, why in bad.items()]
+        return replace(
+            self,
+            indexes=self.indexes[rows],
+            ids=[self.ids[row] for row in rows.tolist()],
+            x=np.ascontiguousarray(self.x[rows]) if self.pictures is None else self.x,
+            labels=None if self.labels is None else self.labels[rows],
+            bad=tuple(sorted((*self.bad, *records), key=lambda record: record.index)),
+        )
 
     def release(self) -> None:
         """Let another batch have the memory of this one."""

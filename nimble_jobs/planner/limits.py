@@ -8,7 +8,7 @@ where its indexes are the input itself, the size of its table bounds the input. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nimble_jobs.data import BadRecord, Batch
+from nimble_jobs.data import Batch
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
 from nimble_jobs.models.preprocessed import Preprocessed, inner
@@ -52,21 +52,7 @@ class Limits:
     def sift(self, batch: Batch, where: Callable[[int], str]) -> Batch:
         """The batch, its records that are out of bounds among the bad ones; `where` names a record's place."""
         wrong = self.wrong(batch.x)
-        if not wrong:
-            return batch
-        rows = np.array([row for row in range(len(batch)) if row not in wrong], dtype=np.int64)
-        bad = [
-            BadRecord(index=int(batch.indexes[row]), id=batch.ids[row], reason=f"{where(batch.indexes[row])}: {why}")
-            for row, why in wrong.items()
-        ]
-        return replace(
-            batch,
-            indexes=batch.indexes[rows],
-            ids=[batch.ids[row] for row in rows.tolist()],
-            x=np.ascontiguousarray(batch.x[rows]),
-            labels=None if batch.labels is None else batch.labels[rows],
-            bad=tuple(sorted((*batch.bad, *bad), key=lambda record: record.index)),
-        )
+        return batch.without({row: f"{where(int(batch.indexes[row]))}: {why}" for row, why in wrong.items()})
 
     def _reason(self, record: np.ndarray, outside: np.ndarray) -> str:
         assert self.low is not None

@@ -7,19 +7,18 @@ the host, alone; what cannot be decoded there either is a bad record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Batch
+from nimble_jobs.data import Batch
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.pipeline import Meter, Pool
 
 Redo = Callable[[int], np.ndarray | str]  # position in the input -> uint8 [H, W, C], or why the record is bad
 
-THREADS = 2  # more bring nothing: the decoding engines are busy
+THREADS = 2  # a third one brought nothing on an H200
 
 
 class DeviceDecoding:
@@ -48,7 +47,8 @@ class DeviceDecoding:
                     failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
                 batch.release()
                 redone = {row: self._redo(int(batch.indexes[row])) for row in failed}
-                left, kept = without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
+                bad = {row: why for row, why in redone.items() if isinstance(why, str)}
+                left, kept = batch.without(bad), [row for row in range(len(batch)) if row not in bad]
                 if not kept:
                     slot.give_back()
                     return None, left
@@ -65,23 +65,6 @@ class DeviceDecoding:
         """Give the memory of the decoders back."""
         for decoder in self._decoders:
             decoder.close()
-
-
-def without(batch: Batch, bad: dict[int, str]) -> tuple[Batch, list[int]]:
-    """The batch without those rows, which become bad records, and which rows are left."""
-    kept = [row for row in range(len(batch)) if row not in bad]
-    if not bad:
-        return batch, kept
-    records = [BadRecord(index=int(batch.indexes[row]), id=batch.ids[row], reason=why) for row, why in bad.items()]
-    rows = np.array(kept, dtype=np.int64)
-    left = replace(
-        batch,
-        indexes=batch.indexes[rows],
-        ids=[batch.ids[row] for row in kept],
-        labels=None if batch.labels is None else batch.labels[rows],
-        bad=tuple(sorted((*batch.bad, *records), key=lambda record: record.index)),
-    )
-    return left, kept
 
 
 def _patch(whole: torch.Tensor, pixels: dict[int, np.ndarray], kept: list[int]) -> Callable[[torch.Tensor], object]:

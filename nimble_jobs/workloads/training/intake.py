@@ -18,7 +18,6 @@ from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.workloads.decoding import without
 
 if TYPE_CHECKING:
     from nimble_jobs.decoding.recipe import Recipe
@@ -142,10 +141,11 @@ class Intake:
             for row, made in redone.items():
                 if not isinstance(made, str):
                     x[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
-            left, kept = without(batch, {row: why for row, why in redone.items() if isinstance(why, str)})
-            if len(kept) < len(batch):
+            bad = {row: why for row, why in redone.items() if isinstance(why, str)}
+            if bad:
+                kept = [row for row in range(len(batch)) if row not in bad]
                 x = x[torch.tensor(kept, dtype=torch.int64, device=self.device)]
-        return left, x
+        return batch.without(bad), x
 
     def _decoder(self, reader: Reader) -> PictureDecoder:
         recipe = reader.recipe
