@@ -6,7 +6,7 @@ the host, alone; what cannot be decoded there either is a bad record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -46,17 +46,14 @@ class DeviceDecoding:
                 with self._meter.busy():
                     failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
                 batch.release()
-                redone = {row: self._redo(int(batch.indexes[row])) for row in failed}
-                bad = {row: why for row, why in redone.items() if isinstance(why, str)}
-                left, kept = batch.without(bad), [row for row in range(len(batch)) if row not in bad]
+                left, kept, pixels = redone(batch, failed, self._redo)
                 if not kept:
                     slot.give_back()
                     return None, left
-                pixels = {row: made for row, made in redone.items() if isinstance(made, np.ndarray)}
             except BaseException:
                 slot.give_back()
                 raise
-            write = _patch(slot.x, pixels, kept) if redone else None
+            write = _patch(slot.x, pixels, kept) if failed else None
             return self._arrivals.finish(slot, write, rows=len(kept), after=decoder.done), left
         finally:
             done_with_it()
@@ -67,12 +64,29 @@ class DeviceDecoding:
             decoder.close()
 
 
+def redone(batch: Batch, failed: Sequence[int], redo: Redo) -> tuple[Batch, list[int], dict[int, np.ndarray]]:
+    """The host's turn at rows that the device could not decode.
+
+    Gives the batch without those that the host cannot decode either, which rows of the given batch it still holds, and
+    the pixels that the host made, by row of the given batch.
+    """
+    made = {row: redo(int(batch.indexes[row])) for row in failed}
+    bad = {row: why for row, why in made.items() if isinstance(why, str)}
+    kept = [row for row in range(len(batch)) if row not in bad]
+    return batch.without(bad), kept, {row: pixels for row, pixels in made.items() if isinstance(pixels, np.ndarray)}
+
+
+def put(pixels: dict[int, np.ndarray], rows: torch.Tensor) -> None:
+    """Write pixels that the host made, uint8 [H, W, C] by row, to their rows of uint8 [n, H, W, C]."""
+    for row, made in pixels.items():
+        rows[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
+
+
 def _patch(whole: torch.Tensor, pixels: dict[int, np.ndarray], kept: list[int]) -> Callable[[torch.Tensor], object]:
     """Puts pixels where they belong, and moves the rows that are left together."""
 
     def write(rows: torch.Tensor) -> None:
-        for row, made in pixels.items():
-            whole[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
+        put(pixels, whole)
         if kept != list(range(len(kept))):
             rows.copy_(whole[torch.tensor(kept, device=whole.device)])
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
+from nimble_jobs.workloads.decoding import put, redone
 
 if TYPE_CHECKING:
     from nimble_jobs.decoding.recipe import Recipe
@@ -136,16 +138,12 @@ class Intake:
                     self.stream.wait_event(decoder.done)
         finally:
             batch.release()
-        redone = {row: reader.redo(int(batch.indexes[row]), crops) for row in failed}
+        left, kept, pixels = redone(batch, failed, partial(reader.redo, crops=crops))
         with self._on_stream():
-            for row, made in redone.items():
-                if not isinstance(made, str):
-                    x[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
-            bad = {row: why for row, why in redone.items() if isinstance(why, str)}
-            if bad:
-                kept = [row for row in range(len(batch)) if row not in bad]
+            put(pixels, x)
+            if len(kept) < len(batch):
                 x = x[torch.tensor(kept, dtype=torch.int64, device=self.device)]
-        return batch.without(bad), x
+        return left, x
 
     def _decoder(self, reader: Reader) -> PictureDecoder:
         recipe = reader.recipe
