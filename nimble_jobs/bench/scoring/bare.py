@@ -11,25 +11,13 @@ from nimble_jobs.bench.in_flight import rate
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.errors import EngineError
 from nimble_jobs.planner import Loaded, prepare
+from nimble_jobs.planner.ahead import KeepsNothing
 from nimble_jobs.spec import load
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import ahead
 
 _SAMPLE_S = 2.0
-
-
-class _NoResidents:
-    """Keeps nothing: one schedule is loaded, and closed by whoever loaded it."""
-
-    def get(self, key: str) -> None:
-        return None
-
-    def put(self, key: str, value: Any) -> None:
-        """The caller holds it."""
-
-    def make_room(self, nbytes: int) -> None:
-        """There is nothing to give way."""
 
 
 def bare(asked: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +29,7 @@ def bare(asked: dict[str, Any]) -> dict[str, Any]:
     allowed = tuple(Path(folder) for folder in asked["allow_python"])
     request, device = ahead.asked(spec, allowed)
     with open_store(resolve(asked["home"])) as store:
-        prepared = prepare(request, device=device, store=store, residents=_NoResidents())
+        prepared = prepare(request, device=device, store=store, residents=KeepsNothing())
         loaded = prepared.loaded
         try:
             if prepared.hit.value == "miss" or loaded.fallback is not None:
