@@ -119,18 +119,7 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Write the file whole, or leave the older one."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with partial.open("w") as file:
-                json.dump(self.to_json(), file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                partial.unlink()
-            raise
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Results:
@@ -140,6 +129,22 @@ class Results:
             return cls(environment=dict(raw["environment"]), rows=[Row(**row) for row in raw["results"]])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path}: not results of this benchmark: {type(e).__name__}: {e}") from e
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write the file whole, or leave the older one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        raise
 
 
 def _origin(environment: dict[str, Any]) -> str:

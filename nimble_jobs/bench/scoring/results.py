@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nimble_jobs.bench.results import write_json
 from nimble_jobs.bench.scoring.predictions import Agreement
 from nimble_jobs.bench.scoring.request import System
 from nimble_jobs.errors import UsageError
@@ -119,12 +119,7 @@ class ScoringResults:
 
     def save(self, path: Path) -> None:
         """Write the file whole, or leave the older one."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> ScoringResults:
