@@ -37,7 +37,6 @@ class _Contender:
     trials: list[Trial] = field(default_factory=list)
     prepare_s: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    note: str | None = None
     error: str | None = None
 
 
@@ -184,7 +183,7 @@ class _Run:
         spec = {
             "model": {
                 "source": f"torchvision:{request.model}",
-                "weights": str(self._weights),
+                "weights": str(self._shop.weights),
                 "dtype": request.dtype,
             },
             "input": picture_input(self._files[0].parent, request.side, setting.batch_size, decode),
@@ -199,10 +198,6 @@ class _Run:
             limit_s=shop.limit_s,
             start=shop.start,
         )
-
-    @property
-    def _weights(self) -> Path:
-        return self._shop.folder / "weights.safetensors"
 
     def _out(self, name: str) -> Path:
         return self._shop.folder / f"{name}.parquet"
@@ -222,7 +217,7 @@ class _Run:
             }
             for s in settings
         ]
-        words: dict[str, Any] = {"loop": system.loop, "model": request.model, "weights": str(self._weights)}
+        words: dict[str, Any] = {"loop": system.loop, "model": request.model, "weights": str(self._shop.weights)}
         words |= {"dtype": request.dtype, "device": request.device, "side": request.side, "out": str(out)}
         asked.write_text(json.dumps({**words, "settings": given, "files": [str(file) for file in files]}))
         env = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"TORCHDYNAMO_DISABLE": "1"} if request.device == "cpu" else {})
@@ -247,6 +242,5 @@ class _Run:
             same_top1=1.0 if same else agreement.share if agreement else None,
             probability_difference=0.0 if same else agreement.probability if agreement else None,
             facts=contender.facts,
-            note=contender.note,
             error=contender.error,
         )

@@ -60,8 +60,7 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     [model] = wanted.models
     side = wanted.side or SIDES.get(model, _SIDE)
     files = _jpegs(wanted, shop)
-    weights = shop.folder / "weights.safetensors"
-    asked = {"device": wanted.device, "model": model, "side": side, "weights": str(weights)}
+    asked = {"device": wanted.device, "model": model, "side": side, "weights": str(shop.weights)}
     told = shop.step("prepare", asked | {"files": [str(file) for file in files[:64]]})
     environment, device = _described(told), told["device"]
     sizes = [file.stat().st_size for file in files]
@@ -72,7 +71,7 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     }
     request = ScoringRequest(
         model=model,
-        dtype=wanted.dtype or ("fp16" if device == "cuda" else "fp32"),
+        dtype=wanted.dtype or _dtype(device),
         side=side,
         device=device,
         systems=wanted.systems,
@@ -110,7 +109,7 @@ def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:
         side = wanted.side or SIDES.get(model.removeprefix(ZOO), _SIDE)
         request = arrays.ArrayRequest(
             model=model,
-            dtype=wanted.dtype or ("fp16" if device == "cuda" else "fp32"),
+            dtype=wanted.dtype or _dtype(device),
             side=side,
             device=device,
             batch_sizes=wanted.batch_sizes,
@@ -123,6 +122,10 @@ def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:
             results.rows.append(arrays.measure(request, file, batch, shop))
             shop.kept(results)
     return results
+
+
+def _dtype(device: str) -> str:
+    return "fp16" if device == "cuda" else "fp32"
 
 
 def _described(told: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,11 @@ class Workshop:
     kept: Callable[[ScoringResults], None] = lambda _: None  # gets the results after every run
     start: Start = process.start_alone
 
+    @property
+    def weights(self) -> Path:
+        """What all systems load."""
+        return self.folder / "weights.safetensors"
+
     def module(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
         """Run one of our modules to its end."""
         command = [sys.executable, "-m", name, *map(str, words)]
