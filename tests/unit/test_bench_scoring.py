@@ -14,10 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
-from nimble_jobs.bench.loops import dataloader_compiled, dataloader_eager, dataloader_torchvision, gpu_decode
-from nimble_jobs.bench.loops.task import Task
+from nimble_jobs.bench import loops
 from nimble_jobs.bench.scoring import (
     System,
     Trial,
@@ -37,8 +35,9 @@ from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow
 from nimble_jobs.errors import DataError, UsageError
 from tests import prefork
 from tests.cli import Cli
+from tests.loops import LOOPS, check_answers, photo
 
-LOOPS = Path(dataloader_eager.__file__).parent
+SOURCES = Path(loops.__file__).parent
 BY_HAND = [system for system in System if not system.ours]
 
 
@@ -47,13 +46,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """20 JPEGs of 64x48."""
     folder = tmp_path_factory.mktemp("pictures")
     return photos.provide(folder / "jpeg", recipe(20), [photo(folder / "photo.png")], lambda _: None)
-
-
-def photo(path: Path) -> Path:
-    """A picture with edges and texture."""
-    coarse = np.random.default_rng(7).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    Image.fromarray(coarse).resize((640, 427), Image.Resampling.BICUBIC).save(path)
-    return path
 
 
 def recipe(count: int, **values: int) -> photos.Recipe:
@@ -192,47 +184,28 @@ def test_what_is_tried_for_a_system() -> None:
 @pytest.mark.parametrize("system", BY_HAND)
 def test_a_loop_has_at_most_forty_lines(system: System) -> None:
     """Blank ones not counted; and it starts no thread and makes no stream."""
-    text = (LOOPS / f"{system.loop}.py").read_text()
+    text = (SOURCES / f"{system.loop}.py").read_text()
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
     assert not any(word in text for word in ("threading", "Stream(", "concurrent", "multiprocessing"))
 
 
-class Brightest(nn.Module):
-    """The colour that is the brightest, and a logit for each."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean((2, 3))
-
-
-@pytest.mark.parametrize("loop", [dataloader_eager, dataloader_compiled, dataloader_torchvision, gpu_decode])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_loops_give_the_model_the_same_pixels(
     loop: object, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each writes every file once, with the answer for its pixels; a short last batch too."""
     monkeypatch.setattr(torch, "compile", lambda function=None, **_: function or (lambda f: f))
-    task = Task(
-        files=[str(file) for file in pictures],
-        model=Brightest(),
+    check_answers(
+        loop,
+        pictures,
+        tmp_path / "out.parquet",
         dtype=torch.float32,
         device="cpu",
         side=24,
-        batch_size=8,
         workers=0,
         mode="default",
-        out=str(tmp_path / "out.parquet"),
+        within=0.01,
     )
-    assert loop.score(task) > 0  # type: ignore[attr-defined]
-    table = pq.read_table(task.out)
-    assert table["id"].to_pylist() == [file.name for file in pictures]
-    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    for file, probability, top1 in zip(
-        pictures, table["probability"].to_pylist(), table["top1"].to_pylist(), strict=True
-    ):
-        small = Image.open(file).resize((24, 24), Image.Resampling.BILINEAR)
-        logits = ((np.asarray(small) / 255 - mean) / std).mean((0, 1))
-        shares = np.exp(logits) / np.exp(logits).sum()
-        assert probability == pytest.approx(shares.max(), abs=0.01)
-        assert shares[top1] == pytest.approx(shares.max(), abs=0.01)
 
 
 # ---- processes
