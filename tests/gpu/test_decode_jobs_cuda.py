@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.foreground import run_inline
 from tests.photographs import damaged, jpeg, photographs
+from tests.picture_jobs import ran, spec_of
 
 MEANS = """
 import torch
@@ -71,33 +69,13 @@ def scored(
 ) -> tuple[Job, dict[str, np.ndarray], dict[str, str]]:
     """The job, the logits by id, and the reasons of bad records by id."""
     out = folder.parent / name
-    spec = specs.restore(
-        {
-            "version": 1,
-            "name": "n",
-            "kind": "score",
-            "model": {"source": f"python:{folder.parent}/net.py:net"},
-            "input": {
-                "source": str(folder),
-                "format": "images",
-                "batch_size": 16,
-                "transform": {"resize": [96, 96], "center_crop": [80, 88]},
-                "decode": by,
-            },
-            "schedule": schedule,
-            "output": {"path": str(out), "fields": ["id", "logits"], "format": "jsonl", "shard_size": 50},
-            "run": {"error_threshold": -1.0},
-        }
+    spec = spec_of(
+        folder,
+        input={"batch_size": 16, "transform": {"resize": [96, 96], "center_crop": [80, 88]}, "decode": by},
+        output={"path": str(out), "format": "jsonl", "shard_size": 50},
+        schedule=schedule,
     )
-    made = store.jobs.submit(
-        spec=specs.dump(spec),
-        name="n",
-        kind="score",
-        foreground=True,
-        allow_python=[str(folder.parent)],
-        now=time.time(),
-    )
-    job = run_inline(store, made.id)
+    job = ran(store, spec)
     assert job.state is JobState.SUCCEEDED, job.error
     lines = [json.loads(line) for path in sorted(out.glob("*.jsonl")) for line in path.read_text().splitlines()]
     good = {line["id"]: np.array(line["logits"]) for line in lines if "logits" in line}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from nimble_jobs import spec as specs
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import pictures
 from nimble_jobs.errors import UsageError
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import JobState
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.decode import Decode, choose, on_host
 from tests.photographs import jpeg, photographs
+from tests.picture_jobs import ran, spec_of
 
 CPU = torch.device("cpu")
 CODE = """
@@ -56,36 +54,12 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def spec_of(folder: Path, **given: Any) -> JobSpec:
-    return specs.restore(
-        {
-            "version": 1,
-            "name": "n",
-            "kind": "score",
-            "model": {"source": f"python:{folder.parent}/net.py:net"},
-            "input": {
-                "source": str(folder),
-                "format": "images",
-                "batch_size": 4,
-                "transform": {"resize": [40, 30]},
-                **given,
-            },
-            "output": {"path": str(folder.parent / "out"), "fields": ["id", "logits"], "format": "npy"},
-            "run": {"error_threshold": -1.0},
-        }
+def job(folder: Path, **given: Any) -> JobSpec:
+    return spec_of(
+        folder,
+        input={"batch_size": 4, "transform": {"resize": [40, 30]}, **given},
+        output={"path": str(folder.parent / "out"), "format": "npy"},
     )
-
-
-def ran(store: Store, spec: JobSpec) -> Job:
-    made = store.jobs.submit(
-        spec=specs.dump(spec),
-        name="n",
-        kind="score",
-        foreground=True,
-        allow_python=[str(spec.output.path.parent)],
-        now=time.time(),
-    )
-    return run_inline(store, made.id)
 
 
 def published(spec: JobSpec) -> tuple[dict[str, Any], np.ndarray, list[str]]:
@@ -99,14 +73,14 @@ def published(spec: JobSpec) -> tuple[dict[str, Any], np.ndarray, list[str]]:
 
 def test_a_device_decodes_what_it_can(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are near those of the CPU, for the same records; the manifest and an event name the decoder."""
-    spec = spec_of(folder)
+    spec = job(folder)
     assert ran(store, spec).state is JobState.SUCCEEDED
     by_cpu = published(spec)
     monkeypatch.setattr(devices, "separate_memory", lambda _: True)
     monkeypatch.setattr(pictures, "available", lambda _: None)  # the stand-in on the CPU
     again = spec.model_copy(update={"output": spec.output.model_copy(update={"path": folder.parent / "again"})})
-    job = ran(store, again)
-    assert job.state is JobState.SUCCEEDED, job.error
+    done = ran(store, again)
+    assert done.state is JobState.SUCCEEDED, done.error
     by_gpu = published(again)
     assert by_cpu[0]["decode"] == on_host().to_json()
     assert (by_gpu[0]["decode"]["by"], by_gpu[0]["decode"]["resize"]) == ("gpu", by_cpu[0]["decode"]["resize"])
@@ -114,35 +88,35 @@ def test_a_device_decodes_what_it_can(store: Store, folder: Path, monkeypatch: p
     assert by_gpu[2] == by_cpu[2]
     assert len(by_cpu[1]) == 10 - len(by_cpu[2])
     np.testing.assert_allclose(by_gpu[1], by_cpu[1], atol=0.02)
-    said = [e.message for e in store.jobs.events(job.id) if e.kind == "decode"]
+    said = [e.message for e in store.jobs.events(done.id) if e.kind == "decode"]
     assert said == [f"pictures are decoded by gpu, {by_gpu[0]['decode']['decoder']}"]
 
 
 def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """auto: the device if it can, else the CPU, which is told only where a device might have; gpu: that or an error."""
     gpu = torch.device("cuda")
-    with open_reader(spec_of(folder).input) as reader:
-        assert choose(spec_of(folder), reader, CPU) == (on_host(), None)
+    with open_reader(job(folder).input) as reader:
+        assert choose(job(folder), reader, CPU) == (on_host(), None)
         with pytest.raises(UsageError, match=r"found gpu, but run\.device is cpu.*; expected auto or cpu"):
-            choose(spec_of(folder, decode="gpu"), reader, CPU)
+            choose(job(folder, decode="gpu"), reader, CPU)
         monkeypatch.setattr(pictures, "available", lambda _: "no such engine")
-        assert choose(spec_of(folder), reader, gpu) == (on_host(), "no such engine")
+        assert choose(job(folder), reader, gpu) == (on_host(), "no such engine")
         monkeypatch.setattr(pictures, "available", lambda _: None)
-        found, why_not = choose(spec_of(folder), reader, gpu)
+        found, why_not = choose(job(folder), reader, gpu)
         assert found is not None
         assert (found.by, why_not) == ("gpu", None)
-        assert choose(spec_of(folder, decode="cpu"), reader, gpu) == (on_host(), None)
+        assert choose(job(folder, decode="cpu"), reader, gpu) == (on_host(), None)
     np.save(folder.parent / "x.npy", np.zeros((2, 3)))
-    spec = spec_of(folder, source=str(folder.parent / "x.npy"), format="npy", transform={})
+    spec = job(folder, source=str(folder.parent / "x.npy"), format="npy", transform={})
     with open_reader(spec.input) as reader:
         assert choose(spec, reader, gpu) == (None, None)
 
 
 def test_the_decoder_is_part_of_the_basis_and_the_wish_is_not(folder: Path) -> None:
     """auto and what came of it are the same; another decoder or version is not."""
-    with open_reader(spec_of(folder).input) as reader:
-        host = basis(spec_of(folder), reader, on_host())
-        assert basis(spec_of(folder, decode="cpu"), reader, on_host()) == host
-        assert basis(spec_of(folder), reader) == host
-        assert basis(spec_of(folder), reader, Decode(by="cpu", decoder="Pillow 1.0")) != host
-        assert basis(spec_of(folder), reader, Decode(by="gpu", decoder=on_host().decoder)) != host
+    with open_reader(job(folder).input) as reader:
+        host = basis(job(folder), reader, on_host())
+        assert basis(job(folder, decode="cpu"), reader, on_host()) == host
+        assert basis(job(folder), reader) == host
+        assert basis(job(folder), reader, Decode(by="cpu", decoder="Pillow 1.0")) != host
+        assert basis(job(folder), reader, Decode(by="gpu", decoder=on_host().decoder)) != host
