@@ -14,12 +14,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import memory
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.ids import Ids, as_ids
 from nimble_jobs.data.rows import FileRows, FortranRows
-from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import READY, Loaded, Wanted, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import bind
 from nimble_jobs.errors import DataError
@@ -89,16 +88,14 @@ class ArraySource:
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        assert not encoded
-        assert crops is None
-        if not stored:
+        assert not wanted.encoded
+        assert wanted.crops is None
+        if not wanted.stored:
             x = self._held(indexes, give)
             return Loaded(x=placed(self._transform(x), into))
         form = form_of(self, stored=True)

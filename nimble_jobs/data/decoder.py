@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.crew import Crew
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Loaded, placed
+from nimble_jobs.data.source import Loaded, Wanted, placed
 from nimble_jobs.data.transform import arithmetic, crossing
 from nimble_jobs.decoding.do import do
 from nimble_jobs.decoding.recipe import Recipe
@@ -65,66 +64,50 @@ class ImageDecoder:
     def load(
         self,
         pictures: Sequence[Picture],
+        indexes: np.ndarray,
+        wanted: Wanted,
         *,
-        stored: bool = False,
-        into: np.ndarray | None = None,
+        into: np.ndarray | None,
         moved: Moved = _never,
-        indexes: np.ndarray | None = None,
-        crops: RandomCrops | None = None,
     ) -> Loaded:
-        """Decode them; with `stored` as uint8 [H, W, C], before the arithmetic.
+        """Decode the pictures at these positions of the input; those wanted as stored to uint8 [H, W, C], before the
+        arithmetic. Of those wanted encoded, plain JPEGs are left to a device; each picture gets its row of `into`.
 
-        Undecodable pictures are bad records, as is one of another size than the rest. With `crops`, which needs
-        `indexes`, the positions in the input, a random part of each is resized to the record's size.
+        Undecodable pictures are bad records, as is one of another size than the rest.
         """
-        recipe = self.recipe
-        pixels = into if stored and into is not None else np.empty((len(pictures), *recipe.shape), dtype=np.uint8)
-        rows, busy_s = self._done(pictures, pixels.reshape(len(pictures), -1), indexes, crops, encoded=False)
+        if wanted.encoded:
+            assert into is not None
+            rows, busy_s = self._done(pictures, indexes, wanted, into)
+            return Loaded(x=into, bad=_bad(rows, moved), rows=tuple(rows), busy_s=busy_s)
+        pixels = into if wanted.stored else None
+        if pixels is None:
+            pixels = np.empty((len(pictures), *self.recipe.shape), dtype=np.uint8)
+        rows, busy_s = self._done(pictures, indexes, wanted, pixels.reshape(len(pictures), -1))
         bad = _bad(rows, moved)
         x = np.delete(pixels, list(bad), axis=0) if bad else pixels
-        if not stored:
+        if not wanted.stored:
             x = x.transpose(0, 3, 1, 2)
             x = self._arithmetic.apply(np.array(x, dtype=np.float32, order="C"))
         return Loaded(x=x if x is into else placed(x, into), bad=bad, busy_s=busy_s)
 
-    def encode(
-        self,
-        pictures: Sequence[Picture],
-        into: np.ndarray,
-        *,
-        moved: Moved = _never,
-        indexes: np.ndarray | None = None,
-        crops: RandomCrops | None = None,
-    ) -> Loaded:
-        """Leave plain JPEGs to a device, each in its row of `into`, uint8 [n, *]; decode what else there is."""
-        rows, busy_s = self._done(pictures, into, indexes, crops, encoded=True)
-        return Loaded(x=into, bad=_bad(rows, moved), rows=tuple(rows), busy_s=busy_s)
-
     def _done(
-        self,
-        pictures: Sequence[Picture],
-        into: np.ndarray,
-        indexes: np.ndarray | None,
-        crops: RandomCrops | None,
-        *,
-        encoded: bool,
+        self, pictures: Sequence[Picture], indexes: np.ndarray, wanted: Wanted, into: np.ndarray
     ) -> tuple[list[Row], float | None]:
         """What became of each picture; a good one lies in its row of `into`, uint8 [n, *]."""
         rows = [Row(status=BAD, reason=p) if isinstance(p, str) else None for p in pictures]
-        wanted = [i for i, row in enumerate(rows) if row is None]
-        items = tuple(_item(pictures[i], i * into.shape[1], into.shape[1]) for i in wanted)
-        if crops is not None:
-            assert indexes is not None
-            items = tuple(replace(item, index=int(indexes[i])) for item, i in zip(items, wanted, strict=True))
-        blobs = [blob for i in wanted if isinstance(blob := pictures[i], bytes | memoryview)]
-        recipe = self.recipe if crops is None else self.recipe.of_parts
-        work = Work(recipe=recipe, items=items, encoded=encoded, crops=crops)
+        there = [i for i, row in enumerate(rows) if row is None]
+        items = tuple(_item(pictures[i], i * into.shape[1], into.shape[1]) for i in there)
+        if wanted.crops is not None:
+            items = tuple(replace(item, index=int(indexes[i])) for item, i in zip(items, there, strict=True))
+        blobs = [blob for i in there if isinstance(blob := pictures[i], bytes | memoryview)]
+        recipe = self.recipe if wanted.crops is None else self.recipe.of_parts
+        work = Work(recipe=recipe, items=items, encoded=wanted.encoded, crops=wanted.crops)
         if self.crew is None:
             answer, busy_s = do(work, into.reshape(-1), blobs), None
         else:
             answer = self.crew.do(work, into, blobs)
             busy_s = answer.busy_s
-        for i, row in zip(wanted, answer.rows, strict=True):
+        for i, row in zip(there, answer.rows, strict=True):
             rows[i] = row
         return [row for row in rows if row is not None], busy_s
 

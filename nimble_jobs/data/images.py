@@ -8,13 +8,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids
 from nimble_jobs.data.listing import list_images
-from nimble_jobs.data.source import Loaded, Unblocked
+from nimble_jobs.data.source import READY, Loaded, Unblocked, Wanted
 from nimble_jobs.data.stamps import Names, Stamp, Stamps
 from nimble_jobs.decoding import work
 from nimble_jobs.decoding.picture import Undecodable, header_size
@@ -64,10 +63,8 @@ class ImageSource(Unblocked):
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
@@ -79,11 +76,7 @@ class ImageSource(Unblocked):
             stamp = stamps[position]
             raise stamp.changed() if status == work.CHANGED else stamp.vanished()
 
-        items = [_item(stamp) for stamp in stamps]
-        if encoded:
-            assert into is not None
-            return self.decoder.encode(items, into, moved=moved, indexes=indexes, crops=crops)
-        return self.decoder.load(items, stored=stored, into=into, moved=moved, indexes=indexes, crops=crops)
+        return self.decoder.load([_item(stamp) for stamp in stamps], indexes, wanted, into=into, moved=moved)
 
     def check(self, indexes: np.ndarray) -> None:
         """Each file is compared when it is opened."""

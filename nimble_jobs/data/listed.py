@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import Joined, Loaded, Source, Unblocked, form_of, stamp_of
+from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.decoding.work import BAD, Row
 from nimble_jobs.errors import DataError
@@ -41,18 +40,16 @@ class Unread(Unblocked):
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         bad = dict.fromkeys(range(len(indexes)), self._reason)
-        if encoded:
+        if wanted.encoded:
             assert into is not None
             return Loaded(x=into, bad=bad, rows=(Row(status=BAD),) * len(indexes))
-        form = form_of(self, stored=stored)
+        form = form_of(self, stored=wanted.stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
         return Loaded(x=x, bad=bad)
 

@@ -22,7 +22,7 @@ from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Form, Joined, Loaded, Source, form_of, list_files, placed
+from nimble_jobs.data.source import Form, Joined, Loaded, Source, Wanted, form_of, list_files, placed
 from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
@@ -166,7 +166,8 @@ class Reader:
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
-        load = partial(self._load, stored=stored, encoded=encoded, window=window, crops=crops)
+        wanted = Wanted(stored=stored, encoded=encoded, crops=crops)
+        load = partial(self._load, wanted=wanted, window=window)
         with ExitStack() as opened:
             if self._crew is not None:
                 opened.enter_context(self._crew.lend(buffers))
@@ -192,18 +193,9 @@ class Reader:
         (batch,) = self.batches(batch_size=max(1, found.size), order=found, bounds=[(0, found.size)])
         return batch
 
-    def _load(
-        self,
-        indexes: np.ndarray,
-        into: np.ndarray,
-        *,
-        stored: bool,
-        encoded: bool = False,
-        window: Window | None,
-        crops: RandomCrops | None = None,
-    ) -> Loaded:
+    def _load(self, indexes: np.ndarray, into: np.ndarray, *, wanted: Wanted, window: Window | None) -> Loaded:
         """Good rows are packed from the beginning of `into` on, unless they are encoded."""
-        loaded = self._source.load(indexes, stored=stored, encoded=encoded, crops=crops, into=into, give=window)
+        loaded = self._source.load(indexes, wanted, into=into, give=window)
         if window is not None:
             window.done(int(indexes[0]), int(indexes[-1]) + 1)
         bad = dict(loaded.bad)
@@ -215,13 +207,13 @@ class Reader:
                     if i not in bad and n in self._labels.bad
                 }
             )
-        if encoded:
+        if wanted.encoded:
             return replace(loaded, bad=bad)
         x = loaded.x
         rows = np.array([i for i in range(len(indexes)) if i not in loaded.bad], dtype=np.int64) if bad else None
         if not self._allow_nan:
             places = np.arange(len(indexes)) if rows is None else rows
-            for row, reason in not_finite(x, self.preprocess if stored else None).items():
+            for row, reason in not_finite(x, self.preprocess if wanted.stored else None).items():
                 bad.setdefault(int(places[row]), reason)
         if len(bad) > len(loaded.bad):
             places = np.arange(len(indexes)) if rows is None else rows
@@ -286,7 +278,7 @@ class Reader:
 
     def redo(self, index: int, crops: RandomCrops | None = None) -> np.ndarray | str:
         """uint8 [H, W, C] of one picture, decoded here; or why it is a bad record. Any thread may ask."""
-        loaded = self._source.load(np.array([index]), stored=True, crops=crops)
+        loaded = self._source.load(np.array([index]), Wanted(stored=True, crops=crops))
         return loaded.bad[0] if loaded.bad else loaded.x[0]
 
     def close(self) -> None:

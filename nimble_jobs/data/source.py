@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,18 @@ class Form:
     def nbytes(self) -> int:
         """Bytes of one record."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How far records are to be prepared: with nothing set, until the model can take them."""
+
+    stored: bool = False  # as the source's `preprocess` takes them
+    encoded: bool = False  # uint8 [n, *], pictures as a device decodes them
+    crops: RandomCrops | None = None  # only random parts of encoded pictures, each resized to the record's size
+
+
+READY = Wanted()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,16 +104,12 @@ class Source(Protocol):
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        """The records at these positions; with `stored` as `preprocess` takes them. With `encoded`, which needs `into`,
-        uint8 [n, *], pictures as a device decodes them.
-        `crops`: only random parts of encoded pictures, each resized to the record's size.
+        """The records at these positions. `wanted.encoded` needs `into`.
 
         `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
         beginning. `give` has the blocks of the layout; without it, some are kept for reading in any order. Raises
@@ -231,18 +239,16 @@ class Joined:
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         of = np.searchsorted(self._starts, indexes, side="right") - 1
         if len(of) and bool((of == of[0]).all()):
-            return self._load(int(of[0]), indexes, into, give, crops, stored=stored, encoded=encoded)
+            return self._load(int(of[0]), indexes, wanted, into, give)
         if into is None:
-            form = form_of(self, stored=stored)
+            form = form_of(self, stored=wanted.stored)
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
         x = into
         rows: list[Row | None] = [None] * len(indexes)
@@ -253,19 +259,19 @@ class Joined:
             places = np.flatnonzero(of == part)
             together = bool(places[-1] - places[0] == len(places) - 1)
             room = x[places[0] : places[-1] + 1] if together else None
-            if encoded and room is None:
+            if wanted.encoded and room is None:
                 room = np.empty((len(places), *x.shape[1:]), dtype=np.uint8)
-            loaded = self._load(part, indexes[places], room, give, crops, stored=stored, encoded=encoded)
+            loaded = self._load(part, indexes[places], wanted, room, give)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
-            if encoded:
+            if wanted.encoded:
                 for place, row in zip(places.tolist(), loaded.rows, strict=True):
                     rows[place] = row
-            if not together or (mine and not encoded):
-                x[places if encoded else places[good[places]]] = loaded.x
+            if not together or (mine and not wanted.encoded):
+                x[places if wanted.encoded else places[good[places]]] = loaded.x
             bad.update(mine)
             busy_s += loaded.busy_s or 0.0
-        if encoded:
+        if wanted.encoded:
             return Loaded(x=x, bad=bad, rows=tuple(row for row in rows if row is not None), busy_s=busy_s or None)
         return Loaded(x=placed(x[good], x) if bad else x, bad=bad, busy_s=busy_s or None)
 
@@ -273,19 +279,16 @@ class Joined:
         self,
         part: int,
         indexes: np.ndarray,
+        wanted: Wanted,
         into: np.ndarray | None,
         give: Give | None,
-        crops: RandomCrops | None,
-        *,
-        stored: bool,
-        encoded: bool,
     ) -> Loaded:
         first = int(self._blocks[part]) if give is not None else 0
         mine = None if give is None else lambda number: give(number + first)
         some = indexes - self._starts[part]
-        if crops is not None:
-            crops = crops.behind(int(self._starts[part]))
-        return self.parts[part].load(some, stored=stored, encoded=encoded, crops=crops, into=into, give=mine)
+        if wanted.crops is not None:
+            wanted = replace(wanted, crops=wanted.crops.behind(int(self._starts[part])))
+        return self.parts[part].load(some, wanted, into=into, give=mine)
 
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():

@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.decoder import PIECE, ImageDecoder, Picture
 from nimble_jobs.data.ids import Ids, as_ids, no_id
-from nimble_jobs.data.source import Loaded, form_of, placed, record_of, unknown_field
+from nimble_jobs.data.source import READY, Loaded, Wanted, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.decoding.picture import Undecodable, header_size
@@ -125,22 +124,16 @@ class TableSource:
     def load(
         self,
         indexes: np.ndarray,
+        wanted: Wanted = READY,
         *,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
         if self.decoder is not None:
-            pictures = self._pictures(indexes, give or self._kept)
-            if encoded:
-                assert into is not None
-                return self.decoder.encode(pictures, into, indexes=indexes, crops=crops)
-            return self.decoder.load(pictures, stored=stored, into=into, indexes=indexes, crops=crops)
-        assert crops is None
+            return self.decoder.load(self._pictures(indexes, give or self._kept), indexes, wanted, into=into)
+        assert wanted.crops is None
         of = self._of(indexes)
-        form = form_of(self, stored=stored)
+        form = form_of(self, stored=wanted.stored)
         x = np.empty((len(indexes), *form.shape), dtype=form.dtype) if into is None else into
         bad: dict[int, str] = {}
         for number in np.unique(of).tolist():
@@ -152,7 +145,7 @@ class TableSource:
                 for p, row in zip(positions[places < 0].tolist(), rows[places < 0].tolist(), strict=True):
                     bad[p] = block.bad[row]
                 positions, places = positions[places >= 0], places[places >= 0]
-            self._copy(block.values[as_slice(places)], x, as_slice(positions), stored=stored)
+            self._copy(block.values[as_slice(places)], x, as_slice(positions), stored=wanted.stored)
         if bad:
             good = np.ones(len(indexes), dtype=bool)
             good[list(bad)] = False
