@@ -35,7 +35,7 @@ CHILD = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.workloads.score:prepare": "prepare",
     "nimble_jobs.planner.prepare:key_parts": "key",
     "nimble_jobs.planner.prepare:_still_serves": "still stored?",
-    "nimble_jobs.workloads.score:_score": "the batches",
+    "nimble_jobs.workloads.scoring:Scoring.run": "the batches",
     "nimble_jobs.engine.capture:_CallInstance.replay": "replay",
     "nimble_jobs.engine.capture:_GraphInstance.replay": "replay",
     "nimble_jobs.data.staging:Staging.write_shard": "write the shard",
@@ -65,7 +65,7 @@ class Clock:
         self._since = 0.0
 
     def watch(self, places: dict[str, str]) -> None:
-        """Time these functions wherever they are called. Those that are not there any more are left out."""
+        """Time these functions wherever they are called. Those that are not there are named on stderr."""
         for place, name in places.items():
             module, _, path = place.partition(":")
             owner: Any = importlib.import_module(module)
@@ -74,6 +74,8 @@ class Clock:
                 owner = getattr(owner, part)
             if hasattr(owner, last):
                 setattr(owner, last, self._timed(getattr(owner, last), name))
+            else:
+                print(f"not timed, as it is not there: {place} ({name})", file=sys.stderr)
 
     def count(self) -> None:
         """Count transactions, statements, syncs and opened files of this process from now on."""

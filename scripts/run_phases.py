@@ -46,7 +46,7 @@ WATCHED = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.engine.verify:check": "check: eager",
     "nimble_jobs.engine.verify:run_once": "check: replays",
     "nimble_jobs.planner.loaded:Loaded.take_off": "staging buffers",
-    "nimble_jobs.workloads.score:_score": "reading, replaying, writing",
+    "nimble_jobs.workloads.scoring:Scoring.run": "reading, replaying, writing",
     "nimble_jobs.data.staging:Staging.write_shard": "reading, replaying, writing",
     "nimble_jobs.data.staging:Staging.publish": "publish",
     "nimble_jobs.worker.endings:succeeded": "record the end",
@@ -130,6 +130,8 @@ class Watching(importlib.abc.MetaPathFinder):
                 owner = getattr(owner, part)
             if hasattr(owner, last):
                 setattr(owner, last, self._clock.timed(getattr(owner, last), name))
+            else:
+                print(f"not timed, as it is not there: {module.__name__}.{path} ({name})", file=sys.stderr)
 
 
 def main() -> None:
