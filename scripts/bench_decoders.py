@@ -235,6 +235,16 @@ def inputs(count: int) -> dict[str, list[bytes]]:
     }
 
 
+def write(found: dict[str, Any], device: torch.device, path: Path | None) -> None:
+    """Print what was found and where, as one JSON object; also into a file if one is given."""
+    where = environment(device)
+    about = {name: where[name] for name in ("device", "driver", "versions", "commit", "date")}
+    text = json.dumps({"environment": about, **found}, indent=1)
+    print(text)
+    if path is not None:
+        path.write_text(text + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=256, help="JPEGs of each kind")
@@ -245,16 +255,11 @@ def main() -> int:
     if (reason := available(device)) is not None:
         print(f"nothing to measure: {reason}", file=sys.stderr)
         return 1
-    where = environment(device)
     found = {
-        "environment": {name: where[name] for name in ("device", "driver", "versions", "commit", "date")},
         "differences": list(differences(device)),
         "rates": list(rates(device, inputs(given.images), given.seconds)),
     }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if given.json is not None:
-        given.json.write_text(text + "\n")
+    write(found, device, given.json)
     return 0
 
 

@@ -11,17 +11,15 @@ and a test picture. Prints one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import torch
-from bench_decoders import SIZE, cut, rate
+from bench_decoders import SIZE, cut, rate, write
 from PIL import Image
 
-from nimble_jobs.bench.environment import environment
 from nimble_jobs.engine.pictures import PictureDecoder, available, decoder_name
 
 
@@ -78,9 +76,7 @@ def main() -> int:
         }
         row |= rate(batches, make, threads=threads, seconds=given.seconds, failures=True)
         results.append(row | {"refused": dict(refusals)})
-    where = environment(device)
     found = {
-        "environment": {name: where[name] for name in ("device", "driver", "versions", "commit", "date")},
         "decoder": decoder_name(),
         "context_s": round(context_s, 3),
         "available_s": round(available_s, 3),
@@ -89,10 +85,7 @@ def main() -> int:
         "sizes": len({tuple(size) for batch in batches for size in batch.sizes.tolist()}),
         "results": results,
     }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if given.json is not None:
-        given.json.write_text(text + "\n")
+    write(found, device, given.json)
     return 0
 
 
