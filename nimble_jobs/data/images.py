@@ -22,9 +22,9 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, FileList
+from nimble_jobs.spec.files import SUFFIXES
 from nimble_jobs.spec.model import InputSpec
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 HEADERS = 10_000  # images whose sizes are compared before the first one is read
 
 
@@ -138,9 +138,10 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
         root = Path(files.root)
         stamps = Stamps.listed(root, files.files)
         return ImageSource(spec, root, stamps.names, stamps)
-    root, ids, others = list_images(spec.source, SUFFIXES)
+    suffixes = SUFFIXES["images"]
+    root, ids, others = list_images(spec.source, suffixes)
     if not ids:
-        raise DataError(f"{spec.source}: no images among {others} files; expected {', '.join(SUFFIXES)}")
+        raise DataError(f"{spec.source}: no images among {others} files; expected {', '.join(sorted(suffixes))}")
     return ImageSource(spec, root, ids)
 
 

@@ -32,7 +32,7 @@ def list_input(spec: InputSpec) -> Iterator[InputFile]:
     Images are looked for in all folders below, other formats only in the folder itself. Raises DataError where the
     folder, or a file that is named, is not there: a disk that is not mounted is no empty folder.
     """
-    source, suffixes = spec.source, tuple(SUFFIXES[spec.format])
+    source, suffixes = spec.source, SUFFIXES[spec.format]
     root = root_of(source)
     if is_glob(source):
         if not root.is_dir():

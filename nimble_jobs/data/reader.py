@@ -28,6 +28,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
+from nimble_jobs.spec.files import SUFFIXES
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.units import format_bytes
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
     from nimble_jobs.decoding.recipe import Recipe
 
 Targets = Literal["classes", "numbers", "shares", "stored"]
-
-_SUFFIXES = {"npy": (".npy",), "npz": (".npz",), "parquet": (".parquet", ".pq"), "csv": (".csv",)}
 
 
 class Reader:
@@ -323,7 +322,7 @@ def _open(spec: InputSpec, files: FileList | None) -> Source:
     open_one = _opener(spec)
     if files is not None:
         return open_listed(files, open_one)
-    parts = [open_one(path) for path in list_files(spec.source, _SUFFIXES[spec.format])]
+    parts = [open_one(path) for path in list_files(spec.source, SUFFIXES[spec.format])]
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 
