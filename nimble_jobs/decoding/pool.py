@@ -118,21 +118,22 @@ class Decoders:
         try:
             while True:
                 with self._lock:
-                    given, self._given = list(self._given), deque()
-                    forget, self._forget = self._forget, []
                     now = time.monotonic()
-                    if given or crew.busy:
+                    if self._given or crew.busy:
                         idle_since = now
                     if self._closed or now - idle_since >= self._idle_s:
                         self._thread, self._crew, self._wake = None, None, lambda: None
                         return
+                    given, self._given = list(self._given), deque()
+                    forget, self._forget = self._forget, []
                 for number in forget:
                     crew.forget(number)
                 crew.turn(given, timeout=max(0.0, idle_since + self._idle_s - now))
         finally:
             self._trouble = self._trouble or crew.trouble
+            left = crew.left()  # before the processes that hold them are forgotten
             crew.close()
             with self._lock:
-                for task in [*self._given, *crew.left()] if self._closed else []:
+                for task in [*self._given, *left] if self._closed else []:
                     if not task.future.cancel():
                         task.future.set_exception(RuntimeError("the decoders were closed"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,24 @@ def test_processes_end_when_idle_and_come_again(pictures: Path, memory: Buffers)
         assert decoders.submit(work_of([pictures / "01.jpg"]), place).result().rows[0].status == GOOD
     finally:
         decoders.close()
+
+
+def test_who_waits_hears_of_the_end(pictures: Path, memory: Buffers) -> None:
+    """Both of a work that a process holds and of those that no process has room for."""
+    decoders = Decoders(1)
+    try:
+        place = shared(decoders, memory)
+        decoders.submit(work_of([pictures / "01.jpg"]), place).result()
+        (pid,) = decoders.pids
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [decoders.submit(work_of([pictures / "01.jpg"]), place) for _ in range(4)]
+        while not waiting[1].running():
+            time.sleep(0.01)
+    finally:
+        decoders.close()
+    for future in waiting:
+        with pytest.raises((CancelledError, RuntimeError)):
+            future.result(timeout=30)
 
 
 OWNER = """
