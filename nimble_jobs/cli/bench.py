@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -228,8 +229,7 @@ def show(
     from nimble_jobs.cli.bench_scoring import present
 
     check_files(plot, json)
-    if json is not None and json.exists():
-        raise UsageError(f"--json: {json} is there already; name another file")
+    check_new(json)
     if is_scoring(files[0]):
         if len(files) > 1 or json is not None:
             raise UsageError(f"{files[0]}: results of bench scoring are shown one file at a time, without --json")
@@ -268,6 +268,24 @@ def check_files(plot: Path | None, json: Path | None, log: Path | None = None, *
         writable("--json", json)
     if log is not None and (log.is_dir() or not log.exists()):  # what is there is appended to
         writable("--log", log)
+
+
+def check_new(json: Path | None) -> None:
+    """Raises UsageError for a file of results that is there already."""
+    if json is not None and json.exists():
+        raise UsageError(f"--json: {json} is there already; name another file")
+
+
+def new_log(ctx: typer.Context) -> Path:
+    """A file in the state folder for what processes print; its folder is made."""
+    folder = options.home(ctx) / "logs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """What says a line on stderr, unless it is to be quiet."""
+    return (lambda _: None) if quiet else output.note
 
 
 def _measure(
@@ -318,18 +336,14 @@ def _log(ctx: typer.Context, json: Path | None) -> Path:
     """Beside the results, else in the state folder."""
     if json is not None:
         return json.with_name(f"{json.name}.log")
-    folder = options.home(ctx) / "logs"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    return new_log(ctx)
 
 
 def _run(request: Request, results: Results, json: Path | None, log: Path, *, quiet: bool) -> bool:
     """Whether everything was measured. Results are kept after every unit."""
     from nimble_jobs import bench
 
-    def told(text: str) -> None:
-        if not quiet:
-            output.note(text)
+    told = teller(quiet=quiet)
 
     def kept(found: bench.Results) -> None:
         if json is not None and found.environment:  # known once there is a device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,11 +104,10 @@ def scoring(
     from nimble_jobs.bench import request as asked
     from nimble_jobs.bench import scoring as bench
     from nimble_jobs.cli import bench_scoring_tables
-    from nimble_jobs.cli.bench import check_files
+    from nimble_jobs.cli.bench import check_files, check_new
 
     check_files(png, json, option="--png")
-    if json is not None and json.exists():
-        raise UsageError(f"--json: {json} is there already; name another file")
+    check_new(json)
     if format_ not in ("images", "npy"):
         raise UsageError(f"--format: {format_!r} is unknown; expected images, npy")
     wanted = bench.Wanted(
@@ -160,17 +158,13 @@ def _workshop(ctx: typer.Context, limit_s: float, json: Path | None, *, quiet: b
     state of the jobs that are measured.
     """
     from nimble_jobs.bench.scoring import Workshop
+    from nimble_jobs.cli.bench import new_log, teller
 
-    home = options.home(ctx)
-    base = home / "bench"
-    folders = base / "work", base / "home", home / "logs"
+    base = options.home(ctx) / "bench"
+    folders = base / "work", base / "home"
     for folder in folders:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = folders[2] / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.log"
-
-    def told(text: str) -> None:
-        if not quiet:
-            output.note(text)
+    log, told = new_log(ctx), teller(quiet=quiet)
 
     def kept(found: ScoringResults) -> None:
         if json is not None:
