@@ -24,6 +24,7 @@ settings=${SETTINGS:-"ours-gpu-decode=64 ours-cpu-decode=64 dataloader-eager=128
     dataloader-torchvision=128/$cores gpu-decode=128/$((cores / 4)) ray-data=128/$cores"}
 [ "$part" = npy ] && limit=420s || limit=240s  # a large search takes minutes
 words=(--dtype fp16 --limit "${LIMIT:-$limit}" --rounds "${ROUNDS:-1}")
+[ "$part" != search ] || SYSTEMS=${SYSTEMS:-loops,ray-data}
 pictures=(--model resnet50 --count "${COUNT:-8192}" --systems "${SYSTEMS:-all}" ${PHOTOS:+--photos "$PHOTOS"})
 case $part in
     images | uncached)
@@ -32,9 +33,7 @@ case $part in
         [ "$part" = images ] || words+=(--uncached)
         ;;
     search)
-        SYSTEMS=${SYSTEMS:-loops,ray-data}
-        words+=(--model resnet50 --count "${COUNT:-8192}" --systems "$SYSTEMS" ${PHOTOS:+--photos "$PHOTOS"})
-        words+=(--batch-sizes "${BATCHES:-64,128}")
+        words+=("${pictures[@]}" --batch-sizes "${BATCHES:-64,128}")
         ;;
     npy)
         words+=(--format npy --count "${COUNT:-32768}" --batch-sizes "${BATCHES:-32}")
