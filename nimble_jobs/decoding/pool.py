@@ -111,29 +111,51 @@ class Decoders:
             self._thread.start()
 
     def _run(self) -> None:
-        crew = Processes(self.workers, self._program)
-        self._crew, self._wake = crew, crew.wake
-        crew.start()
-        idle_since = time.monotonic()
+        """Serve until nobody wants anything; what goes wrong is raised for all who wait."""
+        crew: Processes | None = None
+        error: Exception | None = None
         try:
-            while True:
-                with self._lock:
-                    now = time.monotonic()
-                    if self._given or crew.busy:
-                        idle_since = now
-                    if self._closed or now - idle_since >= self._idle_s:
-                        self._thread, self._crew, self._wake = None, None, lambda: None
-                        return
-                    given, self._given = list(self._given), deque()
-                    forget, self._forget = self._forget, []
-                for number in forget:
-                    crew.forget(number)
-                crew.turn(given, timeout=max(0.0, idle_since + self._idle_s - now))
-        finally:
-            self._trouble = self._trouble or crew.trouble
-            left = crew.left()  # before the processes that hold them are forgotten
-            crew.close()
+            crew = Processes(self.workers, self._program)
+            self._crew, self._wake = crew, crew.wake
+            crew.start()
+            self._serve(crew)
+        except Exception as e:  # noqa: BLE001 - raised by the futures, and the next work begins anew
+            error = e
             with self._lock:
-                for task in [*self._given, *left] if self._closed else []:
-                    if not task.future.cancel():
-                        task.future.set_exception(RuntimeError("the decoders were closed"))
+                self._thread, self._crew, self._wake = None, None, lambda: None
+                given, self._given = list(self._given), deque()
+            _fail(given, error)
+        finally:
+            if crew is not None:
+                self._trouble = self._trouble or crew.trouble
+                left = crew.left()  # before the processes that hold them are forgotten
+                crew.close()
+                _fail(left, error)
+            with self._lock:
+                given = list(self._given) if self._closed else []
+            _fail(given, error)
+
+    def _serve(self, crew: Processes) -> None:
+        idle_since = time.monotonic()
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                if self._given or crew.busy:
+                    idle_since = now
+                if self._closed or now - idle_since >= self._idle_s:
+                    self._thread, self._crew, self._wake = None, None, lambda: None
+                    return
+                given, self._given = list(self._given), deque()
+                forget, self._forget = self._forget, []
+            for number in forget:
+                crew.forget(number)
+            crew.turn(given, timeout=max(0.0, idle_since + self._idle_s - now))
+
+
+def _fail(tasks: Sequence[Task], error: Exception | None) -> None:
+    """Tell those who wait for works that will not be done: None stands for `close`."""
+    for task in tasks:
+        if task.future.done() or (error is None and task.future.cancel()):
+            continue
+        if task.future.running() or task.future.set_running_or_notify_cancel():
+            task.future.set_exception(error or RuntimeError("the decoders were closed"))

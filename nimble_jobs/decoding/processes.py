@@ -127,11 +127,11 @@ class Processes:
                 self._threads.submit(do_here, task)
                 continue
             number = next(self._ids)
+            process.tasks[number] = task  # from now on `left` knows of it
             if task.shared.number not in process.knows:
                 process.knows.add(task.shared.number)
                 message = {"map": task.shared.number, "nbytes": len(task.shared.memory)}
                 self._say(process, wire.pack(message), descriptor=os.dup(task.shared.descriptor))
-            process.tasks[number] = task
             asked = {"task": number, "in": task.shared.number, "work": task.work.to_json()}
             self._say(process, wire.pack(asked, task.blobs))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,6 +233,30 @@ if os.fork() == 0:  # a process that holds all that is open, too
 print(*decoders.pids, flush=True)
 import signal; signal.pause()
 """
+
+
+@pytest.mark.parametrize("where", ["socketpair", "dup"])
+def test_who_waits_hears_of_trouble(
+    pictures: Path, memory: Buffers, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Without a free file descriptor no process can be asked. The error is raised, and the next work is done."""
+    decoders = Decoders(1)
+    where_shared = shared(decoders, memory)
+    work = work_of(sorted(pictures.iterdir())[:2])
+    real, failed = {"socketpair": socket.socketpair, "dup": os.dup}[where], list[int]()
+
+    def full(*args: Any, **named: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*args, **named)
+
+    monkeypatch.setattr(socket if where == "socketpair" else os, where, full)
+    with pytest.raises(OSError, match="Too many open files"):
+        decoders.submit(work, where_shared).result(30)
+    answer = decoders.submit(work, where_shared).result(60)
+    assert [row.status for row in answer.rows] == [GOOD, GOOD]
+    decoders.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
