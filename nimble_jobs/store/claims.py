@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, Unpack, cast
 
 from sqlalchemy import ColumnElement, Select, bindparam, false, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
@@ -33,6 +33,17 @@ from nimble_jobs.store.transitions import (
 )
 
 
+class Progress(TypedDict):
+    """How far an attempt is. What is left out, or None, stays as it was written last."""
+
+    done: int  # records
+    total: int | None
+    bad: int
+    phase: NotRequired[str | None]
+    schedule: NotRequired[Mapping[str, Any] | None]
+    timings: NotRequired[Mapping[str, Any] | None]
+
+
 class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
@@ -60,36 +71,14 @@ class JobClaims(JobQueries):
 
         return self._db.write(work)
 
-    def progress(
-        self,
-        job_id: str,
-        attempt: int,
-        *,
-        done: int,
-        total: int | None,
-        bad: int,
-        phase: str | None = None,
-        schedule: Mapping[str, Any] | None = None,
-        timings: Mapping[str, Any] | None = None,
-    ) -> bool:
+    def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
         """Write how far the attempt is. False when another attempt owns the job or it has ended."""
-        values = _progress(done, total, bad, phase, schedule, timings)
+        values = _progress(progress)
         return self._db.write(lambda session: _change_mine(session, job_id, attempt, values))
 
-    def progress_soon(
-        self,
-        job_id: str,
-        attempt: int,
-        *,
-        done: int,
-        total: int | None,
-        bad: int,
-        phase: str | None = None,
-        schedule: Mapping[str, Any] | None = None,
-        timings: Mapping[str, Any] | None = None,
-    ) -> None:
+    def progress_soon(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> None:
         """As `progress`, but with the next transaction. Nobody learns whether the attempt still owns the job."""
-        values = _progress(done, total, bad, phase, schedule, timings)
+        values = _progress(progress)
         self._db.write_soon(lambda session: _change_mine(session, job_id, attempt, values))
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
@@ -210,21 +199,18 @@ class JobClaims(JobQueries):
         return self._db.write(lambda session: _cancelled(session, job_id, attempt, now))
 
 
-def _progress(
-    done: int,
-    total: int | None,
-    bad: int,
-    phase: str | None,
-    schedule: Mapping[str, Any] | None,
-    timings: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _progress(progress: Progress) -> dict[str, Any]:
     """The columns of a job that change."""
-    values: dict[str, Any] = {"records_done": done, "records_total": total, "records_bad": bad}
-    if phase is not None:
+    values: dict[str, Any] = {
+        "records_done": progress["done"],
+        "records_total": progress["total"],
+        "records_bad": progress["bad"],
+    }
+    if (phase := progress.get("phase")) is not None:
         values["phase"] = phase
-    if schedule is not None:
+    if (schedule := progress.get("schedule")) is not None:
         values |= schedule_columns(schedule)
-    if timings is not None:
+    if (timings := progress.get("timings")) is not None:
         values |= timings_columns(timings)
     return values
 
