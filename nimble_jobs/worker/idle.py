@@ -68,8 +68,11 @@ class Idle:
     def _begin(self) -> None:
         store, builders = self._station.store, self._station.builders
         assert builders is not None
-        alive = {worker.id for worker in store.workers.live()}
-        wanted = store.wanted.take(self._worker, self._station.described, alive=alive.__contains__, now=time.time())
+
+        def alive(worker: str) -> bool:
+            return any(each.id == worker for each in store.workers.live())
+
+        wanted = store.wanted.take(self._worker, self._station.described, alive=alive, now=time.time())
         if wanted is None:
             return
         log.info(
