@@ -7,6 +7,7 @@ after the last batch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,10 +45,13 @@ class At:
     waits: float = 0.0  # share of that time in which whoever calls the model waited for its input
 
 
-def due(context: JobContext, prepared: Prepared, at: At) -> bool:
-    """Whether `better` has something to do. Cheap: asked before each batch, while others may be in flight."""
+def due(context: JobContext, prepared: Prepared, where: Callable[[], At]) -> bool:
+    """Whether `better` has something to do. Cheap: asked before each batch, while others may be in flight. `where` says
+    where the job stands, and is asked only of a job that may still move.
+    """
     if prepared.progress in (None, Progress.MOVED, Progress.STAYS):
         return False
+    at = where()
     key, builders, run = prepared.loaded.key, context.builders, prepared.first_run
     if prepared.progress is Progress.BUILDING:
         assert builders is not None

@@ -268,7 +268,7 @@ class Scoring:
         self, source: Iterator[tuple[Arrived | None, _Part]]
     ) -> Iterator[tuple[Arrived | None, _Part]]:
         """The source up to where the job may move to another schedule."""
-        while self._sent < len(self._parts) and not moving.due(self._context, self.prepared, self._at()):
+        while self._sent < len(self._parts) and not moving.due(self._context, self.prepared, self._at):
             self._sent += 1
             yield next(source)
 
