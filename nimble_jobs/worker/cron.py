@@ -52,7 +52,9 @@ class Loop:
         self._lease = lease
         self._signals = signals
         self._duties = Duties(
-            duties, record=lambda name, reason: store.jobs.event("duty", f"{name}: {reason}", now=time.time())
+            duties,
+            record=lambda name, reason: store.jobs.event("duty", f"{name}: {reason}", now=time.time()),
+            leaves=lambda: signals.count > 0,
         )
         self._trouble = Trouble(store.settings.usable().limits.patience)
         self._beat_at = 0.0

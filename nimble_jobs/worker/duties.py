@@ -61,10 +61,19 @@ class Duties:
     """Does what is due. A duty that fails is logged and recorded, tried again later, and never ends the worker."""
 
     def __init__(
-        self, duties: Iterable[Duty], *, record: Record, monotonic: Callable[[], float] = time.monotonic
+        self,
+        duties: Iterable[Duty],
+        *,
+        record: Record,
+        leaves: Callable[[], bool] = lambda: False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`leaves` says that the process is to end: no further duty is begun then, since each may wait seconds for a
+        store that somebody has locked.
+        """
         self._duties = tuple((duty, Every(duty.every_s)) for duty in duties)
         self._record = record
+        self._leaves = leaves
         self._monotonic = monotonic
         self._unrecorded = Owed()
         self._again_at: dict[str, float] = {}  # by the monotonic clock
@@ -74,6 +83,8 @@ class Duties:
     def run(self, now: float) -> None:
         """Do what is due at `now`. Raises HomeReplaced only: then the worker has to leave."""
         for duty, every in self._duties:
+            if self._leaves():
+                return
             if self._monotonic() < self._again_at.get(duty.name, 0.0) or not every.due(now):
                 continue
             try:

@@ -59,7 +59,7 @@ class Supervisor:
         self._owed = self._charge.owed
         self._heed = Heed(store, lease.id, on_change=self._beat)
         mine = (self._heed, *duties, Reclaim(store, lease.id, lambda: self._charge.job))
-        self._duties = Duties(mine, record=self._record)
+        self._duties = Duties(mine, record=self._record, leaves=lambda: self._signals.count > 0)
         self._idle_since = time.monotonic()
         self._beat_at = 0.0
         self._news: dict[str, object] = {}  # what the next beat says besides

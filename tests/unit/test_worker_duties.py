@@ -82,3 +82,11 @@ def test_another_folder_ends_the_worker() -> None:
     """That one error is the worker's: it must leave a folder that was replaced."""
     with pytest.raises(HomeReplaced):
         Duties([Scripted("recover", HomeReplaced("another"))], record=lambda *_: None).run(0.0)
+
+
+def test_a_process_that_leaves_begins_no_further_duty() -> None:
+    """The signal came during the first one, which may have waited seconds for a lock."""
+    first, second = Scripted("orders"), Scripted("prune")
+    duties = Duties([first, second], record=lambda *_: None, leaves=lambda: bool(first.runs))
+    duties.run(0.0)
+    assert (first.runs, second.runs) == ([0.0], [])
