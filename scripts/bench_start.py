@@ -5,7 +5,7 @@
                                   [--json FILE]
 
 The clock starts once torch and this package are imported and the device answers; it stops after the first batch.
-Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.models.zoo. Each model has a schedule store
+Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Each model has a schedule store
 of its own. Processes find Python's modules compiled: where torch was installed without, a build that is not counted
 comes first and leaves them in a folder of this run's own.
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ZOO = """\
-from nimble_jobs.models import zoo
+from nimble_jobs.bench import zoo
 
 
 def make():
@@ -154,9 +154,9 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from nimble_jobs import planner
+    from nimble_jobs.bench import zoo
     from nimble_jobs.bench.environment import environment
     from nimble_jobs.engine import device as devices
-    from nimble_jobs.models import zoo
     from nimble_jobs.spec import ModelSpec
     from nimble_jobs.store import open_store
     from nimble_jobs.store.home import resolve

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.bench.request import CONTIGUOUS, DTYPES, models_of
-from nimble_jobs.models.zoo import ZOO
+from nimble_jobs.bench.zoo import ZOO
 
 COLUMNS = (
     "model",

@@ -6,7 +6,7 @@ from typing import Any
 
 from nimble_jobs.bench import Results, Row
 from nimble_jobs.bench.request import FAMILIES
-from nimble_jobs.models.zoo import ZOO
+from nimble_jobs.bench.zoo import ZOO
 
 ENVIRONMENT: dict[str, Any] = {
     "device": "NVIDIA Sample 9000",

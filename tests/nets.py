@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nimble_jobs.bench.zoo.cells import Cell
+from nimble_jobs.bench.zoo.nasnet import NORMAL
 from nimble_jobs.engine.bind import Bound, bind
 from nimble_jobs.engine.encode import operator
 from nimble_jobs.engine.record import Recording, record, state_of
-from nimble_jobs.models.zoo.cells import Cell
-from nimble_jobs.models.zoo.nasnet import NORMAL
 from nimble_jobs.schedule import Arg, Plan, Task, View
 
 SHAPE = (2, 4, 6, 6)  # of the one input of each

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nimble_jobs.bench.zoo import ZOO
 from nimble_jobs.errors import UsageError
-from nimble_jobs.models.zoo import ZOO
 
 DTYPES = ("fp32", "fp16", "bf16")
 CONTIGUOUS, CHANNELS_LAST, OWN_LAYOUT = "contiguous", "channels-last", "own choice"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from nimble_jobs.bench import zoo
+from nimble_jobs.bench.zoo import ZOO
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models import zoo
-from nimble_jobs.models.zoo import ZOO
 from nimble_jobs.planner.step_request import OptimizerRecipe
 
 _SMALL = 64  # images of at most so many pixels get a head of ten classes, as CIFAR-10 has
@@ -82,7 +82,7 @@ def case_of(name: str) -> Case:
 def _images(network: str, pixels: int, classes: int) -> nn.Module:
     if pixels == ZOO[network].input_shape[-1]:
         return zoo.create(network)
-    from nimble_jobs.models.zoo.classics import classic  # torchvision takes a second to import
+    from nimble_jobs.bench.zoo.classics import classic  # torchvision takes a second to import
 
     return classic(network, pixels, num_classes=classes)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nimble_jobs.bench.request import TRAINING_FAMILIES, WITHOUT_GPU, Request, Unit, layouts_for, split
+from nimble_jobs.bench.zoo import ZOO
 from nimble_jobs.errors import UsageError
-from nimble_jobs.models.zoo import ZOO
 
 _CIFAR = (32, 64, 128)
 BATCHES: dict[str, tuple[int, ...]] = {  # by network, @SIDE where its images are of another size than the zoo's

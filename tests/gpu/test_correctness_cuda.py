@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from nimble_jobs import Nimble
+from nimble_jobs.bench import zoo
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.engine.step import record_step
 from nimble_jobs.engine.verify import TOLERANCE, check, random_inputs, run_once
 from nimble_jobs.graph import make_plan
-from nimble_jobs.models import zoo
 from nimble_jobs.nimble import pair as pairs
 from nimble_jobs.planner.source import Kernels, Source, record_source
 from nimble_jobs.schedule import GraphFacts, Plan

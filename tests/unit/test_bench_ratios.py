@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nimble_jobs.bench import FAMILIES, Request, compare, geometric_means
 from nimble_jobs.bench import request as asked
 from nimble_jobs.bench.ratios import geometric_mean
+from nimble_jobs.bench.zoo import ZOO
 from nimble_jobs.errors import UsageError
-from nimble_jobs.models.zoo import ZOO
 from tests.bench_samples import results, row, rows
 
 

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nimble_jobs.bench import zoo
+from nimble_jobs.bench.zoo.nasnet import NORMAL, REDUCTION, NASNet
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.step import record_step
 from nimble_jobs.graph import make_plan, single_stream
 from nimble_jobs.graph.memory import plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.graph.simulate import interleaving
-from nimble_jobs.models import zoo
-from nimble_jobs.models.zoo.nasnet import NORMAL, REDUCTION, NASNet
 from nimble_jobs.schedule import Plan, Program
 from tests.marked_memory import Hazards, allocated_places, arena_places, delayed, returned
 from tests.nets import SHAPE, net, recorded

@@ -21,7 +21,7 @@ from nimble_jobs.errors import UsageError
 SYSTEM = "ours-npy"
 _BLOCK = 256  # records that are random; the file repeats them
 _FACTORY = """\
-from nimble_jobs.models import zoo
+from nimble_jobs.bench import zoo
 
 
 def make():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nimble_jobs.models.zoo.cells import Cell, CellSpec
-from nimble_jobs.models.zoo.starting import start
+from nimble_jobs.bench.zoo.cells import Cell, CellSpec
+from nimble_jobs.bench.zoo.starting import start
 
 # State 0 is the output of the last cell but one, state 1 that of the last cell.
 NORMAL = CellSpec(

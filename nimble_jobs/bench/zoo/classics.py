@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from nimble_jobs.bench.zoo.starting import start
 from nimble_jobs.models.torchvision_import import import_torchvision
-from nimble_jobs.models.zoo.starting import start
 
 # Their own initialisation takes seconds, and is replaced here anyway.
 _AUXILIARY = {"aux_logits": False, "init_weights": False}

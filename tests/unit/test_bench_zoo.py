@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from nimble_jobs.bench import zoo
+from nimble_jobs.bench.zoo import amoebanet, darts, nasnet
+from nimble_jobs.bench.zoo.cells import Cell, CellSpec, FactorisedReduction
+from nimble_jobs.bench.zoo.starting import start
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models import zoo
-from nimble_jobs.models.zoo import amoebanet, darts, nasnet
-from nimble_jobs.models.zoo.cells import Cell, CellSpec, FactorisedReduction
-from nimble_jobs.models.zoo.starting import start
 
 OURS = ("nasnet_a_mobile", "nasnet_a_large", "darts", "amoebanet")
 # name: parameters and multiply-adds as published, in millions; cells, and reductions among them
@@ -224,7 +224,5 @@ def test_an_unknown_name_is_an_error() -> None:
 
 def test_the_names_need_no_torch() -> None:
     """The command line can list the zoo without loading torch."""
-    code = (
-        "import sys; from nimble_jobs.models.zoo import ZOO; assert len(ZOO) == 12; assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from nimble_jobs.bench.zoo import ZOO; assert len(ZOO) == 12; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

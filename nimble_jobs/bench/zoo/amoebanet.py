@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from nimble_jobs.models.zoo.cells import CellSpec
-from nimble_jobs.models.zoo.nasnet import NASNet
-from nimble_jobs.models.zoo.starting import start
+from nimble_jobs.bench.zoo.cells import CellSpec
+from nimble_jobs.bench.zoo.nasnet import NASNet
+from nimble_jobs.bench.zoo.starting import start
 
 # State 0 is the output of the last cell but one, state 1 that of the last cell.
 NORMAL = CellSpec(
