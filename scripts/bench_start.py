@@ -41,26 +41,26 @@ def make():
 """
 
 PHASES = {  # functions where they are called from, and the phase that each is
-    "nimble_jobs.planner.prepare:key_parts": "key",
-    "nimble_jobs.planner.prepare:identity": "key, again after loading",
-    "nimble_jobs.planner.prepare:build_module": "module",
+    "nimble_jobs.planner.jobs.prepare:key_parts": "key",
+    "nimble_jobs.planner.jobs.prepare:identity": "key, again after loading",
+    "nimble_jobs.planner.jobs.prepare:build_module": "module",
     "nimble_jobs.models.build:import_torchvision": "import torchvision",
     "nimble_jobs.models.build:_placed": "module to its dtype and device",
-    "nimble_jobs.planner.take:read_stored": "look up",
+    "nimble_jobs.planner.jobs.take:read_stored": "look up",
     "nimble_jobs.store:StoredSchedule.load": "decode",
-    "nimble_jobs.planner.stored:read_material": "artifacts",
+    "nimble_jobs.planner.lookup.stored:read_material": "artifacts",
     "nimble_jobs.graph:check_plan": "check the plan",
-    "nimble_jobs.planner.source:Variants.use": "fold and lay out",
-    "nimble_jobs.planner.restore:compact": "move the weights together",
-    "nimble_jobs.planner.restore:unpack": "load compiled kernels",
-    "nimble_jobs.planner.plans:capture": "warm-up runs",
+    "nimble_jobs.planner.sources.source:Variants.use": "fold and lay out",
+    "nimble_jobs.planner.forward.restore:compact": "move the weights together",
+    "nimble_jobs.planner.forward.restore:unpack": "load compiled kernels",
+    "nimble_jobs.planner.search.plans:capture": "warm-up runs",
     "nimble_jobs.engine.capture:bind": "bind",
     "nimble_jobs.engine.bind:check_memory": "check the memory plan",
     "nimble_jobs.engine.verify:check": "check: eager",
     "nimble_jobs.engine.verify:relative_norm": "check: comparison",
     "nimble_jobs.engine.verify:run_once": "check: replays",
-    "nimble_jobs.planner.restore:clear_workspaces": "give workspaces back",
-    "nimble_jobs.planner.loaded:Loaded.take_off": "staging buffers",
+    "nimble_jobs.planner.forward.restore:clear_workspaces": "give workspaces back",
+    "nimble_jobs.planner.jobs.loaded:Loaded.take_off": "staging buffers",
 }
 
 

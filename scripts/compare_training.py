@@ -31,7 +31,7 @@ from nimble_jobs.data import Reader, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.job import JobState
 from nimble_jobs.models.build import build
-from nimble_jobs.planner.switches import as_in_training
+from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.store import home, open_store
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.training.augment import Augment

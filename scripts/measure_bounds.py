@@ -45,8 +45,8 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     from nimble_jobs.bench.cell import Cell, model_of
     from nimble_jobs.bench.environment import environment, prepare_precision
     from nimble_jobs.engine import device as devices
-    from nimble_jobs.planner.build import build_best
-    from nimble_jobs.planner.options import BuildOptions
+    from nimble_jobs.planner.forward.build import build_best
+    from nimble_jobs.planner.keys.options import BuildOptions
 
     prepare_precision()
     device = devices.resolve(options.device)

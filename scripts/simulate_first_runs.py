@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nimble_jobs.payback import Costs, Plan, Situation, beside, decide, move_pays
-from nimble_jobs.planner.first_run import expected
+from nimble_jobs.planner.jobs.first_run import expected
 
 RECORDS = (100, 1_000, 5_000, 20_000, 50_000, 100_000, 300_000, 1_000_000)
 MOST, SURE_FROM = 1.25, 20_000

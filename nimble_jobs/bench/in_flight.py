@@ -18,8 +18,8 @@ from nimble_jobs.bench.results import Row
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams
-from nimble_jobs.planner.build import Built
-from nimble_jobs.planner.plans import capture_several
+from nimble_jobs.planner.forward.build import Built
+from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.plural import count
 from nimble_jobs.schedule import Plan
 

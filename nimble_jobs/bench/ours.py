@@ -19,8 +19,8 @@ from nimble_jobs.bench.runners import StaticRunner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.schedule import Candidate, Schedule
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from nimble_jobs.bench import zoo
 from nimble_jobs.bench.zoo import ZOO
 from nimble_jobs.errors import ModelError
-from nimble_jobs.planner.step_request import OptimizerRecipe
+from nimble_jobs.planner.step.request import OptimizerRecipe
 
 _SMALL = 64  # images of at most so many pixels get a head of ten classes, as CIFAR-10 has
 _FEATURES = 768  # of BERT-base

@@ -16,8 +16,8 @@ from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.training_case import Case
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.step_request import Precision, StepRequest
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.step.request import Precision, StepRequest
 
 STEPS = 50
 _SEED = 1234

@@ -20,8 +20,8 @@ from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.bench.training_systems import weights_on_host
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.training import TrainingStep, prepare_step
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.step.build import TrainingStep, prepare_step
 
 
 def rows(cell: TrainingCell, unit: Unit, settings: Settings) -> Iterator[Row]:

@@ -13,8 +13,8 @@ from nimble_jobs.bench.runners import Tensors
 from nimble_jobs.bench.training_cell import TrainingCell, TrainingRunner
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.errors import EngineError, UsageError
-from nimble_jobs.planner.eager_step import Objective
-from nimble_jobs.planner.step_request import OptimizerRecipe
+from nimble_jobs.planner.step.eager import Objective
+from nimble_jobs.planner.step.request import OptimizerRecipe
 
 Ready = tuple[str, TrainingRunner]
 _WARM_STEPS = 3  # the first compiles, the second may capture, the third runs what was captured

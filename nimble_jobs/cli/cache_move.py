@@ -53,7 +53,7 @@ def import_(
         return options.confirmed(question, yes=yes)
 
     with options.store(ctx) as store:
-        from nimble_jobs.planner.transfer import take_over  # loads torch: only it knows this machine's devices
+        from nimble_jobs.planner.lookup.transfer import take_over  # loads torch: only it knows this machine's devices
 
         taken = take_over(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
     if taken.removed:

@@ -16,8 +16,8 @@ from nimble_jobs.cli.ticked import as_of_a_tick
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from nimble_jobs.planner.ahead import Ahead
-    from nimble_jobs.planner.why import Difference, Why
+    from nimble_jobs.planner.jobs.ahead import Ahead
+    from nimble_jobs.planner.lookup.why import Difference, Why
     from nimble_jobs.store import Store
 
 

@@ -1,7 +1,7 @@
 """Equal products run once: a pass over a compiler's graph.
 
-Layers that share one weight and read the same input (`planner.merge`) ask for the same product, each for its features.
-Inductor finds equal pointwise expressions, but calls a library as often as it is asked to.
+Layers that share one weight and read the same input (`planner.sources.merge`) ask for the same product, each for its
+features. Inductor finds equal pointwise expressions, but calls a library as often as it is asked to.
 """
 
 from __future__ import annotations

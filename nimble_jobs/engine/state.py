@@ -33,6 +33,12 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def state_bytes(module: nn.Module) -> int:
+    """Memory of a module's parameters and buffers; what several share counts once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(module).values()}
+    return sum(storages.values())
+
+
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
     """`state_of`, and the tensors in a module's containers and objects, by where they are."""
     found = state_of(module)

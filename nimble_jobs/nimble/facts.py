@@ -17,7 +17,7 @@ from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private import global_hooks
 from nimble_jobs.engine.words import Words, layout
 from nimble_jobs.nimble.signature import PLAIN
-from nimble_jobs.planner.modes import own_mode
+from nimble_jobs.planner.module.modes import own_mode
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.Generator)

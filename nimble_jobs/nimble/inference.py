@@ -24,15 +24,14 @@ from nimble_jobs.nimble.order import order_is_free
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.build import Built, build_best, observe_calls
-from nimble_jobs.planner.misses import BUILD_WAIT_S
-from nimble_jobs.planner.modes import eval_mode, own_modes
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.prepare import save_built
-from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.restore import Restored
-from nimble_jobs.planner.source import Source, record_source
-from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.forward.build import Built, build_best, observe_calls, save_built
+from nimble_jobs.planner.forward.restore import Restored
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.lookup.obtain import BUILD_WAIT_S
+from nimble_jobs.planner.module.modes import eval_mode, own_modes
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.sources.source import Source, record_source
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
 from nimble_jobs.store import Store
 

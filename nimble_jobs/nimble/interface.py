@@ -21,8 +21,8 @@ from nimble_jobs.nimble.order import in_order_of
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature, mismatch, named_keywords, read, split
 from nimble_jobs.nimble.stored import opened
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
-from nimble_jobs.planner.modes import own_mode, own_modes
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.module.modes import own_mode, own_modes
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 

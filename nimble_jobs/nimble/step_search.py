@@ -20,12 +20,12 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.step import GENERATOR, Step, record_step
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.nimble.pair import Forward, Pair, Subject, capture_backward, check
-from nimble_jobs.planner.candidate import left_out
-from nimble_jobs.planner.compare import Tensors
-from nimble_jobs.planner.half import Half, with_streams
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.plans import durations_us
-from nimble_jobs.planner.source import Kernels, Source
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.search.candidate import left_out
+from nimble_jobs.planner.search.half import Half, with_streams
+from nimble_jobs.planner.search.plans import durations_us
+from nimble_jobs.planner.sources.source import Kernels, Source
+from nimble_jobs.planner.step.compare import Tensors
 from nimble_jobs.schedule import Candidate, Plan
 
 

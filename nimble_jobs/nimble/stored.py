@@ -16,10 +16,10 @@ from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.build import tolerance_for
-from nimble_jobs.planner.limits import integers_below
-from nimble_jobs.planner.restore import Restored, check_loaded, restore
-from nimble_jobs.planner.stored import read_stored
+from nimble_jobs.planner.forward.build import tolerance_for
+from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
+from nimble_jobs.planner.lookup.stored import read_stored
+from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 

@@ -27,17 +27,17 @@ from nimble_jobs.nimble.signature import Signature
 from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.build import tolerance_for
-from nimble_jobs.planner.compare import Tensors
-from nimble_jobs.planner.contest import CLEARLY, Contest, contest, eager_counts
-from nimble_jobs.planner.half import Half, explained
-from nimble_jobs.planner.hooks import gradient_hooks_off, refuse_backward_hooks
-from nimble_jobs.planner.limits import integers_below
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.refusals import refusing_to_prepare
-from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.traces import no_traces
-from nimble_jobs.planner.watch import watch_steps, watched
+from nimble_jobs.planner.forward.build import tolerance_for
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.module.hooks import gradient_hooks_off, refuse_backward_hooks
+from nimble_jobs.planner.module.limits import integers_below
+from nimble_jobs.planner.module.refusals import refusing_to_prepare
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.watch import watch_steps, watched
+from nimble_jobs.planner.search.contest import CLEARLY, Contest, contest, eager_counts
+from nimble_jobs.planner.search.half import Half, explained
+from nimble_jobs.planner.step.compare import Tensors
 from nimble_jobs.schedule import Candidate, Program, Schedule
 
 

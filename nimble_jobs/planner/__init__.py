@@ -1,10 +1,10 @@
 """From what a job asks for to something that replays: key, lookup, build, residency."""
 
-from nimble_jobs.planner.background import Builders
-from nimble_jobs.planner.explain import explain_schedule, explained
-from nimble_jobs.planner.loaded import Loaded, Resident, Residents
-from nimble_jobs.planner.prepare import Prepared, Progress, improve, leave, prepare
-from nimble_jobs.planner.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.jobs.background import Builders
+from nimble_jobs.planner.jobs.explain import explain_schedule, explained
+from nimble_jobs.planner.jobs.loaded import Loaded, Resident, Residents
+from nimble_jobs.planner.jobs.prepare import Prepared, Progress, improve, leave, prepare
+from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
 
 __all__ = [
     "Builders",

@@ -1,6 +1,7 @@
 """What a worker's child does while it has no job: it builds schedules that jobs did without, the most promising first.
 
-Each is built by a process of its own (`planner.background`), which ends at once when a job comes or the worker leaves.
+Each is built by a process of its own (`planner.jobs.background`), which ends at once when a job comes or the worker
+leaves.
 """
 
 from __future__ import annotations

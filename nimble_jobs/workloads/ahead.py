@@ -12,10 +12,10 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.ahead import Ahead, Told, build_ahead
-from nimble_jobs.planner.replay import Replay, replay
-from nimble_jobs.planner.why import Why
-from nimble_jobs.planner.why import why as planner_why
+from nimble_jobs.planner.jobs.ahead import Ahead, Told, build_ahead
+from nimble_jobs.planner.jobs.replay import Replay, replay
+from nimble_jobs.planner.lookup.why import Why
+from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import planner
-from nimble_jobs.planner.ahead import Told
+from nimble_jobs.planner.jobs.ahead import Told
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store

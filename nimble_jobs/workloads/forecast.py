@@ -10,7 +10,7 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.payback import Situation, decide
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.first_run import expected, idle_cores
+from nimble_jobs.planner.jobs.first_run import expected, idle_cores
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 

@@ -11,8 +11,8 @@ from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Request, leave, prepare
-from nimble_jobs.planner.contest import faster_in_eager
-from nimble_jobs.planner.limits import Limits, find_limits
+from nimble_jobs.planner.module.limits import Limits, find_limits
+from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new

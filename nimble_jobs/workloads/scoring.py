@@ -28,7 +28,7 @@ from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Meter, Sink, ahead, mapped
 from nimble_jobs.planner import Prepared
-from nimble_jobs.planner.limits import Limits
+from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.columns import Columns

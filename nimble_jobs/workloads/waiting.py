@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nimble_jobs.planner.misses import Waiting
+from nimble_jobs.planner.lookup.obtain import Waiting
 from nimble_jobs.store import Wait
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from nimble_jobs import planner
-from nimble_jobs.planner.build import build_schedule
-from nimble_jobs.planner.request import Request
+from nimble_jobs.planner.forward.build import build_schedule
+from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
@@ -77,7 +77,7 @@ def main(home: str, model: str, how: str) -> None:
         (Path(model).parent / "hangs").touch()
         time.sleep(600)
 
-    importlib.import_module("nimble_jobs.planner.prepare").build_schedule = build  # type: ignore[attr-defined]
+    importlib.import_module("nimble_jobs.planner.jobs.prepare").build_schedule = build  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     waits: list[float] = []
     with open_store(resolve(home)) as store:

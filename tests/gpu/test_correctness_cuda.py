@@ -25,7 +25,7 @@ from nimble_jobs.engine.step import record_step
 from nimble_jobs.engine.verify import TOLERANCE, check, random_inputs, run_once
 from nimble_jobs.graph import make_plan
 from nimble_jobs.nimble import pair as pairs
-from nimble_jobs.planner.source import Kernels, Source, record_source
+from nimble_jobs.planner.sources.source import Kernels, Source, record_source
 from nimble_jobs.schedule import GraphFacts, Plan
 
 DEVICE = torch.device("cuda", 0)

@@ -9,8 +9,8 @@ from torch import nn
 from nimble_jobs.engine import depthwise, measure
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.verify import check, relative_norm
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated
 

@@ -13,9 +13,9 @@ from nimble_jobs.engine.epilogues import Group, Way
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Source, Variants, record_source
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.sources.source import Source, Variants, record_source
 
 OPERATORS = {
     "fused": {"nimble_jobs.convolution_relu.default", "nimble_jobs.convolution_add_relu.default"},

@@ -13,8 +13,8 @@ from torch import nn
 
 from nimble_jobs import Nimble
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
-from nimble_jobs.planner.compare import rms
-from nimble_jobs.planner.rounding import compare_gradient, disturb, noise_of
+from nimble_jobs.planner.step.compare import rms
+from nimble_jobs.planner.step.rounding import compare_gradient, disturb, noise_of
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.verify import check, relative_norm
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.candidate import cost
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.search.candidate import cost
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve

@@ -13,11 +13,11 @@ import torchvision
 from torch import nn
 
 from nimble_jobs.job import Hit
-from nimble_jobs.planner import step_live
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Source
-from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
-from nimble_jobs.planner.training import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.sources.source import Source
+from nimble_jobs.planner.step import live as step_live
+from nimble_jobs.planner.step.build import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
+from nimble_jobs.planner.step.prepare import PreparedStep, prepare_stored_step
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 

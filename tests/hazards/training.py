@@ -16,8 +16,8 @@ from torch import nn
 from nimble_jobs import Nimble
 from nimble_jobs.errors import EngineError
 from nimble_jobs.nimble.signature import read, split
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.training import OptimizerRecipe, StepRequest, prepare_step
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.step.build import OptimizerRecipe, StepRequest, prepare_step
 
 STEPS = 5
 

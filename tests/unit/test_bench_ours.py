@@ -8,7 +8,7 @@ import pytest
 
 from nimble_jobs.bench.ours import of_candidates
 from nimble_jobs.bench.request import OURS_MANY, OURS_ONE, Unit
-from nimble_jobs.planner.candidate import left_out
+from nimble_jobs.planner.search.candidate import left_out
 from nimble_jobs.schedule import Candidate
 
 

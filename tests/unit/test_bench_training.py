@@ -20,7 +20,7 @@ from nimble_jobs.bench.training_case import Case, case_of
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.bench.training_request import BATCHES, TrainingRequest
 from nimble_jobs.errors import ModelError, UsageError
-from nimble_jobs.planner.step_request import OptimizerRecipe
+from nimble_jobs.planner.step.request import OptimizerRecipe
 from tests.cli import Cli
 
 CPU = torch.device("cpu")

@@ -22,8 +22,8 @@ from nimble_jobs.errors import Damaged, StoreError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.inference import parts_of
 from nimble_jobs.planner import Request, key_parts, prepare, schedule_key
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.transfer import Taken, _foreign, take_over
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.lookup.transfer import Taken, _foreign, take_over
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import Store, open_store

@@ -18,9 +18,9 @@ from nimble_jobs import spec as specs
 from nimble_jobs.engine import capture
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.planner.build import Built, build_best
-from nimble_jobs.planner.contest import Contest
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import Built, build_best
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.search.contest import Contest
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import real_station
@@ -303,7 +303,7 @@ def test_commands_say_that_eager_is_faster(
 def test_a_bundle_that_names_neither_is_refused(slow: list[str], store: Store) -> None:
     """What runs is one of two words."""
     schedule = replace(built().schedule, runs="both")
-    from nimble_jobs.planner.transfer import _check_choice, _Refused
+    from nimble_jobs.planner.lookup.transfer import _check_choice, _Refused
 
     with pytest.raises(_Refused, match=r"runs is 'both'; expected 'schedule' or 'eager'$"):
         _check_choice(schedule)

@@ -16,7 +16,7 @@ from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
-from nimble_jobs.planner.restore import check_loaded
+from nimble_jobs.planner.forward.restore import check_loaded
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 
 SIDE = 6

@@ -14,7 +14,7 @@ from torch.utils import dlpack
 from nimble_jobs import Nimble
 from nimble_jobs.engine.state import attributes
 from nimble_jobs.errors import CannotRecord
-from nimble_jobs.planner.carried import Carried
+from nimble_jobs.planner.module.carried import Carried
 
 BY_ADDRESS = "reaches the memory of a tensor by its address at"
 

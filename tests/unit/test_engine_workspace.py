@@ -13,8 +13,8 @@ from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph import single_stream
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.schedule import Plan, Program
 from tests.strategies import program, task
 
@@ -87,7 +87,7 @@ def test_a_candidate_that_workspaces_make_too_large_says_so(monkeypatch: pytest.
         assert plan == single_stream(some)[0]
         return 32 * MIB
 
-    for place in ("engine.bind", "planner.search"):
+    for place in ("engine.bind", "planner.forward.search"):
         monkeypatch.setattr(sys.modules[f"nimble_jobs.{place}"], "workspace_bytes", on_a_gpu)
     options = BuildOptions(memory_bytes=MIB)
     expected = r"needs 335\d{5} bytes, 33554432 of them as workspaces of matrix products, more than the 1048576 that"

@@ -16,8 +16,8 @@ from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.payback import Decision, Plan
 from nimble_jobs.planner import Builders, Request
-from nimble_jobs.planner.ahead import build_ahead
-from nimble_jobs.planner.background import order_of, request_of
+from nimble_jobs.planner.jobs.ahead import build_ahead
+from nimble_jobs.planner.jobs.background import order_of, request_of
 from nimble_jobs.store import Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station

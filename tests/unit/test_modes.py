@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nimble_jobs import Nimble
-from nimble_jobs.planner.modes import eval_mode, own_mode, own_modes
+from nimble_jobs.planner.module.modes import eval_mode, own_mode, own_modes
 
 THREADS, CALLS = 6, 300  # calls of each thread
 

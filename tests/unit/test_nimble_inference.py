@@ -14,8 +14,8 @@ import nimble_jobs
 from nimble_jobs import Nimble
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, UsageError
-from nimble_jobs.planner.source import Source, Variants
-from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.sources.source import Source, Variants
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nimble_jobs.payback import STAKE, Costs, Plan, Situation, beside, decide
-from nimble_jobs.planner.first_run import expected
+from nimble_jobs.planner.jobs.first_run import expected
 from nimble_jobs.store.schedules import BuildFacts
 
 COSTS = Costs(

@@ -17,9 +17,10 @@ from nimble_jobs import planner
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CheckFailed, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner import Builders, Prepared, Request, carried, key_parts, schedule_key
-from nimble_jobs.planner.ahead import build_ahead, look_up
-from nimble_jobs.planner.why import why
+from nimble_jobs.planner import Builders, Prepared, Request, key_parts, schedule_key
+from nimble_jobs.planner.jobs.ahead import build_ahead, look_up
+from nimble_jobs.planner.lookup.why import why
+from nimble_jobs.planner.module import carried
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.artifacts import Artifacts
@@ -248,7 +249,7 @@ def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
     need not wait for capture and check.
     """
     key = prepared(request(code), store).loaded.key
-    restoring = sys.modules["nimble_jobs.planner.restore"]
+    restoring = sys.modules["nimble_jobs.planner.forward.restore"]
     capture_several, get = restoring.capture_several, Artifacts.get
     order: list[str] = []
 
@@ -305,7 +306,7 @@ def test_a_tolerance_has_its_own_schedule(store: Store, code: Path) -> None:
 
 def test_a_limit_of_memory_reaches_the_search(store: Store, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of it beside the weights bounds every candidate; a schedule that was found under it says so."""
-    building = sys.modules["nimble_jobs.planner.build"]
+    building = sys.modules["nimble_jobs.planner.forward.build"]
     build_best = building.build_best
     limits: list[int | None] = []
 
@@ -334,7 +335,7 @@ def test_a_device_that_is_full_fails_the_attempt(store: Store, code: Path, monke
     def full(*_args: Any, **_named: Any) -> None:
         raise OutOfMemory("no room")
 
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.prepare"], "build_schedule", full)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.jobs.prepare"], "build_schedule", full)
     with pytest.raises(OutOfMemory):
         prepared(request(code), store)
     assert prepared(replace(request(code), memory_bytes=10**6), store).loaded.fallback is not None
@@ -447,7 +448,7 @@ def test_code_that_is_edited_while_it_is_built_is_not_stored(
     store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key was made of the files as they were before."""
-    module = sys.modules["nimble_jobs.planner.prepare"]
+    module = sys.modules["nimble_jobs.planner.jobs.prepare"]
     built = module.build_schedule
 
     def edited(*args: Any, **options: Any) -> Any:

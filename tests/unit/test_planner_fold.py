@@ -10,8 +10,8 @@ from torch.nn.utils import parametrize
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.fold import Pairs, foldable, folded
-from nimble_jobs.planner.source import Source, Variants
+from nimble_jobs.planner.sources.fold import Pairs, foldable, folded
+from nimble_jobs.planner.sources.source import Source, Variants
 
 CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan
-from nimble_jobs.planner.candidate import Found, left_out
-from nimble_jobs.planner.in_flight import InFlight
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.samples import Samples
-from nimble_jobs.planner.source import Source, Variants, record_source
-from nimble_jobs.planner.stages import Clock
+from nimble_jobs.planner.forward.in_flight import InFlight
+from nimble_jobs.planner.forward.samples import Samples
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.search.candidate import Found, left_out
+from nimble_jobs.planner.search.clock import Clock
+from nimble_jobs.planner.sources.source import Source, Variants, record_source
 from nimble_jobs.schedule import Candidate
 
 CPU = torch.device("cpu")

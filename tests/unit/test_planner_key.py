@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from nimble_jobs import machine
 from nimble_jobs import spec as specs
 from nimble_jobs.models import identity, steady
-from nimble_jobs.planner import request as request_module
 from nimble_jobs.planner import schedule_key
-from nimble_jobs.planner.request import key_parts
-from nimble_jobs.planner.why import differences
+from nimble_jobs.planner.keys import request as request_module
+from nimble_jobs.planner.keys.request import key_parts
+from nimble_jobs.planner.lookup.why import differences
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.workloads.score import request_of
 from tests.specs import Change, setting

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.data import Batch
-from nimble_jobs.planner.limits import Limits, find_limits
+from nimble_jobs.planner.module.limits import Limits, find_limits
 
 CPU = torch.device("cpu")
 SHAPE = (4, 32)

@@ -14,8 +14,8 @@ from torch.nn import functional
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.shared_products import share_products
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.merge import Groups, merge, mergeable
-from nimble_jobs.planner.source import Source, Variants
+from nimble_jobs.planner.sources.merge import Groups, merge, mergeable
+from nimble_jobs.planner.sources.source import Source, Variants
 
 CPU = torch.device("cpu")
 GROUPS: Groups = (("q", "k", "v"), ("gate", "up"))

@@ -18,14 +18,14 @@ from nimble_jobs.data.transform import bind
 from nimble_jobs.engine import device as devices
 from nimble_jobs.job import Hit, JobState
 from nimble_jobs.planner import Request, prepare, schedule_key
-from nimble_jobs.planner.background import order_of
-from nimble_jobs.planner.background import request_of as request_of_order
-from nimble_jobs.planner.limits import find_limits, numbers_for
-from nimble_jobs.planner.prepare import build_module
-from nimble_jobs.planner.replay import replay, request_of
-from nimble_jobs.planner.request import key_parts
-from nimble_jobs.planner.transfer import take_over
-from nimble_jobs.planner.why import why
+from nimble_jobs.planner.jobs.background import order_of
+from nimble_jobs.planner.jobs.background import request_of as request_of_order
+from nimble_jobs.planner.jobs.prepare import build_module
+from nimble_jobs.planner.jobs.replay import replay, request_of
+from nimble_jobs.planner.keys.request import key_parts
+from nimble_jobs.planner.lookup.transfer import take_over
+from nimble_jobs.planner.lookup.why import why
+from nimble_jobs.planner.module.limits import find_limits, numbers_for
 from nimble_jobs.preprocess import bits
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.spec.model import TransformSpec

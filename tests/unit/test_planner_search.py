@@ -15,14 +15,14 @@ from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
-from nimble_jobs.planner import candidate as candidates
-from nimble_jobs.planner import samples
-from nimble_jobs.planner.build import Built, build_best, build_schedule
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.request import Request
-from nimble_jobs.planner.search import Search
-from nimble_jobs.planner.source import Source
-from nimble_jobs.planner.step_key import step_options
+from nimble_jobs.planner.forward import samples
+from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
+from nimble_jobs.planner.forward.search import Search
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.planner.keys.step import step_options
+from nimble_jobs.planner.search import candidate as candidates
+from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate, Program, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
@@ -60,7 +60,7 @@ def two_streams(program: Program, *_: Any) -> Any:
 
 def measured_as(monkeypatch: pytest.MonkeyPatch, mib: Sequence[int], replay_us: Sequence[float]) -> None:
     """Have the candidates of a search, one after the other, need so much memory and take so long."""
-    module = sys.modules["nimble_jobs.planner.search"]
+    module = sys.modules["nimble_jobs.planner.forward.search"]
     real, sizes, times = module.capture_several, iter(mib), iter([10.0, *replay_us])  # eager is timed first
 
     def sized(*args: Any) -> Any:
@@ -163,7 +163,7 @@ def test_memory_is_planned_before_tasks_are_timed(monkeypatch: pytest.MonkeyPatc
 
 def test_what_measures_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first candidate, too: libraries may take more than was planned."""
-    module, limit = sys.modules["nimble_jobs.planner.search"], 10**6
+    module, limit = sys.modules["nimble_jobs.planner.forward.search"], 10**6
     real, sizes = module.capture_several, iter([1000, 10 * limit])
 
     def larger(*args: Any) -> Any:
@@ -187,7 +187,9 @@ def test_the_budget_of_a_spec_bounds_the_search(
 ) -> None:
     """`schedule.budget` in seconds; 15 minutes where the spec gives none."""
     seen: list[BuildOptions] = []
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.build"], "build_best", lambda *args, **_: seen.append(args[3]))
+    monkeypatch.setattr(
+        sys.modules["nimble_jobs.planner.forward.build"], "build_best", lambda *args, **_: seen.append(args[3])
+    )
     request = Request(
         model=ModelSpec(source="torchvision:resnet18"),
         shape=(3,),
@@ -202,7 +204,7 @@ def test_the_budget_of_a_spec_bounds_the_search(
 
 def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first candidate is always measured; the others' rows say that the budget was used up."""
-    module = sys.modules["nimble_jobs.planner.search"]
+    module = sys.modules["nimble_jobs.planner.forward.search"]
 
     monkeypatch.setattr(module, "plans_with_streams", two_streams)
     spent = searched(Twice(), monkeypatch, LAST, budget_s=0.0)
@@ -232,7 +234,7 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
             seen.add(float(instance.inputs["x"].sum()))
 
     monkeypatch.setattr(measure, "_sample", sampled)
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "Samples", Watched)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.search"], "Samples", Watched)
     searched(Images(), monkeypatch)
     assert len(seen) == 4
 
@@ -255,7 +257,7 @@ def test_memory_counts_in_the_choice(
     """Two streams against 100 us in 40 of 800 MiB: what takes a fifth of them must save 16 % more time than what takes
     a twentieth, and 2 % for noise."""
     measured_as(monkeypatch, [40, mib], [100.0, replay_us])
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.search"], "plans_with_streams", two_streams)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.search"], "plans_with_streams", two_streams)
     two = row(searched(Twice(), monkeypatch, memory_bytes=800 << 20), "eager kernels, 2 streams")
     assert two.chosen == chosen
     assert two.reason == reason or chosen

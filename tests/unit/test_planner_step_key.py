@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs import spec as specs
-from nimble_jobs.planner.step_key import check_seed, code_parts, program_key, program_parts, step_parts
-from nimble_jobs.planner.why import differences
+from nimble_jobs.planner.keys.step import check_seed, code_parts, program_key, program_parts, step_parts
+from nimble_jobs.planner.lookup.why import differences
 from tests.specs import Change, setting
 
 CPU = torch.device("cpu")

@@ -17,12 +17,12 @@ from torch import nn
 from nimble_jobs.engine.capture import _CallInstance
 from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import EngineError, UsageError
-from nimble_jobs.planner import half, step_live, step_search
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Source
-from nimble_jobs.planner.step_live import LiveStep
-from nimble_jobs.planner.step_search import FoundStep, StepSearch
-from nimble_jobs.planner.training import (
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.search import half
+from nimble_jobs.planner.sources.source import Source
+from nimble_jobs.planner.step import live as step_live
+from nimble_jobs.planner.step import search as step_search
+from nimble_jobs.planner.step.build import (
     EagerStep,
     OptimizerRecipe,
     StepRequest,
@@ -30,6 +30,8 @@ from nimble_jobs.planner.training import (
     default_tolerance,
     prepare_step,
 )
+from nimble_jobs.planner.step.live import LiveStep
+from nimble_jobs.planner.step.search import FoundStep, StepSearch
 from nimble_jobs.schedule import Program, Schedule
 
 CPU = torch.device("cpu")

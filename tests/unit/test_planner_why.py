@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nimble_jobs.planner.why import Difference, Why, differences, nearest
+from nimble_jobs.planner.lookup.why import Difference, Why, differences, nearest
 from nimble_jobs.store import ScheduleEntry, ScheduleState
 
 NAMES = ("model.source", "input", "torch", "model.file:net.py")

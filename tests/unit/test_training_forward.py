@@ -12,10 +12,10 @@ from torch import nn
 
 from nimble_jobs.errors import CheckFailed, DeviceFault, JobFailed
 from nimble_jobs.job import Hit
-from nimble_jobs.planner import forward_prepare
-from nimble_jobs.planner.forward_prepare import PreparedForward, prepare_forward
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.step_key import forward_parts
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.step import forward_parts
+from nimble_jobs.planner.step import validation as forward_prepare
+from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nimble_jobs.planner.switches import as_in_training
+from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.workloads import Stop
 from tests.trainings import Attempt, lay_out, spec_of
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from nimble_jobs.errors import CheckFailed, JobFailed
-from nimble_jobs.planner import step_live, step_prepare
-from nimble_jobs.planner.stored import Storable, keep
+from nimble_jobs.planner.lookup.stored import Storable, keep
+from nimble_jobs.planner.step import live as step_live
+from nimble_jobs.planner.step import prepare as step_prepare
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
@@ -198,7 +199,7 @@ def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
     train(folder, "first")
     code = (
         "import sys\nfrom pathlib import Path\nfrom tests.unit.test_training_stored import train\n"
-        "from nimble_jobs.planner import step_live, training\n"
+        "from nimble_jobs.planner.step import build as training, live as step_live\n"
         "step_live.record_step = training.StepSearch.run = None\n"
         "found, _ = train(Path(sys.argv[1]), 'second')\n"
         "assert found.schedule['hit'] == 'stored', found.schedule\n"

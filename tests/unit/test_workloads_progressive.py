@@ -21,8 +21,8 @@ from nimble_jobs import spec as specs
 from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.planner import Builders, Request, key_parts, schedule_key
-from nimble_jobs.planner.ahead import build_ahead
-from nimble_jobs.planner.background import order_of, request_of
+from nimble_jobs.planner.jobs.ahead import build_ahead
+from nimble_jobs.planner.jobs.background import order_of, request_of
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -169,7 +169,7 @@ def test_a_better_schedule_that_cannot_be_loaded_costs_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     """The job was running well: it goes on with what it began with, on a schedule, and says why."""
-    module = sys.modules["nimble_jobs.planner.take"]
+    module = sys.modules["nimble_jobs.planner.jobs.take"]
 
     def unfit(*_: Any, **__: Any) -> None:
         raise error
@@ -225,7 +225,7 @@ def order_for(folder: Path, body: str) -> dict[str, Any]:
 
 
 def builder(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    process = prefork.start([sys.executable, "-m", "nimble_jobs.planner.builder"], stdin=subprocess.PIPE)
+    process = prefork.start([sys.executable, "-m", "nimble_jobs.planner.jobs.builder"], stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(json.dumps(order).encode() + b"\n")
     process.stdin.flush()

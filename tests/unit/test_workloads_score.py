@@ -23,7 +23,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.job import JobState
 from nimble_jobs.patience import NONE
 from nimble_jobs.planner import key_parts, schedule_key
-from nimble_jobs.planner.limits import Limits
+from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.spec import RunSpec
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.store import open_store

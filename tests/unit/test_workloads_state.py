@@ -16,7 +16,7 @@ import torch
 
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.planner.replay import replay
+from nimble_jobs.planner.jobs.replay import replay
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station

@@ -11,7 +11,7 @@ from nimble_jobs.bench.in_flight import rate
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.errors import EngineError
 from nimble_jobs.planner import Loaded, prepare
-from nimble_jobs.planner.ahead import KeepsNothing
+from nimble_jobs.planner.jobs.ahead import KeepsNothing
 from nimble_jobs.spec import load
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve

@@ -12,12 +12,12 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
-from nimble_jobs.planner.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
-from nimble_jobs.planner.forward_prepare import PreparedForward
-from nimble_jobs.planner.step_key import code_parts, forward_parts, program_parts, step_parts
-from nimble_jobs.planner.step_prepare import PreparedStep, prepare_stored_step
-from nimble_jobs.planner.switches import as_in_training
-from nimble_jobs.planner.why import Why, why_of
+from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
+from nimble_jobs.planner.keys.step import code_parts, forward_parts, program_parts, step_parts
+from nimble_jobs.planner.keys.switches import as_in_training
+from nimble_jobs.planner.lookup.why import Why, why_of
+from nimble_jobs.planner.step.prepare import PreparedStep, prepare_stored_step
+from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training import setup

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.planner.step.build import TrainingStep
 
 ROWS = 16  # batches whose figures leave a GPU together
 _BLOCKS = 4  # of so many that are on their way or being filled

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.planner.optimizer import seen_as
+from nimble_jobs.planner.step.optimizer import seen_as
 
 _DTYPES = {
     torch.float64: "F64",

@@ -13,12 +13,12 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DeviceFault, EngineError
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.forward_prepare import PreparedForward, prepare_forward
-from nimble_jobs.planner.misses import Waiting
-from nimble_jobs.planner.request import schedule_key
-from nimble_jobs.planner.step_key import forward_parts
-from nimble_jobs.planner.traces import no_traces
-from nimble_jobs.planner.training import TrainingStep, step_tolerance
+from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.step import forward_parts
+from nimble_jobs.planner.lookup.obtain import Waiting
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.build import TrainingStep, step_tolerance
+from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training.setup import Setup, autocast, evaluating
 
@@ -87,7 +87,7 @@ def have_replayed(
 ) -> PreparedForward:
     """Capture the forward pass of a step's module, from the store or built now; `failure` says why it stays eager.
 
-    Raises DeviceFault, and what `planner.forward_prepare.prepare_forward` raises that is no error of the engine.
+    Raises DeviceFault, and what `planner.step.validation.prepare_forward` raises that is no error of the engine.
     """
     request = ready.request
     replays = step.schedule is not None and step.schedule.runs == "schedule"

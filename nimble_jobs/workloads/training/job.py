@@ -19,11 +19,11 @@ from nimble_jobs.errors import CheckpointGone, Damaged, DataError, JobFailed, Ou
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission
 from nimble_jobs.models.weights import save_weights
-from nimble_jobs.planner.contest import faster_in_eager
-from nimble_jobs.planner.step_key import program_key
-from nimble_jobs.planner.step_prepare import PreparedStep, eager_by_choice, prepare_stored_step
-from nimble_jobs.planner.switches import as_in_training
-from nimble_jobs.planner.training import EagerStep, TrainingStep
+from nimble_jobs.planner.keys.step import program_key
+from nimble_jobs.planner.keys.switches import as_in_training
+from nimble_jobs.planner.search.contest import faster_in_eager
+from nimble_jobs.planner.step.build import EagerStep, TrainingStep
+from nimble_jobs.planner.step.prepare import PreparedStep, eager_by_choice, prepare_stored_step
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes

@@ -21,7 +21,7 @@ from torch import nn
 
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.patience import NONE, Patience
-from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.workloads.training import checkpoint, random_state
 from nimble_jobs.workloads.training.checkpoint import MODEL, STATE, STEPS, Checkpoint
 from nimble_jobs.workloads.training.checkpoints import Checkpoints

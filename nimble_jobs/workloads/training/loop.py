@@ -11,7 +11,7 @@ from typing import Any
 
 from nimble_jobs.data import BadRecord, Reader
 from nimble_jobs.errors import DataError, JobFailed, NimbleError
-from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.threshold import enforce_threshold

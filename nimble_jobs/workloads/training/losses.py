@@ -14,8 +14,8 @@ from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.from_python import explained, load_function
-from nimble_jobs.planner.step_request import Loss, StepRequest
-from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.request import Loss, StepRequest
 from nimble_jobs.spec import TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
 

@@ -13,7 +13,7 @@ import torch
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.errors import DataError
-from nimble_jobs.planner.limits import Limits
+from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.workloads.training.intake import Intake, Taken
 

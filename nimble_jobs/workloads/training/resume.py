@@ -10,10 +10,10 @@ import torch
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import Damaged, JobFailed
-from nimble_jobs.planner.options import BuildOptions
-from nimble_jobs.planner.source import Source
-from nimble_jobs.planner.step_key import kernels_digest
-from nimble_jobs.planner.training import TrainingStep
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.step import kernels_digest
+from nimble_jobs.planner.sources.source import Source
+from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import TrainSpec
 from nimble_jobs.workloads.basis import differences

@@ -18,11 +18,11 @@ from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
-from nimble_jobs.planner.limits import Limits, find_limits
-from nimble_jobs.planner.misses import check_unchanged
-from nimble_jobs.planner.step_key import code_parts, step_options, step_parts
-from nimble_jobs.planner.step_request import OptimizerRecipe, StepRequest
-from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.keys.step import code_parts, step_options, step_parts
+from nimble_jobs.planner.lookup.obtain import check_unchanged
+from nimble_jobs.planner.module.limits import Limits, find_limits
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.losses import make_loss, try_loss

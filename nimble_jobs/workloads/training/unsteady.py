@@ -8,10 +8,10 @@ import warnings
 import torch
 
 from nimble_jobs.engine.step import differentiate
-from nimble_jobs.planner.eager_step import Objective
-from nimble_jobs.planner.step_request import StepRequest
-from nimble_jobs.planner.switches import VARIES, as_in_training
-from nimble_jobs.planner.traces import no_traces
+from nimble_jobs.planner.keys.switches import VARIES, as_in_training
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.eager import Objective
+from nimble_jobs.planner.step.request import StepRequest
 
 
 def unsteady(request: StepRequest, device: torch.device) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError
-from nimble_jobs.planner.step_request import Loss
+from nimble_jobs.planner.step.request import Loss
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.feed import DeviceBatch

@@ -16,8 +16,8 @@ from nimble_jobs.engine.inputs import varied
 from nimble_jobs.engine.observe import observe
 from nimble_jobs.engine.state import RandomStates, Snapshot
 from nimble_jobs.errors import CannotRecord
-from nimble_jobs.planner.build import build_best
-from nimble_jobs.planner.options import BuildOptions
+from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.keys.options import BuildOptions
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""A forward pass: searched, built, and loaded from the store."""

@@ -1,0 +1,137 @@
+"""A stored schedule back over a module: its constants and machine code, and weights laid out or folded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine import depthwise, verify
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.compact import compact
+from nimble_jobs.engine.inputs import Below
+from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.private import clear_workspaces
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.static_kernel import unpack
+from nimble_jobs.errors import CheckFailed, EngineError
+from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.lookup.stored import Material, compiles_again
+from nimble_jobs.planner.search.plans import capture_several
+from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source
+from nimble_jobs.schedule import Schedule
+
+_NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A stored schedule, captured and checked."""
+
+    schedule: Schedule
+    module: nn.Module  # whose weights the instances read: the given one, or its folded copy
+    instances: tuple[Instance, ...]
+
+
+def restore(
+    module: nn.Module,
+    material: Material,
+    example: Mapping[str, torch.Tensor],
+    device: torch.device,
+    check: Callable[[Instance], None],
+    *,
+    own: bool = False,
+) -> Restored:
+    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong. With
+    `own`, weights may be moved: nobody else has them.
+
+    Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
+    module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
+    """
+    schedule = material.schedule
+    graph.check_plan(schedule.program, schedule.plan)
+    source = source_of(schedule)
+    variants = Variants(module)
+    instances: tuple[Instance, ...] = ()
+    try:
+        bound = variants.use(source)
+        if own:
+            compact(bound, device)
+        recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))
+        recording = replace(recording, example=dict(example))
+        memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
+        instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
+        for instance in instances:
+            check(instance)
+        if device.type == "cuda":
+            clear_workspaces()  # of the checks' calls in eager
+    except BaseException:
+        for instance in instances:
+            instance.close()
+        variants.use()
+        raise
+    return Restored(schedule=schedule, module=bound, instances=instances)
+
+
+def check_loaded(
+    instance: Instance,
+    eager: Callable[..., Any],
+    schedule: Schedule,
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+    below: Below = 2,
+    integers: Mapping[str, torch.Tensor] = _NONE,
+    observed: Observed | None = None,
+    example: Mapping[str, torch.Tensor] = _NONE,
+) -> float:
+    """`verify.check` of an instance that was loaded; where it has depthwise convolutions of ours, first against eager
+    without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
+    """
+
+    def against(call: Callable[..., Any]) -> float:
+        ports = schedule.program.inputs
+        return verify.check(
+            instance,
+            call,
+            ports,
+            device,
+            tolerance=tolerance,
+            seed=seed,
+            below=below,
+            integers=integers,
+            observed=observed,
+            example=example,
+        )
+
+    if depthwise.is_in(schedule.program):
+        with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
+            return against(depthwise.without_library(eager))
+    return against(eager)
+
+
+def source_of(schedule: Schedule) -> Source:
+    """The kernels and the memory format of a schedule."""
+    kernels, layout = cast(Kernels, schedule.kernels), cast(Layout, schedule.layout)
+    return Source(kernels=kernels, layout=layout, folded=schedule.folded, merged=schedule.merged)
+
+
+def recording_of(material: Material, record: Callable[[], Recording]) -> Recording:
+    """What was recorded when the schedule was built. Kernels that cannot do without their compiler are compiled again,
+    by `record`. Raises EngineError where others come of that.
+    """
+    schedule = material.schedule
+    if compiles_again(schedule):
+        recording = record()
+        if recording.program != schedule.program:
+            raise EngineError("the compiler made other kernels of the model than those that were measured")
+        return recording
+    code = unpack(schedule.compiled, material.binaries)
+    return Recording(program=schedule.program, constants=dict(material.constants), kernels={**code})

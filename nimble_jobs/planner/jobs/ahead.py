@@ -1,0 +1,171 @@
+"""Schedules before a job asks for them: looked up, or built now as a job would build them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nimble_jobs.job import Hit
+from nimble_jobs.planner.jobs.loaded import Resident
+from nimble_jobs.planner.jobs.prepare import prepare
+from nimble_jobs.planner.jobs.take import Report
+from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.lookup.stored import read_stored
+from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import Store
+
+Told = Callable[[str], None]  # is given what is done right now, in words
+
+_PHASES = {"load": "loading the model", "build": "measuring eager", "check": "checking what is stored"}
+WAITING = "waiting for another process that builds it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The schedule of a request, or why there is none."""
+
+    key: str
+    parts: dict[str, str]
+    hit: Hit
+    miss_reason: str | None = None
+    schedule: Schedule | None = None
+    fallback: str | None = None  # why jobs run in eager
+    load_s: float | None = None  # of a hit: reading and hashing it; of one built now: the model, onto the device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """A schedule that is stored now, or the reason why there is none."""
+
+    key: str
+    input: str  # with its shape
+    hit: bool  # it was stored before
+    miss_reason: str | None
+    build_s: float | None  # this build's, or that of the schedule that was there
+    replay_us: float | None
+    eager_us: float | None
+    runs: str | None  # schedule | eager: what was measured to be faster
+    device: str | None  # in words: what replay and eager were measured on
+    fallback: str | None  # why jobs will run in eager
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule | None,
+        *,
+        key: str,
+        input: str,  # noqa: A002  # the field's name
+        hit: Hit,
+        miss_reason: str | None,
+        fallback: str | None,
+        build_s: float | None = None,
+    ) -> Ahead:
+        """With the figures of a schedule, where there is one; `build_s` is in place of its own."""
+        return cls(
+            key=key,
+            input=input,
+            hit=hit is not Hit.MISS,
+            miss_reason=miss_reason,
+            build_s=build_s if build_s is not None or schedule is None else schedule.build_s,
+            replay_us=schedule.replay_us if schedule else None,
+            eager_us=schedule.eager_us if schedule else None,
+            runs=schedule.runs if schedule else None,
+            device=schedule.device if schedule else None,
+            fallback=fallback,
+        )
+
+
+class KeepsNothing:
+    """Residents of a process that keeps nothing."""
+
+    def get(self, key: str) -> None:
+        return None
+
+    def put(self, key: str, value: Resident) -> None: ...
+
+    def make_room(self, nbytes: int) -> None: ...
+
+
+def reporter(told: Told) -> Report:
+    """What tells, in words, what a job would report."""
+
+    def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
+        told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
+
+    return report
+
+
+def look_up(request: Request, *, device: torch.device, store: Store) -> Answer:
+    """What is stored, read whole as a job would read it; what is missing or damaged is quarantined. Builds nothing, and
+    counts as no use.
+    """
+    return look_up_parts(key_parts(request, device), store=store)
+
+
+def look_up_parts(parts: dict[str, str], *, store: Store) -> Answer:
+    """`look_up` by the parts of a key."""
+    start = time.perf_counter()
+    key = schedule_key(parts)
+    found = read_stored(key, store)
+    if found.material is None:
+        return Answer(key=key, parts=parts, hit=Hit.MISS, miss_reason=found.reason, fallback=found.refused)
+    seconds = time.perf_counter() - start
+    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=found.material.schedule, load_s=seconds)
+
+
+def look_up_or_build(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Answer:
+    """What is stored; on a miss it is prepared as for a job, and so built and stored.
+
+    Raises ModelError, OutOfMemory.
+    """
+    answer = look_up(request, device=device, store=store)
+    return answer if answer.schedule is not None else _built(answer, request, device, store, told)
+
+
+def _built(answer: Answer, request: Request, device: torch.device, store: Store, told: Told) -> Answer:
+    """The answer after a miss, once the schedule was built; or loaded, where another process was quicker."""
+
+    wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
+    prepared = prepare(
+        wanted,
+        device=device,
+        store=store,
+        residents=KeepsNothing(),
+        report=reporter(told),
+        waiting=lambda _: told(WAITING),
+    )
+    try:
+        return replace(
+            answer,
+            hit=prepared.hit,
+            miss_reason=prepared.miss_reason,
+            schedule=prepared.loaded.schedule,
+            fallback=prepared.loaded.fallback,
+            load_s=prepared.load_s,
+        )
+    finally:
+        prepared.loaded.close()
+
+
+def build_ahead(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Ahead:
+    """Store the schedule of a request, unless it is stored. Counts as a use, hit or miss, as a job's would.
+
+    Raises ModelError, OutOfMemory.
+    """
+    found = look_up(request, device=device, store=store)
+    if found.schedule is not None:
+        store.schedules.touch(found.key, Hit.STORED, time.time())
+    else:
+        found = _built(found, request, device, store, told)
+    return Ahead.of(
+        found.schedule,
+        key=found.key,
+        input=found.parts["input"],
+        hit=found.hit,
+        miss_reason=found.miss_reason,
+        fallback=found.fallback,
+    )

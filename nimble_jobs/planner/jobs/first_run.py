@@ -1,0 +1,133 @@
+"""What a build is expected to cost and to bring for one model on one device: from builds that the store remembers, and
+where it remembers none from measurements in `docs/measurements`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from nimble_jobs.engine import measure
+from nimble_jobs.payback import Costs
+from nimble_jobs.planner.jobs.loaded import Loaded
+from nimble_jobs.plural import count
+from nimble_jobs.store.schedules import BuildFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Defaults:
+    """A build takes `build_s` and, for each second of one call in eager, `build_calls` seconds more."""
+
+    build_s: float
+    build_calls: float
+    build_ratio: float
+    quick_s: float
+    quick_calls: float
+    quick_ratio: float
+    start_s: float
+    move_s: float
+    move_calls: float
+
+
+# On an H200 jobs searched for 23, 25 and 43 s where a call took 6.4, 3.5 and 10.8 ms in eager (h200.md), and 63 s at
+# 19 ms (h200-bench-throughput.json). A CUDA graph of eager took 0.10 to 0.29 of eager's time over twelve models at
+# batch 1, and the winner 0.18 to 0.59 of the graph's (h200-bench.json); larger batches leave less to gain. A stored
+# schedule is loaded in 0.3 to 0.8 s once the model is there, and a process is ready after 3 to 6 s (start.md, h200.md).
+_GPU = _Defaults(
+    build_s=12.0,
+    build_calls=2000.0,
+    build_ratio=0.5,  # of what the quick candidate takes
+    quick_s=0.5,
+    quick_calls=25.0,
+    quick_ratio=0.6,
+    start_s=5.0,
+    move_s=0.5,
+    move_calls=20.0,
+)
+# On two cores ResNet-18 was built in 4.0 s and ResNet-50 in 8.3 s at 20 and 50 ms a call (start.md). Replays of eager's
+# kernels are no faster than eager there; other layouts and folding gave 0.38 to 0.97 of its time (kernels.md).
+_CPU = _Defaults(
+    build_s=1.0,
+    build_calls=140.0,
+    build_ratio=0.8,
+    quick_s=0.5,
+    quick_calls=30.0,
+    quick_ratio=1.0,
+    start_s=4.0,
+    move_s=0.1,
+    move_calls=8.0,
+)
+_BRIEFLY_S = 0.03
+_LEAST_QUICK = 0.05  # no replay is faster than that beside eager
+
+
+def expected(
+    builds: Sequence[BuildFacts], *, model: str, on_gpu: bool, call_s: float, kernels_s: float | None = None
+) -> Costs:
+    """Costs for a model whose call takes `call_s` in eager. `builds`: those that the store remembers of this device.
+
+    `kernels_s`: what its kernels take without the gaps between them, if that was measured. Builds of the same model
+    count alone where there are any. Times scale with a call's time in eager, ratios are medians.
+    """
+    defaults = _GPU if on_gpu else _CPU
+    own = [b for b in builds if b.model == model]
+    known = own or list(builds)
+    build_s = _build_s(defaults, call_s)
+    if known:
+        build_s *= median(b.build_s / _build_s(defaults, b.eager_us / 1e6) for b in known)
+    quick_ratio = defaults.quick_ratio
+    if kernels_s is not None and call_s > 0:
+        quick_ratio = min(1.0, max(_LEAST_QUICK, kernels_s / call_s))
+    over_quick = [b.replay_us / b.quick_us for b in known if b.quick_us]
+    if on_gpu:  # what the device does is what a build makes faster; the gaps are gone with the quick candidate
+        build_ratio = quick_ratio * min(1.0, median(over_quick) if over_quick else defaults.build_ratio)
+    elif known:
+        build_ratio = min(1.0, median(b.replay_us / b.eager_us if b.runs == "schedule" else 1.0 for b in known))
+    else:
+        build_ratio = defaults.build_ratio
+    if own:
+        source = f"as {count(len(own), 'earlier build')} of this model here"
+    elif known:
+        source = f"as {count(len(known), 'build')} of other models here"
+    else:
+        source = "no build is known here; as measured elsewhere"
+    return Costs(
+        quick_s=defaults.quick_s + defaults.quick_calls * call_s,
+        quick_ratio=quick_ratio,
+        build_s=build_s,
+        build_ratio=build_ratio,
+        start_s=defaults.start_s,
+        move_s=defaults.move_s + defaults.move_calls * call_s,
+        source=source,
+    )
+
+
+def kernels_and_call_s(loaded: Loaded, example: torch.Tensor) -> tuple[float, float]:
+    """Seconds that a call's kernels take on a GPU without the gaps between them, and that the call takes. To be used
+    only for a model that carries nothing from call to call.
+    """
+
+    def call() -> object:
+        return loaded.module(example)
+
+    with torch.no_grad():
+        call_us = measure.time_us(call, loaded.device, budget_s=_BRIEFLY_S)
+        return measure.kernels_us(call, call_us, loaded.device) / 1e6, call_us / 1e6
+
+
+def idle_cores(device: torch.device) -> float:
+    """Cores that nobody uses now: what this process needs taken off, or the load of the last minute where that is
+    more. The load counts only where all cores of the machine may be used, since it is the whole machine's.
+    """
+    usable = len(os.sched_getaffinity(0))
+    load = float(os.getloadavg()[0]) if usable == os.cpu_count() else 0.0
+    own = float(torch.get_num_threads()) if device.type == "cpu" else 1.0
+    return max(0.0, usable - max(own, load))
+
+
+def _build_s(defaults: _Defaults, call_s: float) -> float:
+    return defaults.build_s + defaults.build_calls * call_s

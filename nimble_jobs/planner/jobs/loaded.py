@@ -1,0 +1,198 @@
+"""A model on the device with its captured schedule, and the place where a worker keeps several of them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.engine.arrivals import Arrivals, Arrived
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.flight import Flight, Landed
+from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.pinned import pin
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.engine.state import state_bytes
+from nimble_jobs.engine.tail import Head
+from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.planner.module.carried import Carried
+from nimble_jobs.planner.module.limits import Limits
+from nimble_jobs.schedule import Schedule
+
+T = TypeVar("T")
+
+_BUFFERS, _FEW_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
+_BUFFER_BYTES = 2 << 30  # more than that, and there are few
+
+
+class Resident(Protocol):
+    """Something that occupies device memory until it is closed."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Residents(Protocol):
+    """What a worker keeps on its device between jobs."""
+
+    def get(self, key: str) -> Any:
+        """The value kept under `key`, now the most recently used; None where there is none."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep `value` (a Resident); may close others."""
+
+    def make_room(self, nbytes: int) -> None:
+        """Close others, least recently used first, until `nbytes` more fit the budget."""
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """A module on its device, with a captured schedule or, where there is none, the reason why it runs in eager. One
+    whose schedule says that eager is faster has neither.
+    """
+
+    key: str
+    request: Request
+    device: torch.device
+    module: nn.Module  # whose weights the instances read
+    instances: tuple[Instance, ...] = ()
+    schedule: Schedule | None = None
+    fallback: str | None = None
+    limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
+    observed: Observed | None = None  # what the module was before its first call
+    carried: Carried | None = None  # the same, of a module that runs in eager or may come to
+    provisional: bool = False  # kept from a job that did without a schedule, for the next one to go on from there
+    unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
+
+    _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
+    _flight: Flight | None = None
+    _staging_bytes: int = 0  # that the flight took on the device
+    _arrivals: Arrivals | None = None
+    _arrival_bytes: int = 0
+    _buffers: Buffers | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs as is best here: by its schedule, or in eager because that is faster."""
+        return bool(self.instances) or (self.schedule is not None and self.fallback is None)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it runs in eager only because nothing has been built yet."""
+        return not self.instances and self.schedule is None and self.fallback is None
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the module's state, of the instances, and of the copies beside them once `take_off` made
+        them; as they were measured.
+        """
+        if self._counted is None or self._counted[0]() is not self.module:
+            self._counted = (weakref.ref(self.module), state_bytes(self.module))
+        return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
+
+    def take_off(self) -> Flight | None:
+        """What carries batches through the instances, made once; None where they are run one by one, on the host."""
+        if self._flight is None and self.instances and self.device.type == "cuda":
+            before = _allocated(self.device)
+            self._flight = Flight(self.instances, self.device)
+            self._staging_bytes = _allocated(self.device) - before
+        return self._flight
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """Where batches arrive ahead of their replays, made once; other instances of the request take from it, too."""
+        if self._arrivals is None:
+            in_flight = max(1, len(self.instances))
+            kind = self.request.input_dtype
+            self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=in_flight)
+            self._arrival_bytes = self._arrivals.bytes
+        return self._arrivals
+
+    def buffers(self, nbytes: int) -> Buffers:
+        """Host memory for batches of so many bytes, pinned where there is a device to copy to; kept for later jobs."""
+        if self._buffers is None or self._buffers.nbytes < nbytes:
+            if self._buffers is not None:
+                self._buffers.close()
+            count = _FEW_BUFFERS if _BUFFERS * nbytes > _BUFFER_BYTES else _BUFFERS
+            self._buffers = Buffers(count, nbytes)
+            pin(self._buffers.memory, self.device)
+        return self._buffers
+
+    def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
+        """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
+
+        Whoever takes them releases each; at most two may be held at a time.
+        """
+        flight = self.take_off()
+        if flight is not None:
+            yield from flight.run(arrived, head)
+            return
+        for batch, beside in arrived:
+            if batch is None:
+                yield Landed(outputs={}, beside=beside)
+                continue
+            began = time.perf_counter()
+            with torch.no_grad():
+                outputs = self._replayed(batch) if self.instances else self._in_eager(batch)
+                # A copy: the model may write over its outputs when it is called again.
+                made = {n: t.to("cpu", copy=True) for n, t in head(outputs).items()}
+            yield Landed(outputs=made, beside=beside, replay_s=time.perf_counter() - began)
+
+    def _replayed(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
+        instance = self.instances[0]
+        next(iter(instance.inputs.values())).copy_(batch.x)
+        batch.release()
+        instance.replay()
+        return instance.outputs
+
+    def _in_eager(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
+        if self.device.type != "cuda":
+            return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
+        stream = torch.cuda.current_stream(self.device)
+        outputs = flatten_outputs(self.module(batch.take(stream)))
+        batch.let_go(stream)
+        return outputs
+
+    def begin(self) -> bool:
+        """Put back what earlier batches have written into the module's state; False where that cannot be done."""
+        if self.instances and self.observed is not None:
+            if self.observed.changing:
+                self.observed.put_back()
+            return True
+        return self.carried is not None and self.carried.put_back()
+
+    def altered(self) -> str | None:
+        """The name of something of the module's that batches leave otherwise than it was before the first of them."""
+        if self.instances and self.observed is not None:
+            return next(iter(self.observed.changing), None)
+        return self.carried.altered() if self.carried is not None else None
+
+    def release(self) -> None:
+        """Close the instances; the module stays."""
+        for instance in self.instances:
+            instance.close()
+        self.instances = ()
+        self._flight, self._staging_bytes = None, 0
+
+    def close(self) -> None:
+        self.release()
+        self._arrivals, self._arrival_bytes = None, 0
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None
+        self.module = nn.Identity()
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

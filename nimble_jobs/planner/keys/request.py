@@ -1,0 +1,96 @@
+"""What a job asks for, and the key under which its schedule is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import verify
+from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.models.preprocessed import crossing_dtype
+from nimble_jobs.planner.keys.files import unnamed
+from nimble_jobs.preprocess import Preprocess
+from nimble_jobs.schedule import FORMAT_VERSION
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
+
+_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A model and the batches that it will be given."""
+
+    model: ModelSpec
+    shape: tuple[int, ...]  # of one record
+    dtype: str  # of one record as the host makes it ready: a floating type or an integer type
+    batch_size: int
+    preprocess: Preprocess | None = None  # what the device does to records before the model; None: nothing
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    embedding: bool = False  # also return the features under the last linear layer
+    memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
+    allowed_python: tuple[Path, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of a batch as it crosses to the device."""
+        return (self.batch_size, *(self.shape if self.preprocess is None else self.preprocess.shape))
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of a batch as it crosses. Without `preprocess` floating records take the model's dtype; others are int64."""
+        return self.model_dtype if self.preprocess is None else crossing_dtype(self.preprocess)
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """Of what the model itself is given."""
+        return torch.int64 if self.whole else _FLOATS[self.model.dtype]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model is given whole numbers."""
+        return not self.dtype.startswith("float")
+
+
+def key_parts(request: Request, device: torch.device) -> dict[str, str]:
+    """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it."""
+    steps = request.preprocess
+    kind = str(request.input_dtype).removeprefix("torch.") if steps is None else steps.dtype
+    return {
+        **identity(request.model),
+        **devices.facts(device),
+        "format": str(FORMAT_VERSION),
+        "mode": "inference",
+        "input": f"x:{kind}{list(request.input_shape)}",
+        **({} if steps is None else {"input.preprocess": steps.words}),
+        "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
+        "outputs": "model and embedding" if request.embedding else "model",
+        "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
+        "schedule.streams": str(request.schedule.streams),
+        "schedule.fuse": request.schedule.fuse,
+        "schedule.in_flight": str(request.schedule.in_flight),
+        "schedule.memory_bytes": "any" if request.memory_bytes is None else str(request.memory_bytes),
+    }
+
+
+def tolerance_of(request: Request) -> float:
+    """What the spec asks for, else the default of the model's dtype."""
+    asked = request.schedule.tolerance
+    return asked if asked is not None else verify.TOLERANCE[request.model.dtype]
+
+
+def schedule_key(parts: Mapping[str, str]) -> str:
+    """SHA-256 of the canonical JSON of the parts, in hex; what the model's own file is called is left out, and what
+    the loss's is.
+    """
+    return hashlib.sha256(json.dumps(unnamed(parts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def resident_key(key: str, request: Request) -> str:
+    """A resident graph holds weights too."""
+    return f"{key}:{weights_identity(request.model)}"

@@ -1,0 +1,1 @@
+"""What the store holds under a key, and who builds what it does not hold."""

@@ -1,0 +1,1 @@
+"""The caller's module: watched, bounded, and left as it was found."""

@@ -1,0 +1,92 @@
+"""Candidates: those that work, with what it takes to capture them again, and rows for those that were left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, first_line
+from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.sources.source import Source
+from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+
+PAYS = 0.98  # more streams must come out below this share of fewer
+_MOST = 0.99  # share of the memory, above which a candidate is as costly as at it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A candidate that works, and what is needed to capture it again."""
+
+    candidate: Candidate
+    source: Source
+    recording: Recording
+    plan: Plan
+    memory: MemoryPlan
+    facts: GraphFacts
+    durations_us: tuple[float, ...]
+    error: float | None
+    failure: str | None = None
+    in_flight: int = 1
+    available_bytes: int | None = None  # what it may use of the device's memory; None where that is no question
+    module: nn.Module | None = (
+        None  # of the chosen one: whose weights the program reads, the searched or its folded copy
+    )
+
+    @property
+    def replay_us(self) -> float:
+        assert self.candidate.replay_us is not None
+        return self.candidate.replay_us
+
+    @property
+    def cost(self) -> float:
+        """What the choice keeps low, for one record."""
+        assert self.candidate.records_per_s is not None
+        return cost(1e6 / self.candidate.records_per_s, self.candidate.peak_bytes, self.available_bytes)
+
+
+def cost(us: float, peak_bytes: int | None, available_bytes: int | None) -> float:
+    """Time over the share of the available memory that is left: where memory is plenty, time decides."""
+    if not available_bytes:
+        return us
+    return us / (1 - min((peak_bytes or 0) / available_bytes, _MOST))
+
+
+def left_out(name: str, reason: str, *, error: float | None = None, streams: int | None = None) -> Candidate:
+    """A candidate that was not measured, and why."""
+    return Candidate(
+        name=name,
+        replay_us=None,
+        records_per_s=None,
+        peak_bytes=None,
+        error=error,
+        chosen=False,
+        reason=reason,
+        streams=streams,
+    )
+
+
+def failed(name: str, error: Exception, device: torch.device, *, streams: int | None = None) -> Candidate:
+    """The row of a candidate that raised. Whatever it raised, others may work: models rely on details of their own.
+
+    Raises DeviceFault where the device does not answer any more, for then no other can.
+    """
+    if isinstance(error, DeviceFault):
+        raise error
+    try:
+        synchronize(device)
+    except RuntimeError as e:
+        raise DeviceFault(f"{name}: {first_line(error)}; the device does not answer any more: {e}") from error
+    match error:
+        case CheckFailed():
+            return left_out(name, str(error), error=error.error, streams=streams)
+        case OutOfMemory() | torch.OutOfMemoryError():
+            return left_out(name, "not built: not enough memory on the device", streams=streams)
+        case EngineError():
+            return left_out(name, f"not built: {error}", streams=streams)
+        case _:
+            return left_out(name, f"not built: {first_line(error)}", streams=streams)

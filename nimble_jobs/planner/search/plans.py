@@ -1,0 +1,104 @@
+"""What each task of a program takes alone, which numbers of streams are worth a try, and instances of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from nimble_jobs import graph
+from nimble_jobs.engine import measure, verify
+from nimble_jobs.engine.bind import arena_plan, bind
+from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.inputs import Below
+from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.errors import OutOfMemory
+from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.schedule import GraphFacts, Plan, Program
+
+_CAPS = (2, 4, 8, 16)
+_WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
+
+
+def durations_us(
+    recording: Recording,
+    plan: Plan,
+    state: Mapping[str, torch.Tensor],
+    device: torch.device,
+    below: Below,
+    integers: Mapping[str, torch.Tensor],
+    put_back: Callable[[], object] = lambda: None,
+) -> tuple[float, ...]:
+    """Measured time of each task alone, by task index, on fresh input. Raises EngineError, OutOfMemory.
+
+    `put_back` undoes what tasks write into the state.
+    """
+    try:
+        bound = bind(
+            recording.program,
+            plan,
+            state=state,
+            constants=recording.constants,
+            kernels=recording.kernels,
+            device=device,
+        )
+        for name, value in verify.random_inputs(recording.program.inputs, device, 0, below, integers).items():
+            bound.inputs[name].copy_(value)
+        return tuple(measure.task_times_us(bound, device, put_back=put_back))
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"not enough memory on {device} to time each task: {e}") from e
+
+
+def plans_with_streams(
+    program: Program, facts: GraphFacts, durations: Sequence[float], options: BuildOptions, device: torch.device
+) -> tuple[list[tuple[Plan, GraphFacts]], str | None]:
+    """Plans with more than one stream that are worth a try, or the measured reason why none is."""
+    limit = options.streams
+    if device.type == "cpu" or limit == 1 or facts.width < 2:
+        return [], None
+    assert facts.critical_path_us is not None
+    assert facts.total_work_us is not None
+    ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
+    if ratio > _WORTH_TRYING:
+        return [], f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay"
+    full = graph.make_plan(program, durations_us=durations, max_streams=None if limit == "auto" else limit)
+    capped = [
+        graph.make_plan(program, durations_us=durations, max_streams=cap)
+        for cap in _CAPS
+        if limit == "auto" and cap < full[0].streams
+    ]
+    return [*capped, full], None
+
+
+def capture_several(
+    recording: Recording,
+    plan: Plan,
+    module: nn.Module,
+    device: torch.device,
+    count: int,
+    memory: MemoryPlan | None = None,
+) -> tuple[Instance, ...]:
+    """`count` instances of a plan over one module's state. Raises OutOfMemory, EngineError; then none is left."""
+    memory = memory or arena_plan(recording.program, plan)
+    made: list[Instance] = []
+    try:
+        for _ in range(count):
+            made.append(  # those made so far must be closed if one fails
+                capture(
+                    recording.program,
+                    plan,
+                    state=state_of(module),
+                    constants=recording.constants,
+                    kernels=recording.kernels,
+                    device=device,
+                    memory=memory,
+                    example=recording.example,
+                )
+            )
+    except BaseException:
+        for instance in made:
+            instance.close()
+        raise
+    return tuple(made)

@@ -1,0 +1,150 @@
+"""Where a program's tasks come from: which kernels, over which variant of the module's weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.depthwise import with_own_depthwise
+from nimble_jobs.engine.inductor import compile_module
+from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.models.preprocessed import Preprocessed
+from nimble_jobs.planner.sources.fold import Pairs, folded
+from nimble_jobs.planner.sources.merge import Groups, merge
+from nimble_jobs.schedule import Program
+
+Kernels = Literal["eager", "inductor", "epilogues", "max-autotune"]
+Layout = Literal["given", "channels-last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One way to turn a module into tasks."""
+
+    kernels: Kernels
+    layout: Layout
+    folded: Pairs = ()  # convolutions, each with the normalisation that is folded into it
+    merged: Groups = ()  # linear layers that read the same, each group over one weight
+
+    @property
+    def name(self) -> str:
+        """As candidates are called."""
+        words = {
+            "eager": "eager kernels",
+            "inductor": "inductor kernels",
+            "epilogues": "inductor kernels, fused convolutions" if self.layout != "given" else "inductor kernels",
+            "max-autotune": "max-autotune kernels",
+        }
+        last = ", channels-last" if self.layout == "channels-last" else ""
+        return (
+            words[self.kernels]
+            + last
+            + (", folded" if self.folded else "")
+            + (", merged products" if self.merged else "")
+        )
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it is a copy of the module with other weights that is recorded."""
+        return bool(self.folded or self.merged)
+
+
+AS_GIVEN = Source(kernels="eager", layout="given")
+
+
+class Variants:
+    """A module in variants that compute the same: four-dimensional weights laid out in another way, normalisations
+    folded, linear layers merged; and back again exactly.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._given = _images(module)
+        self._twin: tuple[tuple[Pairs, Groups], nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
+
+    @property
+    def differ(self) -> bool:
+        """Whether there is anything to lay out."""
+        return bool(self._given)
+
+    def use(self, source: Source = AS_GIVEN) -> nn.Module:
+        """The module to be recorded and bound, the given one by default. Raises EngineError for layers that the module
+        does not have.
+        """
+        wanted = (source.folded, source.merged)
+        if source.rewrites and (self._twin is None or self._twin[0] != wanted):
+            self._lay_out(self._given, "given")
+            twin = folded(self._module, source.folded)
+            merge(twin, source.merged)
+            shared = {id(t) for t, _ in self._given}
+            self._twin = (wanted, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
+        self._lay_out(self._given, source.layout)
+        if not source.rewrites or self._twin is None:
+            self._twin = None  # its weights take memory
+            return self._module
+        self._lay_out(self._twin[2], source.layout)
+        return self._twin[1]
+
+    def settle(self) -> None:
+        """Let the weights stay as they lie now, and let go of how they were given."""
+        self._given = []
+        self._twin = None
+
+    @staticmethod
+    def _lay_out(tensors: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> None:
+        for tensor, given in tensors:
+            channels_last = layout == "channels-last"
+            tensor.data = given.contiguous(memory_format=torch.channels_last) if channels_last else given
+
+
+def _images(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Four-dimensional parameters and buffers, each with its data as they lie now."""
+    tensors = (*module.parameters(), *module.buffers())
+    return [(t, t.data) for t in tensors if t.dim() == 4 and t.is_floating_point()]
+
+
+def record_source(
+    module: nn.Module,
+    source: Source,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    like: Program | None = None,
+) -> Recording:
+    """Record a module that is the source's variant. Inputs are laid out as its weights are, unless the module takes
+    records as they are stored.
+
+    With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
+    CannotRecord where the module does what no schedule can hold.
+    """
+    layout = "given" if isinstance(module, Preprocessed) else source.layout
+    example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
+    state = state_of(module)
+    if source.kernels == "eager":
+        recording = record(module, example, state, device, module)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice from compilers to their own users
+            call = compile_module(
+                module,
+                max_autotune=source.kernels == "max-autotune",
+                compiled_before=like is not None,
+                epilogues=device if source.kernels == "epilogues" else None,
+            )
+            recording = with_own_depthwise(record_compiled(call, example, state, device), device, like=like)
+    if any(t.random for t in recording.program.tasks):
+        place = next(t.source for t in recording.program.tasks if t.random)
+        raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")
+    return recording
+
+
+def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if layout == "channels-last" and tensor.dim() == 4 and tensor.is_floating_point():
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

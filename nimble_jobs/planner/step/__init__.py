@@ -1,0 +1,1 @@
+"""A training step: recorded whole, searched, checked, loaded from the store, and its validations."""

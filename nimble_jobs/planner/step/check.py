@@ -1,0 +1,314 @@
+"""Is a captured training step right? Updates on fresh batches, compared with eager's from the same state.
+
+What is compared: loss, running statistics, the optimizer's state, and how far each weight moved, as far as rounding
+leaves that defined (see `rounding`). For that the learning rate is 1, and Adam's second moments are set to what
+gradients of usual size would have left: updates are then smooth in the gradients, where a first step of Adam would be
+their mere signs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import torch
+
+from nimble_jobs.engine import verify
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
+from nimble_jobs.planner.step.eager import EagerStep
+from nimble_jobs.planner.step.record import state_of_step
+from nimble_jobs.planner.step.rounding import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
+
+_STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
+_HALVINGS = 24
+_FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
+_EPS = 2.0**-23
+_UPDATES = 3  # one after another
+_SAMPLES = 3  # of what rounding does to a course
+_ROUNDINGS = 16.0  # of weights and input at once, in place of those of every operator
+_SHARE_MOVED = 0.02  # of the weights' size, by each of them
+_MOVES = 0.1  # share of a batch's mean in the running mean, by default
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Update = tuple[Sequence[torch.Tensor], Tensors]  # the losses of its batches, and the state that it leaves
+
+
+def check_step(
+    eager: EagerStep,
+    instances: Mapping[bool, Instance],  # by whether they update the weights
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+) -> float:
+    """The largest relative norm that was found. Changes weights, statistics, state and inputs: the caller restores.
+
+    Random masks are compared too: both sides draw from the same seed. Raises CheckFailed, naming the tensor.
+    """
+    arithmetic = eager.arithmetic
+    live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
+    arithmetic.optimizer.lr.fill_(1.0)
+    examples = copies(inputs)
+    worst = 0.0
+    lr = 0.0
+    for turn in range(verify.ROUNDS):
+        batches = [_fresh(examples, seed + 7 * turn + i) for i in range(len(instances))]
+        seed_device(seed + turn, device)
+        _set_out(eager, live, batches, seed + turn, device)
+        before = copies(live)
+        seed_device(seed + turn, device)
+        losses, right = _in_eager(eager, batches)
+        expected = copies(live)
+        put(live, before)
+        noise = _noise(eager, live, batches, expected, seed + turn, device)
+        put(live, before)
+        seed_device(seed + turn, device)
+        for (x, y), instance, loss, correct in zip(batches, instances.values(), losses, right, strict=True):
+            inputs["x"].copy_(x)
+            inputs["y"].copy_(y)
+            verify.poison(instance)
+            instance.replay()
+            synchronize(device)
+            worst = max(worst, compare("loss", instance.outputs["loss"], loss, tolerance, 0.0))
+            flips = abs(int(instance.outputs["correct"]) - int(correct))
+            if flips > 1 + _FLIPS * y.shape[0]:
+                raise CheckFailed(f"{flips} records more or fewer than in eager are counted as classified right")
+        worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
+        lr = _small_rate(arithmetic.parameters, before, expected)
+    put(live, before)
+    arithmetic.optimizer.lr.fill_(lr)
+    updates = [
+        [_fresh(examples, seed - 1 - i * len(instances) - j) for j in range(len(instances))] for i in range(_UPDATES)
+    ]
+    return max(worst, _compare_course(eager, instances, inputs, live, updates, device, tolerance=tolerance, seed=seed))
+
+
+def _compare_course(
+    eager: EagerStep,
+    instances: Mapping[bool, Instance],
+    inputs: Mapping[str, torch.Tensor],
+    live: Tensors,
+    batches: Sequence[Sequence[Batch]],  # of each update
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+) -> float:
+    """The largest relative norm over several updates one after another: what one leaves behind is seen by the next.
+
+    Loss, statistics and weights are compared, from the same start. Where they differ by more than the tolerance, eager
+    goes the same way again, disturbed by rounding errors: in some networks these grow a thousandfold with each
+    update. What they move then is allowed. Raises CheckFailed, naming the tensor.
+    """
+    start = copies(live)
+
+    def course(
+        step: Callable[[Sequence[Batch]], list[torch.Tensor]], updates: Sequence[Sequence[Batch]]
+    ) -> list[Update]:
+        found: list[Update] = []
+        for i, parts in enumerate(updates):
+            seed_device(seed + i, device)
+            found.append((step(parts), copies(live)))
+        put(live, start)
+        return found
+
+    def replayed(parts: Sequence[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for (x, y), instance in zip(parts, instances.values(), strict=True):
+            inputs["x"].copy_(x)
+            inputs["y"].copy_(y)
+            instance.replay()
+            synchronize(device)
+            losses.append(instance.outputs["loss"].clone())
+        return losses
+
+    def in_eager(parts: Sequence[Batch]) -> list[torch.Tensor]:
+        return _in_eager(eager, parts)[0]
+
+    expected = course(in_eager, batches)
+    found = course(replayed, batches)
+    parameters = list(eager.arithmetic.parameters)
+    size = max((rms(start[n]) for n in parameters), default=0.0)
+    floors = [_floors(state, parameters, size) for _, state in expected]
+    try:
+        return max(
+            _compare_update(i, *pair, floors[i], tolerance) for i, pair in enumerate(zip(found, expected, strict=True))
+        )
+    except CheckFailed:
+        noise = [0.0] * len(expected)
+    unit = _ROUNDINGS * unit_roundoff([eager.arithmetic.objective.computes_in], device)
+    for sample in range(_SAMPLES):
+        other = [[(x.clone(), y) for x, y in parts] for parts in batches]
+        disturb([*(live[n] for n in parameters), *(x for parts in other for x, _ in parts)], unit, seed + sample)
+        disturbed = course(in_eager, other)
+        for i, pair in enumerate(zip(disturbed, expected, strict=True)):
+            with contextlib.suppress(CheckFailed):  # not finite
+                noise[i] = max(noise[i], _compare_update(i, *pair, floors[i], math.inf))
+    return max(
+        _compare_update(i, *pair, floors[i], allowed_norm(tolerance, noise[i]))
+        for i, pair in enumerate(zip(found, expected, strict=True))
+    )
+
+
+def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str, float], tolerance: float) -> float:
+    """The largest relative norm in losses and state. Raises CheckFailed, naming the tensor, above the tolerance."""
+    losses = zip(found[0], expected[0], strict=True)
+    norms = [compare(f"loss of update {i + 1}", loss, right, tolerance, 0.0) for loss, right in losses]
+    norms += [
+        compare(f"{n} after update {i + 1}", found[1][n], expected[1][n], tolerance, floor)
+        for n, floor in floors.items()
+    ]
+    return max(norms, default=0.0)
+
+
+def _floors(state: Tensors, parameters: Collection[str], size: float) -> dict[str, float]:
+    """By name of what is compared after an update, the root mean square below which it counts as zero."""
+    names = [n for n in state if not n.startswith("@")]
+    of_buffers = _largest_by_kind(state, (n for n in names if n not in parameters))
+    return {n: size if n in parameters else _floor_of_buffer(n, state, of_buffers) for n in names}
+
+
+def _small_rate(parameters: Tensors, before: Tensors, expected: Tensors) -> float:
+    """A learning rate at which an update changes outputs, and weights by a small share."""
+    moved = max((rms(expected[n] - before[n]) for n in parameters), default=0.0)
+    size = max((rms(before[n]) for n in parameters), default=0.0)
+    return min(1.0, _SHARE_MOVED * size / moved) if moved else 0.0
+
+
+def _in_eager(eager: EagerStep, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Train on batches, the last with an update; their losses, and how many were classified right."""
+    losses, right = [], []
+    for i, (x, y) in enumerate(batches):
+        eager.run_with(eager.arithmetic.objective, x, y, update=i == len(batches) - 1)
+        losses.append(eager.loss.clone())
+        right.append(eager.correct.clone())
+    return losses, right
+
+
+def _set_out(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: int, device: torch.device) -> None:
+    """Bring the optimizer's state to where an update tells most."""
+    optimizer = eager.arithmetic.optimizer
+    before = copies(live)
+    for _ in range(_HALVINGS):
+        for slots in optimizer.slots.values():
+            for tensor in slots.values():
+                tensor.zero_()
+        seed_device(seed, device)
+        _in_eager(eager, batches)
+        if optimizer.scale is None or not bool(eager.found_inf):
+            break
+        before["@scaler.scale"] /= 2
+        put(live, before)
+    squares = {n: float(t.mean()) for n, t in optimizer.slots.get("exp_avg_sq", {}).items()}
+    put(live, before)
+    for slots in optimizer.slots.values():
+        for tensor in slots.values():
+            tensor.zero_()
+    usual = max(squares.values(), default=0.0)
+    beta = optimizer.recipe.betas[1]
+    for name, square in squares.items():
+        optimizer.slots["exp_avg_sq"][name].fill_(max(square, NOISE**2 * usual) / (1 - beta) or 1.0)
+        optimizer.slots["step"][name].fill_(_STEPS_BEFORE)
+
+
+def _noise(
+    eager: EagerStep, live: Tensors, batches: Sequence[Batch], expected: Tensors, seed: int, device: torch.device
+) -> dict[str, float]:
+    """How far rounding alone moves each weight's update and each of the optimizer's tensors: relative norms by name."""
+    unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
+    if not matters(unit):
+        return {}
+    parameters = {n: live[n] for n in eager.arithmetic.parameters}
+    before = copies(parameters)
+    other = [(x.clone(), y) for x, y in batches]
+    disturb([*parameters.values(), *(x for x, _ in other)], unit, seed)
+    start = copies(parameters)
+    seed_device(seed, device)
+    _in_eager(eager, other)
+    if eager.arithmetic.optimizer.scale is not None and bool(eager.found_inf):
+        return {}  # the update was skipped, which says nothing about rounding
+    moved = noise_of(
+        {n: t.detach() - start[n] for n, t in parameters.items()}, {n: expected[n] - before[n] for n in parameters}
+    )
+    return moved | noise_of({n: live[n] for n in _slots(live)}, expected)
+
+
+def _slots(live: Tensors) -> list[str]:
+    """Names of the optimizer's tensors."""
+    return [n for n in live if n.startswith("@") and n not in ("@lr", "@scaler.scale", "@scaler.growth_tracker")]
+
+
+def _compare_states(
+    parameters: Tensors,
+    live: Tensors,
+    before: Tensors,
+    expected: Tensors,
+    tolerance: float,
+    noise: Mapping[str, float],
+) -> float:
+    moved = {n: expected[n] - before[n] for n in parameters}
+    slots = set(_slots(live))
+    slack = tolerance * GRADIENT_SLACK
+    usual = max((rms(t) for t in moved.values()), default=0.0)
+    of_slots = _largest_by_kind(expected, slots)
+    of_buffers = _largest_by_kind(expected, (n for n in live if n not in moved and not n.startswith("@")))
+    worst = 0.0
+    for name, tensor in live.items():
+        if name in moved:
+            rounding = 4 * _EPS * rms(before[name]) / slack
+            found = tensor.detach() - before[name]
+            worst = max(
+                worst,
+                compare_gradient(name, found, moved[name], slack, max(NOISE * usual, rounding), noise.get(name, 0.0)),
+            )
+        elif name in slots:
+            floor = NOISE * of_slots[_kind(name)]
+            plain = name.removeprefix("@")
+            worst = max(worst, compare_gradient(plain, tensor, expected[name], slack, floor, noise.get(name, 0.0)))
+        else:
+            floor = 0.0 if name.startswith("@") else _floor_of_buffer(name, expected, of_buffers)
+            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
+    return worst
+
+
+def _floor_of_buffer(name: str, expected: Tensors, largest: Mapping[str, float]) -> float:
+    """The root mean square below which a buffer's values may be rounding errors of zero.
+
+    Means are measured by the spread of what they are the means of: behind a norm and a linear layer they are exactly 0.
+    """
+    if not expected[name].is_floating_point():
+        return 0.0
+    if _kind(name) == "running_mean":
+        spread = expected.get(f"{name.removesuffix('mean')}var")
+        if spread is not None:
+            return _MOVES * rms(spread.clamp(min=0.0).sqrt())
+    return NOISE * largest[_kind(name)]
+
+
+def _largest_by_kind(tensors: Tensors, names: Iterable[str]) -> dict[str, float]:
+    """The largest root mean square among the tensors of each kind."""
+    found: dict[str, float] = {}
+    for name in names:
+        found[_kind(name)] = max(found.get(_kind(name), 0.0), rms(tensors[name]))
+    return found
+
+
+def _kind(name: str) -> str:
+    """What a tensor is in its layer."""
+    return name.rpartition(".")[2]
+
+
+def _fresh(examples: Tensors, seed: int) -> Batch:
+    """A batch like the example's: noise for floating types, integers and targets of the example in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = examples["x"], examples["y"]
+    if x.is_floating_point():
+        new_x = torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator))
+    else:
+        new_x = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    return new_x, y[torch.randperm(y.shape[0], generator=generator).to(y.device)]

@@ -1,0 +1,230 @@
+"""A training step in eager: the arithmetic that schedules are recorded from, checked against, and replaced by."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine.private import tree_leaves
+from nimble_jobs.engine.record import state_of
+from nimble_jobs.engine.step import differentiate
+from nimble_jobs.planner.step.compare import writable
+from nimble_jobs.planner.step.counters import Counters
+from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
+from nimble_jobs.planner.step.request import StepRequest
+from nimble_jobs.schedule import Schedule
+
+
+class TrainingStep(Protocol):
+    """Trains a module batch by batch. Weights live in the module, everything else that outlasts a step in here."""
+
+    schedule: Schedule | None  # of the batches that end with an update; its `runs` may say that eager is faster
+    schedules: Mapping[bool, Schedule]  # by whether they update the weights
+    fallback: str | None  # why steps run in eager; None where they replay a schedule, or eager is faster
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Static tensors x and y that `run` copies its batch into."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Mean loss of the last batch, fp32, zero-dimensional, on the device; overwritten by the next run."""
+
+    @property
+    def correct(self) -> torch.Tensor:
+        """How many of the last batch were classified right, int64; 0 where the labels are no classes."""
+
+    @property
+    def found_inf(self) -> torch.Tensor:
+        """Whether the last update was skipped because of a gradient that is not finite, bool; only in fp16."""
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """Norm of all gradients at the last update, before they were clipped; None where nothing is clipped."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
+        """Launch one batch on the current stream; with `last_of_accumulation` also the update.
+
+        Every batch weighs 1/accumulate, however many there are in front of an update. A batch of another size than the
+        example's runs in eager.
+        """
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The live tensors beside the weights: copy them before the next run. Names: optimizer.PARAMETER.SLOT,
+        accumulated.PARAMETER, scaler.scale, scaler.growth_tracker.
+        """
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take over the values of such tensors, exactly. Raises UsageError where they do not fit."""
+
+    def close(self) -> None:
+        """Give memory back. The step cannot be run afterwards."""
+
+
+class Objective(nn.Module):
+    """A module with its loss: (x, y) -> loss in fp32, number of records classified right."""
+
+    def __init__(self, request: StepRequest, device: torch.device) -> None:
+        super().__init__()
+        self.module = request.module
+        self._loss = request.loss
+        self.computes_in = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(request.precision, torch.float32)
+        self._device_type = device.type
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._context():
+            outputs = self.module(x)
+            loss = self._loss(outputs, y)
+        return loss.float(), _count_correct(outputs, y)
+
+    def _context(self) -> Any:
+        if self.computes_in is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=self.computes_in)
+
+
+class Arithmetic:
+    """What a step computes, over state that never moves."""
+
+    def __init__(self, request: StepRequest, device: torch.device) -> None:
+        self.objective = Objective(request, device)
+        self.tensors = {n: t for n, t in state_of(request.module).items() if writable(t)}  # those before the first call
+        self.optimizer = Optimizer(request, device)
+        self.parameters: dict[str, torch.Tensor] = dict(request.parameters)
+        self.accumulated: dict[str, torch.Tensor] = {}
+        if request.accumulate > 1:
+            self.accumulated = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        self.counters = Counters(request.module)
+        self._given: set[str] = set()  # parameters with gradients since the last update: others are not updated
+        self._share = 1.0 / request.accumulate
+        self._hides_gradients: bool | None = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The live tensors that outlast a step, beside the module's own."""
+        return {**self.optimizer.state(), **{f"accumulated.{n}": t for n, t in self.accumulated.items()}}
+
+    def follow_layout(self) -> None:
+        """Lay the state out as the parameters lie now. No value changes."""
+        self.optimizer.follow_layout()
+        self.accumulated = {n: laid_out_as(t, self.parameters[n]) for n, t in self.accumulated.items()}
+
+    def forward(
+        self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """What an objective gives, and the counters that are still to be raised by one."""
+        if not self.counters.known:
+            with self.counters.watched():
+                return objective(x, y), []
+        with self.counters.apart() as counters:
+            return objective(x, y), counters
+
+    def seed(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient of the loss that the backward pass starts from."""
+        scale = self.optimizer.scale
+        return torch.full_like(loss, self._share) if scale is None else scale * self._share
+
+    def gradients(self, loss: torch.Tensor, seed: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
+        """Of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
+        return differentiate({"loss": loss}, self.parameters, {"loss": seed}, accumulate=accumulate)
+
+    def hides_gradients(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        """Whether some gradients show only where autograd accumulates them, as behind reentrant checkpoints.
+
+        The first time this runs the batch forward and backward, which may move statistics and random states.
+        """
+        if self._hides_gradients is None:
+            found = []
+            for accumulate in (True, False):
+                with torch.enable_grad():
+                    (loss, _), _ = self.forward(self.objective, x, y)
+                try:
+                    found.append(self.gradients(loss, self.seed(loss.detach()), accumulate=accumulate).keys())
+                except RuntimeError:  # what reentrant checkpoints answer
+                    if accumulate:
+                        raise
+            self._hides_gradients = len(found) == 1 or found[0] != found[1]
+        return self._hides_gradients
+
+    @torch.no_grad()
+    def finish(self, found: Tensors, *, update: bool) -> Update | None:
+        """Accumulate gradients where that is asked for, and update the weights."""
+        gradients = {n: laid_out_as(g, self.parameters[n]) for n, g in found.items()}
+        if self.accumulated:
+            sums = [self.accumulated[n] for n in gradients]
+            torch._foreach_add_(sums, list(gradients.values()))
+            self._given |= gradients.keys()
+            if not update:
+                return None
+            gradients = {n: t for n, t in self.accumulated.items() if n in self._given}
+            self._given.clear()
+        done = self.optimizer.apply(gradients)
+        if self.accumulated:
+            torch._foreach_zero_(list(gradients.values()))
+        return done
+
+
+class EagerStep:
+    """A training step that replays nothing: there is no schedule, or eager is faster than it."""
+
+    def __init__(self, request: StepRequest, device: torch.device, *, fallback: str | None = None) -> None:
+        self.fallback: str | None = fallback
+        self.schedule: Schedule | None = None
+        self.schedules: Mapping[bool, Schedule] = MappingProxyType({})
+        self.arithmetic = Arithmetic(request, device)
+        self._accumulates = request.accumulate > 1
+        self._inputs = {
+            "x": torch.zeros(request.x.shape, dtype=request.x.dtype, device=device),
+            "y": torch.zeros(request.y.shape, dtype=request.y.dtype, device=device),
+        }
+        self.loss = torch.zeros((), device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.found_inf = torch.zeros((), dtype=torch.bool, device=device)
+        self.grad_norm: torch.Tensor | None = torch.zeros((), device=device) if request.clip_norm else None
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return self._inputs
+
+    def instead_of(self, schedules: Mapping[bool, Schedule]) -> None:
+        """Say that these, by whether they update the weights, were measured to be slower."""
+        self.schedule, self.schedules = schedules[True], dict(schedules)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
+        self.arithmetic.optimizer.lr.fill_(lr)
+        self.run_with(self.arithmetic.objective, x, y, update=last_of_accumulation or not self._accumulates)
+
+    def run_with(self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, *, update: bool) -> None:
+        """One batch through `objective`, at the learning rate that is set."""
+        x, y = (given.to(static.device) for given, static in zip((x, y), self._inputs.values(), strict=True))
+        with torch.enable_grad():
+            (loss, self.correct), counters = self.arithmetic.forward(objective, x, y)
+        if counters:
+            torch._foreach_add_(counters, 1)
+        found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))
+        self.loss = loss.detach()
+        done = self.arithmetic.finish(found, update=update)
+        if done is not None:
+            self.grad_norm = done.grad_norm
+            self.found_inf = done.found_inf if done.found_inf is not None else self.found_inf
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.arithmetic.state()
+
+    def load_state_dict(self, state: Tensors) -> None:
+        load_state(self.arithmetic.state(), state)
+
+    def close(self) -> None:
+        pass
+
+
+def _count_correct(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    """Of scores of shape [batch, classes] and labels of shape [batch], else 0."""
+    scores = next((t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.dim() == 2), None)
+    if scores is None or y.dim() != 1 or y.is_floating_point() or scores.shape[0] != y.shape[0]:
+        return torch.zeros((), dtype=torch.int64, device=y.device)
+    return (scores.detach().argmax(1) == y).sum()

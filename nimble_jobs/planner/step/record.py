@@ -1,0 +1,144 @@
+"""Record a whole training step, from the batch to the updated weights, as one program.
+
+All that it reads and writes is state, the batch and the learning rate included, under names that begin with @.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.depthwise import with_own_depthwise
+from nimble_jobs.engine.host_reads import watching
+from nimble_jobs.engine.inductor import compile_module, kernels_to
+from nimble_jobs.engine.recompute import draw_once
+from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
+from nimble_jobs.engine.recorder import Recorder
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.graph.split import split_convolutions
+from nimble_jobs.planner.sources.source import Kernels
+from nimble_jobs.planner.step.eager import Arithmetic
+from nimble_jobs.schedule import Program
+
+_WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
+
+
+def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every tensor that outlasts a step or is set before it, by the name under which programs know it."""
+    return {
+        **arithmetic.tensors,
+        **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
+        "@lr": arithmetic.optimizer.lr,
+        **{f"@{name}": tensor for name, tensor in inputs.items()},
+    }
+
+
+def objective_with(arithmetic: Arithmetic, kernels: Kernels) -> Callable[..., Any]:
+    """The objective itself, or compiled by Inductor, drawing the same random numbers."""
+    if kernels == "eager":
+        return arithmetic.objective
+    return compile_module(arithmetic.objective, max_autotune=kernels == "max-autotune", eager_random=True)
+
+
+def record_step(
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    objective: Callable[..., Any],
+    compiled: bool,
+    update: bool,
+    accumulate: bool = False,
+    like: Program | None = None,
+) -> Recording:
+    """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
+    those of found_inf and grad_norm that there are.
+
+    The batch is trained on, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. With
+    `like`, what it was before, nothing is measured. Raises CannotRecord as `engine.record.record` does, and where the
+    backward pass draws random numbers.
+    """
+    with warnings.catch_warnings() if compiled else contextlib.nullcontext():
+        if compiled:
+            warnings.simplefilter("ignore")  # advice from compilers to their own users
+        try:
+            found = _recorded(
+                arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
+            )
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
+            raise CannotRecord(f"Inductor cannot compile the backward pass: {str(e).splitlines()[0]}") from e
+        split = replace(found, program=split_convolutions(found.program))
+        return with_own_depthwise(split, device, like=like) if compiled else split
+
+
+def _recorded(
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    objective: Callable[..., Any],
+    *,
+    compiled: bool,
+    update: bool,
+    accumulate: bool,
+) -> Recording:
+    recorder = recorder_for({}, state_of_step(arithmetic, inputs), device)
+
+    def in_eager() -> None:
+        with torch.enable_grad():
+            (loss, _), _ = arithmetic.forward(objective, inputs["x"], inputs["y"])
+            arithmetic.gradients(loss, arithmetic.seed(loss.detach()), accumulate=accumulate)
+
+    for _ in range(_WARM_UP_STEPS if compiled else 0):
+        in_eager()
+    with refusing(in_eager), held(arithmetic.objective.module, arithmetic.tensors, recorder):
+        outputs, forward = _watched(
+            recorder, arithmetic, inputs, objective, compiled=compiled, update=update, accumulate=accumulate
+        )
+    recording = recorder.finish({}, outputs)
+    program, _ = draw_once(recording.program, forward, recorder.draws)
+    return replace(recording, program=program)
+
+
+def _watched(
+    recorder: Recorder,
+    arithmetic: Arithmetic,
+    inputs: Mapping[str, torch.Tensor],
+    objective: Callable[..., Any],
+    *,
+    compiled: bool,
+    update: bool,
+    accumulate: bool,
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Train on the batch while the recorder looks on: the outputs, and how many tasks come before the backward pass."""
+    with torch.enable_grad():
+        with (
+            module_names(None if compiled else arithmetic.objective.module, recorder),
+            kernels_to(recorder) if compiled else watching(recorder),
+        ):
+            (loss, correct), counters = arithmetic.forward(objective, inputs["x"], inputs["y"])
+        if not loss.requires_grad:
+            raise CannotRecord("the loss does not depend on a parameter that requires grad")
+        recorder.path = ["backward"]
+        with recorder:
+            seed = arithmetic.seed(loss.detach())
+            if counters:
+                torch._foreach_add_(counters, 1)
+        forward, _ = recorder.counts
+        with kernels_to(recorder) if compiled else watching(recorder):
+            found = arithmetic.gradients(loss, seed, accumulate=accumulate)
+    recorder.path = ["update"]
+    with recorder:
+        done = arithmetic.finish(found, update=update)
+        outputs = {"loss": loss.detach(), "correct": correct}
+        if done is not None and done.found_inf is not None:
+            outputs["found_inf"] = done.found_inf
+        if done is not None and done.grad_norm is not None:
+            outputs["grad_norm"] = done.grad_norm
+        with torch.no_grad():
+            outputs = recorder.own(outputs)
+    return outputs, forward
