@@ -1,4 +1,7 @@
-"""The table at the end of the quick start, from `show --json` of its jobs and the Parquet files that they published."""
+"""The end of the quick start: a table of its jobs, its accuracy, and pictures to look at.
+
+Figures come from `show --json` and from the Parquet files that the jobs published.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,17 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
+import numpy as np
 import pyarrow.parquet as pq
+import quickstart_pictures
+
+from nimble_jobs.errors import NotFound
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
 
 ACCURACY = 0.98  # wanted of the held-out scans
 HIT = {"miss": "built now", "stored": "stored hit", "resident": "resident hit"}
@@ -47,27 +56,54 @@ def table(rows: list[tuple[str, ...]]) -> str:
     )
 
 
+def relative(path: str | Path) -> str:
+    """The path as it reads from here."""
+    return os.path.relpath(path, Path.cwd())
+
+
+def pictures(train: dict[str, Any], scored: dict[str, Any], wrong: list[dict[str, Any]]) -> list[tuple[Path, str]]:
+    """Draw what can be looked at; each picture with what it shows."""
+    curves, out = Path(train["outputs"]["path"]) / "curves.png", Path(scored["outputs"]["path"])
+    found = [(curves, "loss and accuracy of the training")] if curves.exists() else []
+    if wrong:
+        with np.load(scored["spec"]["input"]["source"]) as file:
+            images = dict(zip(file["ids"].tolist(), file["images"], strict=True))
+        path = out.with_name(f"{out.name}-wrong.png")
+        quickstart_pictures.sheet(wrong, images, path)
+        found.append((path, f"the {len(wrong)} scans that were read wrongly"))
+    path = out.with_name(f"{out.name}-timeline.png")
+    with open_store(resolve()) as store, suppress(NotFound):  # a job that stayed in eager has no schedule
+        schedule = store.schedules.verified(scored["schedule"]["key"]).load()
+        quickstart_pictures.timeline(schedule, f"one replay of {scored['name']}", path)
+        found.append((path, "when each task of a replay runs"))
+    return found
+
+
 def main(train_id: str, score_id: str, photos_id: str) -> int:
-    """Print the table; 1 when the model did not learn."""
+    """Print the table, draw and name the pictures; 1 when the model did not learn."""
     jobs = [show(job_id) for job_id in (train_id, score_id, photos_id)]
-    scored, photos = jobs[1:]
+    train, scored, photos = jobs
     files = sorted(Path(scored["outputs"]["path"]).glob("*.parquet"))
-    found = pq.read_table(files, columns=["label", "top1"])
-    right = pc.sum(pc.equal(found["label"], found["top1"])).as_py()
-    accuracy = right / found.num_rows
+    rows = pq.read_table(files, columns=["id", "label", "top1", "probability"]).to_pylist()
+    wrong = [row for row in rows if row["label"] != row["top1"]]
+    accuracy = 1 - len(wrong) / len(rows)
 
     head = ("job", "records", "records/s", "schedule", "replay", "eager", "speed-up")
     print(table([head, *(row(job) for job in jobs)]))
     print()
-    print(f"accuracy   {accuracy:.1%}: {right} of {found.num_rows} held-out scans (wanted: {ACCURACY:.0%})")
+    print(f"accuracy   {accuracy:.1%}: {len(rows) - len(wrong)} of {len(rows)} held-out scans (wanted: {ACCURACY:.0%})")
     for job in jobs:
-        print(f"{job['name']:<14} {os.path.relpath(job['outputs']['path'], Path.cwd())}")
+        print(f"{job['name']:<14} {relative(job['outputs']['path'])}")
     print(f"measured on {scored['schedule'].get('device', 'this machine')}; a replay is one batch")
     hits = [job["schedule"]["hit"] for job in (scored, photos)]
     if "miss" in hits:
         print("schedules were built and stored; run scripts/quickstart again to see them found")
     else:
         print("both schedules were found in the store: nothing was built again")
+    print("\npictures")
+    named = [(relative(path), what) for path, what in pictures(train, scored, wrong)]
+    for path, what in named:
+        print(f"{path:<{max(len(p) for p, _ in named)}}  {what}")
     if accuracy < ACCURACY:
         print(f"the accuracy is below {ACCURACY:.0%}: something is wrong", file=sys.stderr)
         return 1
