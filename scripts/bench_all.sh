@@ -4,7 +4,8 @@
 #   scripts/bench_all.sh inference|training [FOLDER] [OPTION...]     options go to `nimble-jobs bench`; FOLDER: out/KIND
 #
 # Writes FOLDER/results.json and FOLDER/results.png. A second run goes on where the first ended. STOP=500 ends in so many
-# seconds. DTYPES=fp16,fp32, MODELS=NAME[:BATCH],... and GPUS=0,1 choose what is measured, and where. With WARM=180 all
+# seconds. DTYPES=fp16,fp32, MODELS=NAME[:BATCH],... and GPUS=0,1 choose what is measured, and where; for inference
+# MODELS=all (the paper's twelve, if it is not set) and MODELS=more (ten others) stand for groups. With WARM=180 all
 # models and the systems that compile, COMPILERS, are first prepared side by side for at most so many seconds, which
 # leaves their code in the compilers' caches; measured is what follows, one model after another on each GPU. It wants
 # --shared-caches.
@@ -17,7 +18,9 @@ case $kind in  # the longest first
     inference)
         dtypes=${DTYPES:-fp16,fp32}
         compilers=${COMPILERS:-compile-default,ours}
-        models=${MODELS:-nasnet_a_large,nasnet_a_mobile,amoebanet,darts,efficientnet_b5,inception_v3,bert_base,resnet101,googlenet,efficientnet_b0,resnet50,mobilenet_v2} ;;
+        models=${MODELS:-all}
+        models=${models/#all/nasnet_a_large,nasnet_a_mobile,amoebanet,darts,efficientnet_b5,inception_v3,bert_base,resnet101,googlenet,efficientnet_b0,resnet50,mobilenet_v2}
+        models=${models/#more/pnasnet5large,hrnet_w18,coat_tiny,deeplabv3_resnet50,inception_v4,densenet121,mixnet_m,vit_base_patch16_224,shufflenet_v2_x1_0,squeezenet1_1} ;;
     training)
         dtypes=${DTYPES:-fp32}
         compilers=${COMPILERS:-compile-default,compile-reduce-overhead,ours}

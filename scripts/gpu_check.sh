@@ -25,11 +25,11 @@ done
 $python scripts/measure_run.py --json "$folder/run-fp16-batch1.json" >"$folder/run.log" 2>"$folder/run.err" || failed=1
 models=${MODELS-googlenet,resnet50}
 steps=${STEPS-mobilenet_v2}
-common=(--layout contiguous --shared-caches --sample 300ms)
+common=(--shared-caches --sample 300ms)
 [ -z "$models" ] || .venv/bin/nimble-jobs bench inference --models "$models" --dtype fp16 --fuse auto "${common[@]}" \
     --systems eager,cuda-graph,compile-default,ours --json "$folder/inference.json" \
     --log "$folder/inference.talk" >"$folder/inference.log" 2>"$folder/inference.err" || failed=1
-[ -z "$steps" ] || .venv/bin/nimble-jobs bench training --models "$steps" --batch 32 "${common[@]}" \
+[ -z "$steps" ] || .venv/bin/nimble-jobs bench training --models "$steps" --batch 32 --layout contiguous "${common[@]}" \
     --systems eager,cuda-graph,compile-reduce-overhead,ours --json "$folder/training.json" \
     --log "$folder/training.talk" >"$folder/training.log" 2>"$folder/training.err" || failed=1
 $python scripts/bench_start.py --device cuda --dtype fp16 --models resnet50 --json "$folder/start.json" \

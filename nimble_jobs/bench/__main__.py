@@ -21,7 +21,7 @@ from nimble_jobs.bench.environment import environment, prepare_precision
 from nimble_jobs.bench.measure import faulted, measure
 from nimble_jobs.bench.memory import tidy
 from nimble_jobs.bench.request import Unit
-from nimble_jobs.bench.results import failed, in_words
+from nimble_jobs.bench.row import failed, in_words
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_case import case_of
 from nimble_jobs.bench.training_cell import TrainingCell

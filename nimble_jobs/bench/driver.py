@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nimble_jobs.bench.process import MODULE, Process, ProcessDied, TooLong
 from nimble_jobs.bench.request import Request, Unit
-from nimble_jobs.bench.results import Results, Row, failed
+from nimble_jobs.bench.results import Results
+from nimble_jobs.bench.row import Row, failed
 from nimble_jobs.errors import UsageError
 
 _START_S = 300.0  # for importing torch, reaching the device and building the model

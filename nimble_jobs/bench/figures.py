@@ -8,15 +8,8 @@ from typing import Any
 from nimble_jobs.bench.busy import busy
 from nimble_jobs.bench.cell import Measured
 from nimble_jobs.bench.memory import Meter
-from nimble_jobs.bench.request import Unit
-from nimble_jobs.bench.results import Row
 from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.timing import copy_times, replay_times
-
-
-def blank(unit: Unit, system: str) -> Row:
-    """A row without figures."""
-    return Row(model=unit.model, system=system, batch=unit.batch, dtype=unit.dtype, mode=unit.mode, layout=unit.layout)
 
 
 def figures(

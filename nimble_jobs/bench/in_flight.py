@@ -11,10 +11,9 @@ import torch
 
 from nimble_jobs import graph
 from nimble_jobs.bench.cell import Cell
-from nimble_jobs.bench.figures import blank
 from nimble_jobs.bench.memory import Meter
 from nimble_jobs.bench.request import CONTIGUOUS, OURS, Unit
-from nimble_jobs.bench.results import Row
+from nimble_jobs.bench.row import Row, blank
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.launch import flight_streams

@@ -13,10 +13,10 @@ import torch
 
 from nimble_jobs.bench import ours, systems, training_ours, training_systems
 from nimble_jobs.bench.cell import Cell
-from nimble_jobs.bench.figures import blank, figures
+from nimble_jobs.bench.figures import figures
 from nimble_jobs.bench.memory import Meter, tidy
 from nimble_jobs.bench.request import Unit
-from nimble_jobs.bench.results import Row, failed, in_words
+from nimble_jobs.bench.row import Row, blank, failed, in_words
 from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell

@@ -11,10 +11,10 @@ import torch
 
 from nimble_jobs.bench import in_flight
 from nimble_jobs.bench.cell import Cell
-from nimble_jobs.bench.figures import blank, figures
+from nimble_jobs.bench.figures import figures
 from nimble_jobs.bench.memory import Meter
 from nimble_jobs.bench.request import CONTIGUOUS, OURS, OURS_MANY, OURS_ONE, Unit
-from nimble_jobs.bench.results import Row, failed, in_words
+from nimble_jobs.bench.row import Row, blank, failed, in_words
 from nimble_jobs.bench.runners import StaticRunner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.engine.device import synchronize

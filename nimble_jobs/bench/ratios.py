@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from nimble_jobs.bench.request import OURS, OURS_ONE
-from nimble_jobs.bench.results import Row
+from nimble_jobs.bench.request import (
+    CHANNELS_LAST,
+    COMPILE,
+    CONTIGUOUS,
+    FAMILIES,
+    OURS,
+    OURS_ONE,
+    TRAINING_FAMILIES,
+    layouts_for,
+)
+from nimble_jobs.bench.row import Row
+
+Variant = tuple[str, str]  # a system and a memory format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +31,35 @@ class Comparison:
     dtype: str
     batch: int
     best: dict[str, Row]  # fastest row by system
-    best_compile: Row | None  # fastest of all modes of torch.compile, CUDA graph around or not
+    compiled: tuple[Row, ...]  # torch.compile as measured: each mode and memory format, CUDA graph around or not
     errors: tuple[Row, ...]
 
     @property
     def ours(self) -> Row | None:
         return self.best.get(OURS)
+
+    @property
+    def best_compile(self) -> Row | None:
+        """The fastest of all that was measured of torch.compile."""
+        return self.compiled[0] if self.compiled else None
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All that can be measured of torch.compile: images in both memory formats, tokens in one."""
+        families = TRAINING_FAMILIES if self.mode == "training" else FAMILIES
+        return [
+            (system, layout)
+            for family, systems in families.items()
+            for system in systems
+            if system.startswith(COMPILE)
+            for layout in layouts_for(self.model, family, (CONTIGUOUS, CHANNELS_LAST))
+        ]
+
+    @property
+    def not_measured(self) -> list[Variant]:
+        """Modes and memory formats of torch.compile that have no figure for this model."""
+        present = {(row.system, row.layout) for row in self.compiled}
+        return [variant for variant in self.variants if variant not in present]
 
     def us(self, system: str) -> float | None:
         """The replay time of a system in microseconds."""
@@ -36,7 +71,7 @@ class Comparison:
         return _ratio(self.best.get("eager"), self.ours)
 
     @property
-    def over_compile(self) -> float | None:
+    def over_best_compile(self) -> float | None:
         return _ratio(self.best_compile, self.ours)
 
     @property
@@ -51,9 +86,29 @@ class Comparison:
         return one / chosen if one and chosen else None
 
     @property
-    def memory_over_compile(self) -> float | None:
+    def memory_over_best_compile(self) -> float | None:
         """Our peak memory in units of that of the best torch.compile."""
         return _ratio(self.ours, self.best_compile, "peak_bytes")
+
+    def to_json(self) -> dict[str, Any]:
+        """The ratios, and what torch.compile was measured in, the fastest first."""
+        return {
+            "mode": self.mode,
+            "model": self.model,
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "eager_us": self.us("eager"),
+            "ours_us": self.us(OURS),
+            "best_compile_us": self.best_compile.replay_us if self.best_compile else None,
+            "compile_measured": [
+                {"system": row.system, "layout": row.layout, "replay_us": row.replay_us} for row in self.compiled
+            ],
+            "compile_not_measured": [{"system": system, "layout": layout} for system, layout in self.not_measured],
+            "over_eager": self.over_eager,
+            "over_best_compile": self.over_best_compile,
+            "over_one_stream": self.over_one_stream,
+            "memory_over_best_compile": self.memory_over_best_compile,
+        }
 
 
 def compare(rows: Iterable[Row]) -> list[Comparison]:
@@ -70,16 +125,40 @@ def _comparison(mode: str, model: str, dtype: str, batch: int, rows: Sequence[Ro
     best: dict[str, Row] = {}
     for row in measured:
         best.setdefault(row.system, row)
-    compiled = [row for row in measured if row.system.startswith("compile-")]
     return Comparison(
         mode=mode,
         model=model,
         dtype=dtype,
         batch=batch,
         best=best,
-        best_compile=compiled[0] if compiled else None,
+        compiled=tuple(row for row in measured if row.system.startswith(COMPILE)),
         errors=tuple(row for row in rows if row.error is not None),
     )
+
+
+def best_of(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the best torch.compile is the best of, in words: one line, or more where models differ in that."""
+    groups: dict[str, list[str]] = {}
+    for comparison in comparisons:
+        if comparison.compiled:
+            groups.setdefault(_competitors(comparison), []).append(comparison.model)
+    if len(groups) == 1:
+        return [f"best compile: the fastest of {words}" for words in groups]
+    lines = [f"  {', '.join(models)}: {words}" for words, models in groups.items()]
+    return ["best compile: the fastest of", *lines] if lines else []
+
+
+def _competitors(comparison: Comparison) -> str:
+    """As in: default, default+graph in each layout; max-autotune in contiguous alone."""
+    layouts: dict[str, list[str]] = {}
+    for system, layout in (v for v in comparison.variants if v not in comparison.not_measured):
+        layouts.setdefault(system, []).append(layout)
+    missing = {system for system, _ in comparison.not_measured}
+    modes: dict[str, list[str]] = {}
+    for system, given in layouts.items():
+        where = f"{given[0]} alone" if system in missing else "each layout"
+        modes.setdefault(where, []).append(system.removeprefix(COMPILE))
+    return "; ".join(f"{', '.join(names)} in {where}" for where, names in modes.items())
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -92,7 +171,7 @@ def geometric_means(comparisons: Sequence[Comparison]) -> dict[str, tuple[float 
     """Geometric mean over the models of each ratio, and over how many models."""
     ratios = {
         "over_eager": [c.over_eager for c in comparisons],
-        "over_compile": [c.over_compile for c in comparisons],
+        "over_best_compile": [c.over_best_compile for c in comparisons],
         "over_one_stream": [c.over_one_stream for c in comparisons],
     }
     return {name: (geometric_mean(values), sum(v is not None for v in values)) for name, values in ratios.items()}

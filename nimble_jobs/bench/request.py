@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nimble_jobs.bench.zoo import ZOO
+from nimble_jobs.bench.zoo import MORE, ZOO
 from nimble_jobs.errors import UsageError
 
 DTYPES = ("fp32", "fp16", "bf16")
@@ -16,6 +16,7 @@ LAYOUTS = {
     "both": (CONTIGUOUS, CHANNELS_LAST),
 }
 OURS, OURS_ONE, OURS_MANY = "ours", "ours-1-stream", "ours-streams"
+COMPILE = "compile-"  # how the systems of torch.compile begin
 
 # What is prepared at one go, and the systems that come out of it.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -100,19 +101,23 @@ def layouts_for(model: str, family: str, layouts: tuple[str, ...]) -> tuple[str,
     """Those of `layouts` that a family is measured in; one for tokens, and for systems that choose themselves."""
     if family in _CHOOSE_THEMSELVES:
         return (OWN_LAYOUT,)
-    images = model not in ZOO or len(ZOO[model].input_shape) == 3
+    images = model not in ZOO or len(ZOO[model].input_shape) == 3  # all others take images
     return layouts if images else (CONTIGUOUS,)
 
 
 def models_of(text: str) -> tuple[str, ...]:
-    """`all`, or names of the zoo and `torchvision:NAME[@SIDE]`, separated by commas. Raises UsageError."""
-    if text == "all":
-        return tuple(ZOO)
-    names = split(text, "--models")
-    for name in names:
-        if name not in ZOO and not name.startswith("torchvision:"):
-            raise UsageError(f"--models: unknown model {name!r}; expected torchvision:NAME, or of {', '.join(ZOO)}")
-    return names
+    """`all`, `more`, or names of the zoo and `torchvision:NAME[@SIDE]`, separated by commas. Raises UsageError.
+
+    `all` stands for the twelve networks of the paper's evaluation, `more` for ten others.
+    """
+    groups = {"all": tuple(ZOO), "more": tuple(MORE)}
+    names: list[str] = []
+    for name in split(text, "--models"):
+        if name not in (*groups, *ZOO, *MORE) and not name.startswith("torchvision:"):
+            known = ", ".join((*ZOO, *MORE))
+            raise UsageError(f"--models: unknown model {name!r}; expected all, more, torchvision:NAME, or of {known}")
+        names += groups.get(name, (name,))
+    return tuple(dict.fromkeys(names))
 
 
 def families_of(text: str, families: Mapping[str, tuple[str, ...]] = FAMILIES) -> tuple[str, ...]:
@@ -142,6 +147,13 @@ def layouts_of(text: str) -> tuple[str, ...]:
     if text not in LAYOUTS:
         raise UsageError(f"--layout: unknown layout {text!r}; expected {', '.join(LAYOUTS)}")
     return LAYOUTS[text]
+
+
+def fuse_of(text: str) -> str:
+    """What our search may compile. Raises UsageError."""
+    if text not in ("auto", "off", "max"):
+        raise UsageError(f"--fuse: {text!r} is unknown; expected auto, off, max")
+    return text
 
 
 def numbers_of(text: str, option: str) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from nimble_jobs.bench.figures import blank, figures
+from nimble_jobs.bench.figures import figures
 from nimble_jobs.bench.memory import Meter
 from nimble_jobs.bench.ours import facts_of, of_candidates
 from nimble_jobs.bench.request import CONTIGUOUS, OURS, OURS_MANY, OURS_ONE, Unit
-from nimble_jobs.bench.results import Row, failed
+from nimble_jobs.bench.row import Row, blank, failed
 from nimble_jobs.bench.runners import Tensors
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell

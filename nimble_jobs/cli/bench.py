@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -18,12 +18,43 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="bench", help="The paper's evaluation, on this machine.", no_args_is_help=True)
 
+Layout = Annotated[
+    str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
+]
+Fuse = Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option("--tolerance", min=0.0, help="Difference from eager that is a wrong result.", show_default=False),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
+Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")]
+StopAfter = Annotated[
+    str | None,
+    typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
+]
+Sample = Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")]
+Idle = Annotated[bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU; takes more processes.")]
+SharedCaches = Annotated[
+    bool,
+    typer.Option(
+        "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
+    ),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)]
+Log = Annotated[
+    Path | None, typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False)
+]
+
 
 @app.command()
 def inference(
     ctx: typer.Context,
     models: Annotated[
-        str, typer.Option("--models", metavar="NAMES", help="Of the zoo, or torchvision:NAME[@SIDE]; commas between.")
+        str, typer.Option("--models", metavar="NAMES", help="all, more, or names (see above); commas between.")
     ] = "all",
     batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1",
     dtype: Annotated[
@@ -45,77 +76,51 @@ def inference(
             show_default=False,
         ),
     ] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
-    ] = "both",
+    layout: Layout = "both",
     in_flight: Annotated[
         str | None,
         typer.Option(
             "--in-flight", metavar="K,...", help="Also records/s with K replays of ours at once.", show_default=False
         ),
     ] = None,
-    fuse: Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")] = "max",
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance", min=0.0, help="Relative norm from eager that is a wrong output.", show_default=False
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = "auto",
-    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")] = "10m",
-    stop_after: Annotated[
-        str | None,
-        typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
-    ] = None,
-    sample: Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")] = "1s",
-    idle: Annotated[
-        bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU: a process for each system.")
-    ] = False,
-    shared_caches: Annotated[
-        bool,
-        typer.Option(
-            "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
-        ),
-    ] = False,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False),
-    ] = None,
+    fuse: Fuse = "max",
+    tolerance: Tolerance = None,
+    device: Device = "auto",
+    limit: Limit = "10m",
+    stop_after: StopAfter = None,
+    sample: Sample = "1s",
+    idle: Idle = False,
+    shared_caches: SharedCaches = False,
+    json: JsonFile = None,
+    resume: Resume = False,
+    plot: Plot = None,
+    log: Log = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare eager, TorchScript, CUDA graphs, torch.compile, ONNX Runtime, TensorRT and ours.
 
+    Models: `all` are the twelve of the paper, `more` are ten others (HRNet, PNASNet, CoaT, MixNet, Inception-v4, ViT,
+    DenseNet, ShuffleNet, SqueezeNet, DeepLabv3; they need timm). Name single ones of both, or torchvision:NAME[@SIDE].
+
     One process a model. Every output is compared with eager; a wrong one is an error, not a time. Times are in
-    microseconds; ratios say how many times as fast ours is.
+    microseconds. Ratios say how many times as fast ours is. They compare with the fastest eager, and with the fastest
+    torch.compile of all modes and memory formats that were measured.
     """
     from nimble_jobs import bench
     from nimble_jobs.bench import request as asked
 
-    _check_fuse(fuse)
     wanted = bench.Request(
         models=asked.models_of(models),
         batches=asked.numbers_of(batch, "--batch"),
         dtypes=asked.dtypes_of(dtype) if dtype else None,
         families=asked.families_of(systems) if systems else None,
-        layouts=asked.layouts_of(layout),
-        device=options.device(device, "--device"),
         in_flight=asked.numbers_of(in_flight, "--in-flight") if in_flight else (),
+        layouts=asked.layouts_of(layout),
+        fuse=asked.fuse_of(fuse),
         tolerance=tolerance,
-        limit_s=options.duration(limit, "--limit") or 600.0,
-        stop_after_s=options.duration(stop_after, "--stop-after"),
         cold_caches=not shared_caches,
-        sample_s=options.duration(sample, "--sample") or 1.0,
         idle=idle,
-        fuse=fuse,
+        **_times(device, limit, stop_after, sample),
     )
     _measure(ctx, wanted, json, plot, log, resume=resume, quiet=quiet)
 
@@ -124,7 +129,7 @@ def inference(
 def training(
     ctx: typer.Context,
     models: Annotated[
-        str, typer.Option("--models", metavar="NAMES", help="Of the zoo: NAME, or NAME@SIDE for other images.")
+        str, typer.Option("--models", metavar="NAMES", help="Of the paper: NAME, or NAME@SIDE for other images.")
     ] = "all",
     batch: Annotated[
         str | None,
@@ -145,43 +150,19 @@ def training(
             show_default=False,
         ),
     ] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
-    ] = "both",
-    fuse: Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")] = "auto",
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance", min=0.0, help="Mean difference of losses that is a wrong result.", show_default=False
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = "auto",
-    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")] = "20m",
-    stop_after: Annotated[
-        str | None,
-        typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
-    ] = None,
-    sample: Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")] = "1s",
-    idle: Annotated[bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU.")] = False,
-    shared_caches: Annotated[
-        bool,
-        typer.Option(
-            "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
-        ),
-    ] = False,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False),
-    ] = None,
+    layout: Layout = "both",
+    fuse: Fuse = "auto",
+    tolerance: Tolerance = None,
+    device: Device = "auto",
+    limit: Limit = "20m",
+    stop_after: StopAfter = None,
+    sample: Sample = "1s",
+    idle: Idle = False,
+    shared_caches: SharedCaches = False,
+    json: JsonFile = None,
+    resume: Resume = False,
+    plot: Plot = None,
+    log: Log = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare whole training steps: eager, torch.compile, a CUDA graph of the eager step, and ours.
@@ -192,21 +173,17 @@ def training(
     from nimble_jobs.bench import request as asked
     from nimble_jobs.bench import training_request as trained
 
-    _check_fuse(fuse)
     wanted = trained.TrainingRequest(
         models=trained.models_of(models),
         batches=asked.numbers_of(batch, "--batch") if batch else (),
         dtypes=trained.dtypes_of(dtype),
         families=asked.families_of(systems, asked.TRAINING_FAMILIES) if systems else None,
         layouts=asked.layouts_of(layout),
-        device=options.device(device, "--device"),
+        fuse=asked.fuse_of(fuse),
         tolerance=tolerance,
-        limit_s=options.duration(limit, "--limit") or 1200.0,
-        stop_after_s=options.duration(stop_after, "--stop-after"),
         cold_caches=not shared_caches,
-        sample_s=options.duration(sample, "--sample") or 1.0,
         idle=idle,
-        fuse=fuse,
+        **_times(device, limit, stop_after, sample),
     )
     _measure(ctx, wanted, json, plot, log, resume=resume, quiet=quiet)
 
@@ -216,9 +193,7 @@ def show(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="What --json wrote; a later file's rows replace an earlier's.")
     ],
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
-    ] = None,
+    plot: Plot = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all rows into one file.", show_default=False)
     ] = None,
@@ -246,9 +221,23 @@ def show(
     _present(together, plot)
 
 
-def _check_fuse(fuse: str) -> None:
-    if fuse not in ("auto", "off", "max"):
-        raise UsageError(f"--fuse: {fuse!r} is unknown; expected auto, off, max")
+class _Times(TypedDict):
+    """Fields of a request that hold a device or a time."""
+
+    device: str
+    limit_s: float
+    stop_after_s: float | None
+    sample_s: float
+
+
+def _times(device: str, limit: str, stop_after: str | None, sample: str) -> _Times:
+    """Raises UsageError."""
+    return {
+        "device": options.device(device, "--device"),
+        "limit_s": options.duration(limit, "--limit") or 600.0,
+        "stop_after_s": options.duration(stop_after, "--stop-after"),
+        "sample_s": options.duration(sample, "--sample") or 1.0,
+    }
 
 
 def check_files(plot: Path | None, json: Path | None, log: Path | None = None, *, option: str = "--plot") -> None:

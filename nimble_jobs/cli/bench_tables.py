@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nimble_jobs.bench.request import OURS, OURS_ONE
+from nimble_jobs.bench.request import CHANNELS_LAST, COMPILE, OURS, OURS_ONE
 from nimble_jobs.cli import output, render
 from nimble_jobs.cli.listing import Column, Row, fits, print_rows
 
@@ -25,6 +25,7 @@ def show(results: Results, comparisons: Sequence[Comparison]) -> None:
         print_rows(rows, _RAW, id_key="model", json=False, quiet=False, empty="no results")
         return
     from nimble_jobs.bench.plot import TITLES, caption
+    from nimble_jobs.bench.ratios import best_of
 
     groups: dict[tuple[str, str, int], list[Comparison]] = {}
     for comparison in comparisons:
@@ -41,6 +42,8 @@ def show(results: Results, comparisons: Sequence[Comparison]) -> None:
             told = [row for row in rows if any(c.cell(row) != "-" for c in columns[1:])]
             note = PLANNED if any(c in columns for c in _OURS[:2]) else ""
             print_rows(told, columns, id_key="model", json=False, quiet=False, empty="", caption=note)
+        for number, line in enumerate(best_of(members)):
+            console.print(line if number else f"\n{line}", style="dim", markup=False, highlight=False)
         if mode == "inference":
             _flights(results, dtype, batch)
     errors = [row for comparison in comparisons for row in comparison.errors]
@@ -64,10 +67,10 @@ def _rows(comparisons: Sequence[Comparison]) -> list[Row]:
         rows.append(
             {
                 "model": c.model,
-                "compile": c.best_compile.replay_us if c.best_compile else None,
-                "mode": _mode(c),
+                "best_compile": c.best_compile.replay_us if c.best_compile else None,
+                "which": _which(c),
                 "over_eager": c.over_eager,
-                "over_compile": c.over_compile,
+                "over_best_compile": c.over_best_compile,
                 "over_one": c.over_one_stream,
                 "chosen": c.chosen_us,
                 "with_copies": ours.with_copies_us if ours else None,
@@ -75,7 +78,7 @@ def _rows(comparisons: Sequence[Comparison]) -> list[Row]:
                 "width": facts.get("width"),
                 "syncs": facts.get("syncs_used"),
                 "peak_bytes": ours.peak_bytes if ours else None,
-                "memory": c.memory_over_compile,
+                "memory": c.memory_over_best_compile,
                 "idle": ours.idle_share if ours else None,
                 "eager_idle": c.best["eager"].idle_share if "eager" in c.best else None,
                 "prepare_s": ours.prepare_s if ours else None,
@@ -88,7 +91,7 @@ def _rows(comparisons: Sequence[Comparison]) -> list[Row]:
             {
                 "model": MEANS,
                 "over_eager": means["over_eager"][0],
-                "over_compile": means["over_compile"][0],
+                "over_best_compile": means["over_best_compile"][0],
                 "over_one": means["over_one_stream"][0],
             }
         )
@@ -106,12 +109,13 @@ def _tables(rows: list[Row], main: Sequence[Column], more: Sequence[Column], wid
     return [columns for columns in tables if len(columns) > 1]
 
 
-def _mode(comparison: Comparison) -> str:
+def _which(comparison: Comparison) -> str:
+    """The mode and the memory format of the fastest torch.compile."""
     best = comparison.best_compile
     if best is None:
         return "-"
-    last = ", CL" if best.layout == "channels-last" else ""
-    return best.system.removeprefix("compile-") + last
+    last = ", channels-last" if best.layout == CHANNELS_LAST else ""
+    return best.system.removeprefix(COMPILE) + last
 
 
 def _flights(results: Results, dtype: str, batch: int) -> None:
@@ -196,17 +200,17 @@ _MODEL = Column(
 )
 _SPEED = (
     _micros("eager", "eager"),
-    _micros("compile", "compile"),
+    _micros("best compile", "best_compile"),
     _micros("ours", OURS),
     _times("× eager", "over_eager"),
-    _times("× compile", "over_compile"),
+    _times("× best compile", "over_best_compile"),
 )
 _OTHERS = (
+    Column(header="best compile is", cell=lambda row: str(row.get("which", "-"))),
     _micros("script", "torchscript"),
     _micros("graph", "cuda-graph"),
     _micros("ONNX RT", "onnxruntime"),
     _micros("TensorRT", "tensorrt"),
-    Column(header="compile's mode", cell=lambda row: str(row.get("mode", "-")), from_width=110),
 )
 _OURS = (
     _micros("1 stream", OURS_ONE),

@@ -18,7 +18,7 @@ from nimble_jobs.bench.cell import ROTATED, Cell
 from nimble_jobs.bench.measure import measure
 from nimble_jobs.bench.process import Process
 from nimble_jobs.bench.request import FAMILIES, Unit
-from nimble_jobs.bench.results import Row, in_words
+from nimble_jobs.bench.row import Row, in_words
 from nimble_jobs.bench.runners import CallRunner, Runner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.timing import SAMPLES, copy_times, replay_times

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from nimble_jobs.bench import FAMILIES, Request, compare, geometric_means
 from nimble_jobs.bench import request as asked
-from nimble_jobs.bench.ratios import geometric_mean
-from nimble_jobs.bench.zoo import ZOO
+from nimble_jobs.bench.ratios import best_of, geometric_mean
+from nimble_jobs.bench.request import LAYOUTS
+from nimble_jobs.bench.zoo import MORE, ZOO
 from nimble_jobs.errors import UsageError
 from tests.bench_samples import results, row, rows
 
@@ -19,7 +20,39 @@ def test_the_best_of_torch_compile_is_over_modes_and_layouts() -> None:
     extra = row(system="compile-default", layout="channels-last", replay_us=500.0)
     (comparison,) = compare([*rows(), extra])
     assert comparison.best_compile == extra
-    assert comparison.over_compile == 500.0 / 400.0
+    assert comparison.over_best_compile == 500.0 / 400.0
+
+
+def test_what_the_best_of_torch_compile_was_chosen_from_is_told() -> None:
+    """Models that were measured in other modes or layouts are told apart; what has no figure is not claimed."""
+    both = [row(system=s, layout=lay) for s in ("compile-default", "compile-default+graph") for lay in LAYOUTS["both"]]
+    words = "default, default+graph in each layout"
+    assert best_of(compare(both)) == [f"best compile: the fastest of {words}"]
+    tokens = [row("bert_base", s) for s in ("compile-default", "compile-default+graph")]
+    assert best_of(compare([*both, *tokens])) == [f"best compile: the fastest of {words}"]
+    other = [row("darts", "compile-max-autotune"), row("darts", "compile-default", replay_us=None, error="too slow")]
+    assert best_of(compare([*both, *other])) == [
+        "best compile: the fastest of",
+        f"  resnet50: {words}",
+        "  darts: max-autotune in contiguous alone",
+    ]
+    assert best_of(compare([row(), row(system="ours")])) == []
+
+
+def test_a_comparison_says_what_it_compares_with() -> None:
+    """Its JSON names every mode and layout of torch.compile that was measured, and those that were not."""
+    fast = row(system="compile-default+graph", layout="channels-last", replay_us=500.0)
+    (comparison,) = compare([row(), row(system="ours"), row(system="compile-default"), fast])
+    found = comparison.to_json()
+    assert (found["best_compile_us"], found["over_best_compile"]) == (500.0, 1.25)
+    assert [(c["system"], c["layout"]) for c in found["compile_measured"]] == [
+        ("compile-default+graph", "channels-last"),
+        ("compile-default", "contiguous"),
+    ]
+    missing = {(c["system"], c["layout"]) for c in found["compile_not_measured"]}
+    assert ("compile-default", "channels-last") in missing
+    assert ("compile-max-autotune", "contiguous") in missing
+    assert len(missing) == 2 * 5 - 2
 
 
 def test_the_faster_layout_of_eager_counts() -> None:
@@ -33,7 +66,7 @@ def test_a_wrong_or_failed_system_is_no_competitor() -> None:
     bad = row(system="compile-default", replay_us=1.0, error="wrong output")
     (comparison,) = compare([row(), row(system="ours"), bad])
     assert comparison.best_compile is None
-    assert comparison.over_compile is None
+    assert comparison.over_best_compile is None
     assert comparison.errors == (bad,)
 
 
@@ -64,7 +97,7 @@ def test_models_dtypes_and_batches_are_kept_apart() -> None:
 def test_geometric_means_count_their_models() -> None:
     """The mean is over the models that have the ratio, and says over how many."""
     means = geometric_means(compare([*results().rows, row("resnet18")]))
-    mean, count = means["over_compile"]
+    mean, count = means["over_best_compile"]
     assert mean == pytest.approx(1.6)
     assert count == 2 * len(ZOO)
 
@@ -109,6 +142,13 @@ def test_systems_by_name_and_group() -> None:
     assert asked.families_of("compile-max-autotune") == ("compile-max-autotune",)
     assert asked.families_of("compile-default+graph,eager") == ("compile-default", "eager")
     assert all(f.startswith("compile") for f in asked.families_of("compile"))
+
+
+def test_models_by_name_and_group() -> None:
+    """`all` are the paper's twelve, `more` ten others; names of both stand beside groups, and nothing comes twice."""
+    assert asked.models_of("all") == tuple(ZOO)
+    assert asked.models_of("resnet50, more, hrnet_w18") == ("resnet50", *MORE)
+    assert asked.models_of("all,torchvision:resnet18@64") == (*ZOO, "torchvision:resnet18@64")
 
 
 @pytest.mark.parametrize(

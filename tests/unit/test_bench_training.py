@@ -14,7 +14,8 @@ from nimble_jobs.bench import request as asked
 from nimble_jobs.bench import training_request as trained
 from nimble_jobs.bench.measure import measure
 from nimble_jobs.bench.request import TRAINING_FAMILIES, Unit
-from nimble_jobs.bench.results import Results, Row
+from nimble_jobs.bench.results import Results
+from nimble_jobs.bench.row import Row
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_case import Case, case_of
 from nimble_jobs.bench.training_cell import TrainingCell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from nimble_jobs.bench import zoo
 from nimble_jobs.bench.zoo import amoebanet, darts, nasnet
 from nimble_jobs.bench.zoo.cells import Cell, CellSpec, FactorisedReduction
 from nimble_jobs.bench.zoo.starting import start
+from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import ModelError
 
 OURS = ("nasnet_a_mobile", "nasnet_a_large", "darts", "amoebanet")
@@ -177,6 +179,45 @@ def test_the_zoo_has_the_twelve_of_the_benchmark() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "side", "millions"),
+    [
+        ("hrnet_w18", 64, 21.3),
+        ("pnasnet5large", 96, 86.1),
+        ("coat_tiny", 224, 5.5),
+        ("mixnet_m", 64, 5.0),
+        ("inception_v4", 96, 42.7),
+        ("vit_base_patch16_224", 224, 86.6),
+        ("densenet121", 64, 8.0),
+        ("shufflenet_v2_x1_0", 64, 2.3),
+        ("squeezenet1_1", 64, 1.2),
+        ("deeplabv3_resnet50", 64, 39.6),
+    ],
+)
+def test_those_that_the_paper_does_not_have(name: str, side: int, millions: float) -> None:
+    """Each is built without weights, has its published size, and answers a small image with numbers of order one."""
+    pytest.importorskip("timm")
+    assert len(zoo.MORE) == 10
+    factory = zoo.MORE[name].factory
+    module = partial(factory.func, *factory.args[:-1], side)().eval()
+    with torch.inference_mode():
+        output = flatten_outputs(module(torch.randn(1, 3, side, side)))
+    (logits,) = output.values()
+    assert logits.shape == ((1, 21, side, side) if name.startswith("deeplab") else (1, 1000))
+    assert logits.isfinite().all()
+    assert 0.05 < logits.std() < 50
+    assert size(module) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert zoo.example(name).shape == (1, *zoo.entry(name).input_shape)
+
+
+def test_timm_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing extra is named, with the way to install it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find(name))
+    with pytest.raises(ModelError, match=r"timm is not installed.*nimble-jobs\[timm\]"):
+        zoo.create("hrnet_w18")
+
+
 def test_the_seed_decides_the_weights() -> None:
     """Equal seeds give equal weights, others do not; the process's generator goes on as if nothing happened."""
     torch.manual_seed(3)
@@ -224,5 +265,5 @@ def test_an_unknown_name_is_an_error() -> None:
 
 def test_the_names_need_no_torch() -> None:
     """The command line can list the zoo without loading torch."""
-    code = "import sys; from nimble_jobs.bench.zoo import ZOO; assert len(ZOO) == 12; assert 'torch' not in sys.modules"
+    code = "import sys; from nimble_jobs.bench import zoo; assert len(zoo.ZOO) == 12; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

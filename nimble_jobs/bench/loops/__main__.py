@@ -20,7 +20,7 @@ import torchvision
 from safetensors.torch import load_file
 
 from nimble_jobs.bench.loops.task import Task
-from nimble_jobs.bench.results import in_words
+from nimble_jobs.bench.row import in_words
 from nimble_jobs.models.build import DTYPES
 
 

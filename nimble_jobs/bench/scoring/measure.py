@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.bench.scoring import arrays, driver, photos
-from nimble_jobs.bench.scoring.request import SIDES, ZOO, ScoringRequest, Setting, System
+from nimble_jobs.bench.scoring.request import ZOO, ScoringRequest, Setting, System, side_of
 from nimble_jobs.bench.scoring.results import ScoringResults
 from nimble_jobs.bench.scoring.workshop import Workshop
 from nimble_jobs.errors import UsageError
 
-_SIDE = 224  # pixels
 METHOD = {
     "run_s": "from the first to the last record, with shards or the file written. Ours: as `show` says. Loops: from "
     "when their DataLoader has started its workers; compilation and warm-up left out. Ray Data: from when its actor is "
@@ -58,7 +57,7 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     if len(wanted.models) != 1 or wanted.models[0].startswith(ZOO):
         raise UsageError(f"--model: {','.join(wanted.models)}; expected one model of torchvision")
     [model] = wanted.models
-    side = wanted.side or SIDES.get(model, _SIDE)
+    side = wanted.side or side_of(model)
     files = _jpegs(wanted, shop)
     asked = {"device": wanted.device, "model": model, "side": side, "weights": str(shop.weights)}
     told = shop.step("prepare", asked | {"files": [str(file) for file in files[:64]]})
@@ -106,7 +105,7 @@ def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:
     results = ScoringResults(environment=_described(told))
     device = told["device"]
     for model in wanted.models:
-        side = wanted.side or SIDES.get(model.removeprefix(ZOO), _SIDE)
+        side = wanted.side or side_of(model)
         request = arrays.ArrayRequest(
             model=model,
             dtype=wanted.dtype or _dtype(device),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nimble_jobs.bench.request import split
+from nimble_jobs.bench.zoo import entry
 from nimble_jobs.errors import UsageError
 
 
@@ -42,8 +43,15 @@ WITHOUT_GPU = {
     System.COMPILED: "needs a CUDA device: without one it is dataloader-eager",
     System.TORCHVISION: "needs a CUDA device: compiled for it",
 }
-SIDES = {"inception_v3": 299}  # pixels, of models that do not take 224
+_SIDES = {"inception_v3": 299}  # pixels, of models of torchvision that do not take 224
 ZOO = "zoo:"
+
+
+def side_of(model: str) -> int:
+    """Pixels of the images that a model takes. Raises ModelError for one that the zoo does not have."""
+    if model.startswith(ZOO):
+        return entry(model.removeprefix(ZOO)).input_shape[-1]
+    return _SIDES.get(model, 224)
 
 
 @dataclass(frozen=True, kw_only=True)

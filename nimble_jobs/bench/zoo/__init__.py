@@ -1,6 +1,8 @@
 """The networks of the benchmarks, by name. Names and input shapes are known without torch; `create` builds.
 
-NASNet-A, DARTS and AmoebaNet are written here from their papers; torchvision builds the classics, transformers BERT.
+`ZOO` holds the twelve networks of the paper's evaluation. NASNet-A, DARTS and AmoebaNet are written here from their
+papers; torchvision builds the classics, transformers BERT. `MORE` holds ten that the paper does not have, named as
+in torchvision and timm.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from nimble_jobs.models.source import similar
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ZOO", "ZooEntry", "create", "example"]
+__all__ = ["MORE", "ZOO", "ZooEntry", "create", "entry", "example"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,30 +37,32 @@ def create(name: str, seed: int = 0) -> nn.Module:
 
     The global generator is left as it was found. Raises ModelError for an unknown name or a missing package.
     """
-    entry = _entry(name)
+    factory = entry(name).factory
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return entry.factory().eval()
+        return factory().eval()
 
 
 def example(name: str, batch: int = 1, seed: int = 0) -> Tensor:
     """A random input on the CPU: noise of unit variance, or tokens. Raises ModelError for an unknown name."""
-    entry = _entry(name)
+    made = entry(name)
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    shape = (batch, *entry.input_shape)
-    if entry.below is not None:
-        return torch.randint(entry.below, shape, generator=generator, dtype=getattr(torch, entry.dtype))
-    return torch.randn(shape, generator=generator, dtype=getattr(torch, entry.dtype))
+    shape = (batch, *made.input_shape)
+    if made.below is not None:
+        return torch.randint(made.below, shape, generator=generator, dtype=getattr(torch, made.dtype))
+    return torch.randn(shape, generator=generator, dtype=getattr(torch, made.dtype))
 
 
-def _entry(name: str) -> ZooEntry:
-    if name not in ZOO:
-        raise ModelError(f"the zoo has no model {name!r}{similar(name, list(ZOO))}")
-    return ZOO[name]
+def entry(name: str) -> ZooEntry:
+    """The entry of a network in `ZOO` or `MORE`. Raises ModelError for an unknown name."""
+    found = ZOO.get(name) or MORE.get(name)
+    if found is None:
+        raise ModelError(f"the zoo has no model {name!r}{similar(name, [*ZOO, *MORE])}")
+    return found
 
 
 def _built(file: str, function: str, *args: Any, **kwargs: Any) -> nn.Module:
@@ -72,6 +76,10 @@ def _images(file: str, function: str, side: int) -> ZooEntry:
 
 def _classic(name: str, side: int) -> ZooEntry:
     return ZooEntry(factory=partial(_built, "classics", "classic", name, side), input_shape=(3, side, side))
+
+
+def _timm(name: str, side: int) -> ZooEntry:
+    return ZooEntry(factory=partial(_built, "classics", "of_timm", name, side), input_shape=(3, side, side))
 
 
 ZOO: dict[str, ZooEntry] = {
@@ -89,4 +97,17 @@ ZOO: dict[str, ZooEntry] = {
     "bert_base": ZooEntry(
         factory=partial(_built, "bert", "bert_base"), input_shape=(128,), dtype="int64", below=30_522
     ),
+}
+
+MORE: dict[str, ZooEntry] = {
+    "hrnet_w18": _timm("hrnet_w18", 224),
+    "pnasnet5large": _timm("pnasnet5large", 331),
+    "coat_tiny": _timm("coat_tiny", 224),
+    "mixnet_m": _timm("mixnet_m", 224),
+    "inception_v4": _timm("inception_v4", 299),
+    "vit_base_patch16_224": _timm("vit_base_patch16_224", 224),
+    "densenet121": _classic("densenet121", 224),
+    "shufflenet_v2_x1_0": _classic("shufflenet_v2_x1_0", 224),
+    "squeezenet1_1": _classic("squeezenet1_1", 224),
+    "deeplabv3_resnet50": _classic("deeplabv3_resnet50", 520),
 }

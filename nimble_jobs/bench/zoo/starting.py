@@ -21,9 +21,10 @@ def start(module: nn.Module, side: int) -> nn.Module:
     still multiply the scale from cell to cell, so the variance of each batch normalisation is set to the mean square of
     what reaches it when an image of noise, `side` pixels high and wide, runs through the network: one number a layer,
     and no means, because taking means off makes rounding errors grow with depth. A module on the meta device is
-    returned as it is.
+    returned as it is, and so is one without batch normalisation.
     """
-    if any(parameter.is_meta for parameter in module.parameters()):
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    if not norms or any(parameter.is_meta for parameter in module.parameters()):
         return module
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
@@ -34,7 +35,6 @@ def start(module: nn.Module, side: int) -> nn.Module:
                     part.weight.mul_(0.1)
     # Near zero SiLU bends twice and magnifies small differences; at this scale it does as ReLU does.
     scale = 2.0 if any(isinstance(part, nn.SiLU) for part in module.modules()) else 1.0
-    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     handles = [norm.register_forward_pre_hook(partial(_match, scale=scale)) for norm in norms]
     training = module.training
     try:
