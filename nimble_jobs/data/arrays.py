@@ -4,6 +4,7 @@ checksum.
 
 from __future__ import annotations
 
+import lzma
 import math
 import struct
 import zipfile
@@ -32,6 +33,7 @@ _READ_BYTES = 1 << 20  # of an archive at a time
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
     ValueError,
     EOFError,
     struct.error,
@@ -210,9 +212,18 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     if version not in ((1, 0), (2, 0)):
         raise DataError(f"{where}: has .npy version {version}; expected 1.0 or 2.0")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    try:
+        shape, fortran, dtype = read(file)
+    except _BROKEN:
+        raise
+    except Exception as e:  # numpy parses the header as Python code: broken bytes raise nearly anything
+        raise ValueError("its header is damaged") from e
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise DataError(f"{where}: its header names the shape {shape}; expected numbers from 0 up")
     if dtype.hasobject:
         raise DataError(f"{where}: holds Python objects; expected numbers or text")
+    if dtype.subdtype is not None:
+        raise DataError(f"{where}: holds values of type {dtype}; expected numbers or text")
     length = file.tell()
     if size - length != (nbytes := math.prod(shape) * dtype.itemsize):
         raise DataError(f"{where}: holds {size - length} bytes of data; expected {nbytes} for {dtype} {shape}")

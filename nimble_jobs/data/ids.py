@@ -114,13 +114,15 @@ def as_ids(raw: np.ndarray, total: int, where: str, line: Callable[[int], str] |
         raise DataError(f"{where}: has shape {raw.shape}; expected ({total},), one id for each record")
     if raw.dtype.kind not in "iuUOS":
         raise DataError(f"{where}: holds {raw.dtype}; expected whole numbers or text")
-    if raw.dtype.kind in "UO":
-        missing = (
-            np.flatnonzero(raw == "") if raw.dtype.kind == "U" else [i for i, v in enumerate(raw) if v in (None, "")]
-        )
-        if len(missing):
-            raise no_id(int(missing[0]), where, line)
+    missing = [i for i, v in enumerate(raw) if v in (None, "")] if raw.dtype.kind == "O" else _empty(raw)
+    if len(missing):
+        raise no_id(int(missing[0]), where, line)
     return Ids(raw)
+
+
+def _empty(raw: np.ndarray) -> np.ndarray:
+    """Positions of empty text."""
+    return np.flatnonzero(np.char.str_len(raw) == 0) if raw.dtype.kind in "US" else np.empty(0, dtype=np.int64)
 
 
 def no_id(index: int, where: str, line: Callable[[int], str] | None = None) -> DataError:

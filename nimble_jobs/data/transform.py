@@ -161,6 +161,8 @@ def on_host(preprocess: Preprocess, stored: np.ndarray) -> np.ndarray:
 def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ArrayTransform:
     if dtype.kind not in "biuf":
         raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
+    if 0 in shape:
+        raise DataError(f"{where}: records have shape {shape}; expected at least one value")
     for_images = [k for k in ("resize", "center_crop", "channels", "layout") if getattr(spec, k) is not None]
     eight_bit = dtype == np.uint8
     image = (len(shape) == 2 and (eight_bit or bool(for_images))) or (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -154,6 +155,54 @@ def test_a_header_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (3,", "cannot be read (its header is damaged)"),
+        ("-" * 9000 + "1", "cannot be read (its header is damaged)"),
+        ("(" * 9000, "cannot be read (its header is damaged)"),
+        ("\0\0", "cannot be read (Cannot parse header"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-2, -4)}", "its header names the shape (-2, -4)"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (True, 8)}", "its header names the shape (True, 8)"),
+        ("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,)}", "holds values of type ('<f4', (2,))"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999, 0)}", "holds 8 bytes of data; expected 0"),
+    ],
+)
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_a_header_that_makes_no_sense_is_refused(
+    text: str, message: str, threshold: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever numpy's parser makes of it, also for arrays that stay in their file."""
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", threshold)
+    header = text.encode()
+    path = tmp_path / "d.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(8))
+    with pytest.raises(DataError, match=rf"d\.npy: {re.escape(message)}"):
+        open_reader(spec_of(path))
+
+
+def test_damage_in_any_compression_is_noticed(tmp_path: Path) -> None:
+    """Each decompressor raises something of its own."""
+    sink = BytesIO()
+    np.save(sink, np.random.default_rng(0).normal(size=500))
+    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        path = tmp_path / "d.npz"
+        with zipfile.ZipFile(path, "w", kind) as archive:
+            archive.writestr("x.npy", sink.getvalue())
+        data = bytearray(path.read_bytes())
+        data[1000:1010] = bytes(10)
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"d\.npz: cannot be read"):
+            open_reader(spec_of(path))
+
+
+def test_records_without_a_value_are_refused(tmp_path: Path) -> None:
+    """There may be any number of them in an empty file."""
+    np.save(tmp_path / "d.npy", np.empty((10**9, 0), dtype=np.uint8))
+    with pytest.raises(DataError, match=r"records have shape \(0,\); expected at least one value"):
+        open_reader(spec_of(tmp_path / "d.npy"))
+
+
+@pytest.mark.parametrize(
     ("held", "fields", "message"),
     [
         ({"x": np.float32(1)}, {}, r"input\.fields\.x: has no axes"),
@@ -170,6 +219,7 @@ def test_a_header_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
         ),
         ({"x": np.ones(3), "l": np.ones((3, 2))}, {"label": "l"}, r"input\.fields\.label: has shape \(3, 2\)"),
         ({"x": np.ones(2), "i": np.array(["", "a"])}, {"id": "i"}, r"input\.fields\.id: 'i': no id at record 0"),
+        ({"x": np.ones(2), "i": np.array([b"a", b""])}, {"id": "i"}, r"input\.fields\.id: 'i': no id at record 1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(
