@@ -8,6 +8,7 @@ wildcards (`pixel_*`) stand for the matching columns in the file's order. One co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,25 +23,28 @@ import pyarrow.compute as pc
 from nimble_jobs.data.blocks import Block
 from nimble_jobs.data.source import unknown_field
 from nimble_jobs.errors import DataError
+from nimble_jobs.plural import count
 
 
 def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
     """The columns that `fields.x` stands for. Raises DataError for a name or wildcard that matches none."""
-    if x in known:
+    names = set(known)
+    if x in names:
         return [x]
-    chosen: list[str] = []
+    chosen: dict[str, None] = {}
     for part in (p.strip() for p in x.split(",")):
-        found = [part] if part in known else [k for k in known if fnmatchcase(k, part)]
+        found = [part] if part in names else [k for k in known if fnmatchcase(k, part)]
         if not found:
             raise unknown_field(path, "x", part, known)
-        chosen.extend(f for f in found if f not in chosen)
-    return chosen
+        chosen.update(dict.fromkeys(found))
+    return list(chosen)
 
 
 def only_once(path: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
     """Raises DataError when a wanted column name stands for two columns."""
+    counts = Counter(known)
     for name in wanted:
-        if known.count(name) > 1:
+        if counts[name] > 1:
             raise DataError(f"{path}: two columns are named {name!r}; expected different names")
 
 
@@ -94,6 +98,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_binary(kind: pa.DataType) -> bool:
+    """Whether the type is one of bytes, also where equal ones are held once."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
@@ -143,7 +149,7 @@ def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
         if (lengths != length).any():
             owner = np.repeat(rows, per_row)
             for i in np.flatnonzero(lengths != length).tolist():
-                got = "nothing" if lengths[i] < 0 else f"{lengths[i]} values on axis {axis}"
+                got = "nothing" if lengths[i] < 0 else f"{count(int(lengths[i]), 'value')} on axis {axis}"
                 bad.setdefault(int(owner[i]), f"column {name!r} holds {got}; expected shape {shape}")
             keep = ~np.isin(rows, list(bad))
             array = array.filter(pa.array(np.repeat(keep, per_row)))
@@ -162,8 +168,19 @@ def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
     return _block(values, good, bad, values.nbytes)
 
 
+def bytes_path(name: str, kind: pa.DataType) -> str | None:
+    """The path, within a Parquet file, of the bytes of a column of encoded images; None for any other column, and for
+    bytes of a fixed length.
+    """
+    kind = stored_as(kind)
+    path = name
+    if pa.types.is_struct(kind) and is_encoded(kind):
+        kind, path = kind.field("bytes").type, f"{name}.bytes"
+    return path if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
+
+
 class Encoded(Sequence[memoryview]):
-    """Encoded images where Arrow holds them; nothing is copied."""
+    """Encoded images where Arrow holds them, equal ones perhaps once; nothing is copied."""
 
     def __init__(self, chunks: Sequence[pa.Array], rows: np.ndarray) -> None:
         self._chunks = chunks
@@ -181,8 +198,11 @@ class Encoded(Sequence[memoryview]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row = int(self._rows[index])
-        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return memoryview(self._chunks[chunk][row - int(self._starts[chunk])].as_buffer())
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        chunk, at = self._chunks[number], row - int(self._starts[number])
+        if isinstance(chunk, pa.DictionaryArray):
+            chunk, at = chunk.dictionary, chunk.indices[at].as_py()
+        return memoryview(chunk[at].as_buffer())
 
 
 def encoded(column: pa.ChunkedArray, name: str) -> Block:
@@ -193,11 +213,18 @@ def encoded(column: pa.ChunkedArray, name: str) -> Block:
         if pa.types.is_struct(held.type):
             held = pc.struct_field(held, "bytes")  # with the nulls of the structure
         chunks.append(held)
-    lengths = [np.asarray(pc.fill_null(pc.binary_length(chunk), 0)) for chunk in chunks]
+    lengths = [np.asarray(pc.fill_null(_lengths(chunk), 0)) for chunk in chunks]
     good = np.concatenate(lengths) > 0 if lengths else np.empty(0, dtype=bool)
     bad = dict.fromkeys(np.flatnonzero(~good).tolist(), f"column {name!r} is empty; expected an encoded image")
     values = Encoded(chunks, np.flatnonzero(good))
-    return _block(values, good, bad, sum(int(some.sum()) for some in lengths))
+    return _block(values, good, bad, sum(chunk.nbytes for chunk in chunks))
+
+
+def _lengths(chunk: pa.Array) -> pa.Array:
+    """Of the bytes in each row."""
+    if isinstance(chunk, pa.DictionaryArray):
+        return pc.binary_length(chunk.dictionary).take(chunk.indices)
+    return pc.binary_length(chunk)
 
 
 def first_shape(column: pa.Array) -> tuple[int, ...] | None:

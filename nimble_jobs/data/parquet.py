@@ -25,6 +25,7 @@ from nimble_jobs.spec.model import InputSpec
 
 _READ_BYTES = 1 << 20  # of a column at a time, where a row group is larger than a block
 _LEVELS = 4  # bytes for each number in a list, while it is decoded
+_INDEX = 4  # bytes for each value of a column whose equal values are held once
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
 
 
@@ -38,7 +39,8 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
             held = file.read(columns=extra) if extra else pa.table({})
         widths = [_width(schema.field(name).type) for name in names]
         pieces = _pieces(metadata, dict(zip(names, widths, strict=True)))
-        blocks = _Blocks(stamp, metadata, names, pieces)
+        paths = [path for name in names if (path := columns.bytes_path(name, schema.field(name).type)) is not None]
+        blocks = _Blocks(stamp, metadata, names, pieces, once=paths)
         return TableSource(
             spec, stamp, names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held
         )
@@ -112,7 +114,7 @@ def _decoded_bytes(group: pq.RowGroupMetaData, widths: Mapping[str, int]) -> tup
             total += column.num_values * width
             making += column.num_values * (width + _WIDTHS.get(column.physical_type, 0) + _LEVELS)
         else:
-            total += column.total_uncompressed_size
+            total += column.total_uncompressed_size + column.num_values * _INDEX
             making += 2 * column.total_uncompressed_size
     return total, making
 
@@ -136,10 +138,22 @@ def _layout(pieces: Sequence[_Piece]) -> Layout:
 
 
 class _Blocks:
-    """Reads blocks of one file, several at a time. Only files that are being read are open."""
+    """Reads blocks of one file, several at a time. Only files that are being read are open.
 
-    def __init__(self, stamp: Stamp, metadata: pq.FileMetaData, names: list[str], pieces: list[_Piece]) -> None:
-        self._stamp, self._metadata, self._names, self._pieces = stamp, metadata, names, pieces
+    Equal values in the columns `once` are in memory as they are in the file: once in a page's dictionary. A megabyte of
+    file could hold gigabytes of images otherwise.
+    """
+
+    def __init__(
+        self,
+        stamp: Stamp,
+        metadata: pq.FileMetaData,
+        names: list[str],
+        pieces: list[_Piece],
+        *,
+        once: list[str],
+    ) -> None:
+        self._stamp, self._metadata, self._names, self._pieces, self._once = stamp, metadata, names, pieces, once
         self._lock = threading.Lock()
         self._rows: dict[int, _Rows] = {}  # by row group: those that are read from top to bottom
 
@@ -148,14 +162,15 @@ class _Blocks:
         piece = self._pieces[number]
         try:
             if piece.whole:
-                with self._open() as file:
-                    return file.read_row_groups(list(piece.groups), columns=self._names, use_threads=False)
+                with self._open() as file:  # one by one: pyarrow cannot join structures of values that are held once
+                    groups = [file.read_row_group(n, columns=self._names, use_threads=False) for n in piece.groups]
+                return pa.concat_tables(groups)
             return self._some(piece)
         except (pa.ArrowException, OSError) as e:
-            groups = "group " + str(piece.groups[0])
+            which = "group " + str(piece.groups[0])
             if len(piece.groups) > 1:
-                groups = f"groups {piece.groups[0]} to {piece.groups[-1]}"
-            raise DataError(f"{self._stamp.path}: row {groups} cannot be read ({e})") from e
+                which = f"groups {piece.groups[0]} to {piece.groups[-1]}"
+            raise DataError(f"{self._stamp.path}: row {which} cannot be read ({e})") from e
 
     def _some(self, piece: _Piece) -> pa.Table:
         (group,) = piece.groups
@@ -176,7 +191,9 @@ class _Blocks:
 
     def _open(self, buffer_size: int = 0) -> pq.ParquetFile:
         with self._stamp.open() as opened:
-            return pq.ParquetFile(name_of(opened), metadata=self._metadata, buffer_size=buffer_size)
+            return pq.ParquetFile(
+                name_of(opened), metadata=self._metadata, buffer_size=buffer_size, read_dictionary=self._once
+            )
 
 
 class _Rows:

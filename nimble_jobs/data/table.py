@@ -224,6 +224,8 @@ class ColumnIds(Ids):
 def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> Ids:
     """The ids of a column. Raises DataError unless it holds whole numbers or text, one for each record."""
     if not is_text(column.type):
+        if column.null_count:
+            raise no_id(int(np.argmax(column.is_null())), where, line)
         return as_ids(to_objects(column, where), len(column), where, line)
     first = 0
     for chunk in column.chunks:
@@ -246,7 +248,7 @@ def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
     Raises DataError for lists, structures and bytes.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind) or columns.is_binary(kind):
+    if pa.types.is_nested(kind) or columns.is_binary(columns.stored_as(kind)):
         raise DataError(f"{where}: holds {kind}; expected whole numbers or text, one for each record")
     if not is_text(kind):
         return np.asarray(columns.joined(column.cast(kind)).to_numpy(zero_copy_only=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from nimble_jobs.data import Batch, blocks, columns, memory, open_reader
+from nimble_jobs.data import parquet as parquet_files
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+
+UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16), bytes(range(16))], pa.binary(16)))
 
 
 def read(path: Path, x: str = "x", *, id: str | None = None, label: str | None = None, **more: Any) -> Batch:  # noqa: A002
@@ -61,8 +66,8 @@ def test_lists_of_another_shape_are_bad_records(tmp_path: Path) -> None:
     reasons = {b.index: b.reason for b in batch.bad}
     assert sorted(reasons) == [0, 2, 4, 5, 6, 8]
     assert reasons[0] == "column 'x' holds nothing; expected shape (2, 2)"
-    assert reasons[2] == "column 'x' holds 1 values on axis 0; expected shape (2, 2)"
-    assert reasons[4] == "column 'x' holds 1 values on axis 1; expected shape (2, 2)"
+    assert reasons[2] == "column 'x' holds 1 value on axis 0; expected shape (2, 2)"
+    assert reasons[4] == "column 'x' holds 1 value on axis 1; expected shape (2, 2)"
     assert "NaN or infinite" in reasons[8]
 
 
@@ -94,10 +99,6 @@ def test_a_column_of_text_is_no_record(tmp_path: Path) -> None:
 
 def test_encoded_images_that_are_broken_or_missing_are_bad(tmp_path: Path) -> None:
     """Binary columns are decoded as images; what is none is a bad record."""
-    from io import BytesIO
-
-    from PIL import Image
-
     sink = BytesIO()
     Image.new("RGB", (4, 3), (255, 0, 0)).save(sink, "PNG")
     batch = read(parquet(tmp_path, x=pa.array([b"junk", sink.getvalue(), None, sink.getvalue()[:40]], pa.binary())))
@@ -106,6 +107,44 @@ def test_encoded_images_that_are_broken_or_missing_are_bad(tmp_path: Path) -> No
     assert [b.index for b in batch.bad] == [0, 2, 3]
     with pytest.raises(DataError, match="no record can be decoded"):
         read(parquet(tmp_path, x=pa.array([b"junk"], pa.binary())))
+
+
+def picture(colour: int) -> bytes:
+    sink = BytesIO()
+    Image.new("RGB", (40, 30), (colour, 0, 0)).save(sink, "PNG")
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("block_bytes", [2000, blocks.BLOCK_BYTES])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    ],
+)
+def test_equal_pictures_are_in_memory_once(
+    kind: pa.DataType, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may name a picture in a million rows. They are read as any others, whatever column holds them."""
+    monkeypatch.setattr(parquet_files, "BLOCK_BYTES", block_bytes)
+    different = [picture(50 * i) for i in range(5)]
+    rows: list[bytes | None] = [different[i % 5] for i in range(4000)]
+    rows[3], rows[8] = None, b""
+    held: list[Any] = [{"bytes": row, "path": "p"} for row in rows] if pa.types.is_struct(kind) else rows
+    path = parquet(tmp_path, rows=1000, x=pa.array(held, kind))
+    with open_reader(InputSpec(source=str(path), format="parquet")) as reader:
+        source = reader._source
+        assert source.layout is not None
+        sizes = [source.block(number).nbytes for number in range(source.layout.count)]
+        batches = list(reader.batches(batch_size=64))
+    assert sum(sizes) < 4000 * len(different[0]) / 4
+    assert [bad.index for batch in batches for bad in batch.bad] == [3, 8]
+    red = np.concatenate([batch.x[:, 0, 0, 0] for batch in batches])
+    expected = [50 * (i % 5) / 255 for i in range(4000) if i not in (3, 8)]
+    np.testing.assert_allclose(red, expected, rtol=1e-6)
 
 
 def test_row_groups_are_let_go_beyond_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +190,7 @@ def test_lines_of_another_length_are_bad_and_shift_nothing(tmp_path: Path) -> No
     assert batch.labels is not None
     assert batch.labels.tolist() == [0, 2]
     assert [(b.index, b.reason) for b in batch.bad] == [
-        (1, f"{tmp_path / 'd.csv'}:3: line has 1 cells; expected 3"),
+        (1, f"{tmp_path / 'd.csv'}:3: line has 1 cell; expected 3"),
         (2, f"{tmp_path / 'd.csv'}:5: line has 4 cells; expected 3"),
     ]
 
@@ -206,6 +245,8 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
         ({"x": [1, 2], "y": [[1], [2]]}, "input.fields.label: 'y': holds list<element: int64>; expected whole numbers"),
         ({"x": [1, 2], "i": [{"a": 1}, {"a": 2}]}, "input.fields.id: 'i': holds struct<a: int64>; expected whole"),
         ({"x": [1, 2], "i": [b"a", b"b"]}, "input.fields.id: 'i': holds binary; expected whole numbers or text"),
+        ({"x": [1, 2], "i": [1, None]}, "input.fields.id: 'i': no id at record 1; expected one for each record"),
+        ({"x": [1, 2], "i": UUIDS}, "input.fields.id: 'i': holds extension<arrow.uuid>; expected whole numbers or"),
     ],
 )
 def test_columns_of_another_type_are_refused_when_opened(tmp_path: Path, held: dict[str, Any], message: str) -> None:
