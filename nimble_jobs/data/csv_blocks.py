@@ -17,7 +17,7 @@ import pyarrow as pa
 from nimble_jobs import moves
 from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Layout
-from nimble_jobs.data.csv_cells import Cells, Text, cells_of, is_number, parse
+from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
@@ -64,13 +64,11 @@ class _Blocks:
 
     def read(self, number: int) -> pa.Table:
         """The columns of x of a block, as their whole columns are. Raises DataError."""
-        types = {n: pa.string() if n in self.texts else kind for n, kind in self.kinds.items()}
+        types = {n: pa.binary() if n in self.texts else kind for n, kind in self.kinds.items()}
         table, _ = self.parsed(number, self.names, types)
-        for i, name in enumerate(self.names):
-            if name in self.texts:
-                numbers = cells_of(table.column(i), self.texts[name])
-                table = table.set_column(i, name, numbers)
-        return table
+        cells = zip(self.names, table.columns, strict=True)
+        numbers = [cells_of(column, self.texts[n]) if n in self.texts else column for n, column in cells]
+        return pa.table(numbers, names=list(self.names))
 
     def parsed(
         self, number: int, names: Sequence[str], types: dict[str, pa.DataType]
@@ -105,8 +103,9 @@ class _Blocks:
             return next(iter(kinds))
         if kinds <= _NUMBERS:
             return pa.float64()
-        if pa.binary() in kinds:
-            return pa.binary()
+        for text in (pa.binary(), pa.string()):  # a block that is nothing else
+            if text in kinds:
+                return text
         return next((kind for kind in _KINDS[:-1] if self.converts(name, kind)), pa.string())
 
 
@@ -129,12 +128,9 @@ def open_large(
     blocks = _Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
     bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
-    for i, name in enumerate(names):
-        kind = blocks.kind_of(name, {one.kinds[i] for one in found})
-        if pa.types.is_string(kind):
-            blocks.texts[name] = _text(blocks, name, starts, bad, f"{path}: input.fields.x: column {name!r}")
-            kind = blocks.texts[name].kind
-        blocks.kinds[name] = kind
+    blocks.kinds = {name: blocks.kind_of(name, {one.kinds[i] for one in found}) for i, name in enumerate(names)}
+    blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n])], starts, bad, path)
+    blocks.kinds |= {name: text.kind for name, text in blocks.texts.items()}
     most = max((one.rows for one in found), default=1)
     return TableSource(
         spec,
@@ -157,27 +153,42 @@ def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str
     return _Found(cut=cut, rows=table.num_rows, kinds=kinds, extra=table.select(list(extra)), odd=odd)
 
 
-def _text(blocks: _Blocks, name: str, starts: np.ndarray, bad: dict[int, str], where: str) -> Text:
-    """What a column of text holds. Adds its bad cells to `bad`. Raises DataError if none of its cells is a number."""
-    summary = Text()
-    wrong: dict[int, str] = {}
-    sample: str | None = None
-    any_number = False
-    for number in range(len(blocks.found)):
-        table, _ = blocks.parsed(number, [name], {name: pa.string()})
-        cells = Cells.of(table.column(0), name)
-        summary = summary.also(cells.text)
-        if not any_number:
-            held = [cell for cell in table.column(0).to_pylist() if cell and cell.strip()]
-            sample = sample if sample is not None else next(iter(held), None)
-            any_number = any(map(is_number, held))
-        wrong.update({int(starts[number]) + i: why for i, why in cells.bad.items()})
+@dataclass(kw_only=True)
+class _Column:
+    """What is known of a column of text so far."""
+
+    text: Text = field(default_factory=Text)
+    bad: dict[int, str] = field(default_factory=dict)  # records whose cell is no number
+    sample: str | None = None  # the first cell that is not empty
+    any_number: bool = False
+
+
+def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
+    """What these columns of text hold. Adds their bad cells to `bad`. Raises DataError for one without any number."""
+    found = {name: _Column() for name in names}
+    for number in range(len(blocks.found)) if names else ():
+        table, _ = blocks.parsed(number, names, dict.fromkeys(names, pa.binary()))
+        for name, cells in zip(names, table.columns, strict=True):
+            _learn(found[name], as_text(cells), name, int(starts[number]))
         moves.made()
-    if sample is not None and not any_number:
-        raise DataError(f"{where}: holds text, {sample[:40]!r} for instance; expected numbers")
-    for i, why in wrong.items():
-        bad.setdefault(i, why)
-    return summary
+    for name, column in found.items():
+        if column.sample is not None and not column.any_number:
+            where = f"{path}: input.fields.x: column {name!r}"
+            raise DataError(f"{where}: holds text, {column.sample[:40]!r} for instance; expected numbers")
+        for i, why in column.bad.items():
+            bad.setdefault(i, why)
+    return {name: column.text for name, column in found.items()}
+
+
+def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> None:
+    """Look at the cells from record `first` on."""
+    read = Cells.of(cells, name)
+    column.text = column.text.also(read.text)
+    column.bad.update({first + i: why for i, why in read.bad.items()})
+    if not column.any_number:
+        held = [cell for cell in cells.to_pylist() if cell and cell.strip()]
+        column.sample = column.sample if column.sample is not None else next(iter(held), None)
+        column.any_number = any(map(is_number, held))
 
 
 def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from nimble_jobs.plural import count
+
 
 def parse(
-    data: bytes, known: Sequence[str], names: Sequence[str], types: dict[str, pa.DataType]
+    data: bytes | memoryview, known: Sequence[str], names: Sequence[str], types: dict[str, pa.DataType]
 ) -> tuple[pa.Table, dict[int, str]]:
     """The columns `names` of records without a header line, with an empty row in the place of each line that has too
     few or too many cells, and why. Raises pa.ArrowInvalid for a cell that is not of its column's type.
@@ -21,7 +23,7 @@ def parse(
     odd: dict[int, str] = {}
 
     def note(row: Any) -> str:
-        odd[row.number - 1] = f"line has {row.actual_columns} cells; expected {row.expected_columns}"
+        odd[row.number - 1] = f"line has {count(row.actual_columns, 'cell')}; expected {row.expected_columns}"
         return "skip"
 
     table = pacsv.read_csv(
@@ -76,7 +78,7 @@ class Cells:
     @classmethod
     def of(cls, column: pa.ChunkedArray, name: str) -> Cells:
         """Read the cells as numbers of the narrowest type that fits all of them."""
-        cells = trimmed(column)
+        cells = trimmed(as_text(column))
         for kind in (pa.int64(), pa.float64()):
             try:
                 values = cells.cast(kind)
@@ -96,11 +98,25 @@ class Cells:
 
 def cells_of(column: pa.ChunkedArray, text: Text) -> pa.ChunkedArray:
     """Numbers of a part of a column, read as the whole column is; empty where there is none."""
-    cells = trimmed(column)
+    cells = trimmed(as_text(column))
     if text.int64 or text.float64:
         return cells.cast(text.kind)
     numbers = [None if cell is None else number_in(cell) for cell in cells.to_pylist()]
     return pa.chunked_array([pa.array(numbers, type=pa.float64()).cast(text.kind)])
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type is text: of bytes if some cell is not UTF-8."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Cells of text or bytes as text; bytes that are not UTF-8 become U+FFFD."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        cells = [None if cell is None else bytes(cell).decode("utf-8", "replace") for cell in column.to_pylist()]
+        return pa.chunked_array([pa.array(cells, type=pa.string())])
 
 
 def trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -110,9 +126,9 @@ def trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def number_in(cell: str) -> float | None:
-    """What Python reads as a number."""
+    """What Python reads as a number, but for underscores between digits: 2023_01 is a name."""
     try:
-        return float(cell)
+        return None if "_" in cell else float(cell)
     except ValueError:
         return None
 

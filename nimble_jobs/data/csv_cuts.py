@@ -18,6 +18,7 @@ CUT_BYTES = 8 << 20  # of text in a block, about
 RECORD_BYTES = 256 << 20  # a record that is longer has a quote that nobody closed
 
 _QUOTE, _COMMA, _LF, _CR = b'",\n\r'
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,20 @@ class Cut:
 
 def cuts(file: BinaryIO, path: str) -> Iterator[tuple[Cut, bytes]]:
     """All records behind the header line, block by block. Raises DataError for a record that has no end."""
-    offset, line, data, header = 0, 1, b"", True
+    data = file.read(len(_BOM))
+    begin = _mark(data)
+    offset, line, data, header = begin, 1, data[begin:], True
     while True:
         more = file.read(CUT_BYTES)
         data += more
         ends = record_ends(data)
         if header and len(ends):
             first = int(ends[0])
-            offset, line, data = first, 1 + lines_in(data[:first]), data[first:]
+            offset, line, data = begin + first, 1 + lines_in(data[:first]), data[first:]
             ends, header = ends[1:] - first, False
         end = int(ends[-1]) if len(ends) else 0
         if not more:
+            check_closed(data, path, line)
             if data and not header:
                 yield Cut(offset=offset, nbytes=len(data), line=line), data
             return
@@ -53,6 +57,35 @@ def cuts(file: BinaryIO, path: str) -> Iterator[tuple[Cut, bytes]]:
             raise DataError(
                 f"{path}:{line}: a record is longer than {RECORD_BYTES >> 20} MiB; expected a quote that ends its cell"
             )
+
+
+def after_header(data: bytes) -> int:
+    """Where the first record behind the header line begins; the end where there is none."""
+    begin = _mark(data)
+    for size in (1 << 16, len(data)):
+        ends = record_ends(data[begin : begin + size])
+        if len(ends):
+            return begin + int(ends[0])
+    return len(data)
+
+
+def check_closed(data: bytes, path: str, line: int = 1) -> None:
+    """Raises DataError for a quote that nobody closes: all records behind it would be part of its cell.
+
+    `data` begins with the record at `line` and ends with the file.
+    """
+    if b'"' not in data:
+        return
+    begin = _mark(data)
+    toggles = begin + _toggles(np.frombuffer(data, dtype=np.uint8)[begin:])
+    if len(toggles) % 2:
+        at = line + lines_in(data[: int(toggles[-1])])
+        raise DataError(f"{path}:{at}: a quote begins a cell that does not end; expected a quote that ends it")
+
+
+def _mark(data: bytes) -> int:
+    """Length of the byte order mark at the beginning."""
+    return len(_BOM) if data.startswith(_BOM) else 0
 
 
 def lines_in(data: bytes) -> int:

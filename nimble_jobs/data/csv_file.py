@@ -6,20 +6,19 @@ import csv
 import io
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.csv_blocks import lines_of, open_large
-from nimble_jobs.data.csv_cells import Cells, is_number, with_rows
+from nimble_jobs.data.csv_cells import Cells, as_text, is_number, is_text, parse
+from nimble_jobs.data.csv_cuts import after_header, check_closed
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource, check_columns
 from nimble_jobs.errors import DataError
-from nimble_jobs.regular import name_of, open_regular
+from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
 
 WHOLE_BYTES = 64 << 20  # a file up to this size is read whole, and its numbers stay in memory
@@ -36,20 +35,15 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         names, extra = check_columns(spec, path, known)
         if stamp.size > WHOLE_BYTES:
             return open_large(spec, path, stamp, known=known, names=names, extra=extra)
-        bad: dict[int, str] = {}
-        try:
-            table = _read(path, names, extra, spec.fields.id, bad)
-        except pa.ArrowInvalid:  # a cell far down is no number, where those above it were
-            bad.clear()
-            table = _read(path, names, extra, spec.fields.id, bad, text=True)
+        table, bad = _read(path, known, names, extra, spec.fields.id)
     except (pa.ArrowException, OSError) as e:
-        raise DataError(f"{path}: cannot be read ({e}); expected a .csv file with a header line") from e
+        raise DataError(f"{path}: cannot be read ({e}); expected a .csv file in UTF-8 with a header line") from e
+    numbers = []
     for name in names:
-        i = table.schema.get_field_index(name)
-        _refuse_text(table.column(i), f"{path}: input.fields.x: column {name!r}")
-        numbers = _numbers(table.column(i), name, bad)
-        table = table.set_column(i, name, numbers)
-    x = table.select(names)
+        column = table.column(name)
+        _refuse_text(column, f"{path}: input.fields.x: column {name!r}")
+        numbers.append(_numbers(column, name, bad))
+    x = pa.table(numbers, names=names)
     step = max(1, BLOCK_BYTES // (8 * len(names)))
     starts = np.array([*range(0, table.num_rows, step), table.num_rows], dtype=np.int64)
     layout = Layout(starts=starts, chains=np.arange(len(starts) - 1), block_bytes=BLOCK_BYTES)
@@ -90,53 +84,43 @@ class _Lines:
 
 
 def _header(path: Path) -> list[str]:
-    try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+    # What comes after the first line may be in another encoding: it is none of the columns' names.
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
             names = next(csv.reader(file), [])
-    except (UnicodeDecodeError, csv.Error) as e:
-        raise DataError(f"{path}: the first line cannot be read ({e}); expected column names in UTF-8") from e
+            "".join(names).encode()
+        except (UnicodeEncodeError, csv.Error) as e:
+            reason = e if isinstance(e, csv.Error) else "it is not UTF-8"
+            raise DataError(f"{path}: the first line cannot be read ({reason}); expected column names in UTF-8") from e
     if not names:
         raise DataError(f"{path}: is empty; expected a header line and records")
     return names
 
 
 def _read(
-    path: Path, names: list[str], extra: list[str], id_column: str | None, bad: dict[int, str], *, text: bool = False
-) -> pa.Table:
-    """The wanted columns, with an empty row in the place of each line that has too few or too many cells."""
-
-    def odd(row: Any) -> str:
-        bad[row.number - 2] = (
-            f"line has {row.actual_columns} cells; expected {row.expected_columns}"  # row 1 is the header
-        )
-        return "skip"
-
-    as_text = {*extra, *names} if text else set(extra)  # ids keep leading zeros, labels are told apart later
-    with open_regular(path) as file:
-        table = pacsv.read_csv(
-            name_of(file),
-            read_options=pacsv.ReadOptions(use_threads=False),  # else rows have no number
-            parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
-            convert_options=pacsv.ConvertOptions(
-                include_columns=[*names, *(e for e in extra if e not in names)],
-                column_types=dict.fromkeys(as_text, pa.string()),
-            ),
-        )
-    if not bad:
-        return table
-    table = with_rows(table, bad)
-    if id_column is not None:
+    path: Path, known: list[str], names: list[str], extra: list[str], id_column: str | None
+) -> tuple[pa.Table, dict[int, str]]:
+    """The wanted columns, with an empty row in the place of each line that has too few or too many cells, and why."""
+    data = read_regular(path)
+    check_closed(data, str(path))
+    begin = after_header(data)
+    if begin == len(data):
+        raise DataError(f"{path}: no records; expected at least one")
+    as_text = dict.fromkeys(extra, pa.string())  # ids keep leading zeros, labels are told apart later
+    wanted = [*names, *(e for e in extra if e not in names)]
+    table, bad = parse(memoryview(data)[begin:], known, wanted, as_text)
+    if bad and id_column is not None:
         i = table.schema.get_field_index(id_column)
         ids = [f"row-{n}" if n in bad else v for n, v in enumerate(table.column(i).to_pylist())]
         table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
-    return table
+    return table, bad
 
 
 def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
     """Raises DataError for a column of text: one none of whose cells is a number."""
-    if not pa.types.is_string(column.type):
+    if not is_text(column.type):
         return
-    cells = [cell for cell in column.to_pylist() if cell and cell.strip()]
+    cells = [cell for cell in as_text(column).to_pylist() if cell and cell.strip()]
     if cells and not any(map(is_number, cells)):
         raise DataError(f"{where}: holds text, {cells[0][:40]!r} for instance; expected numbers")
 
@@ -145,7 +129,7 @@ def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.Chun
     """A column of text as numbers; what is none becomes empty and its record bad. Other columns as they are."""
     if pa.types.is_null(column.type):
         return column.cast(pa.float64())
-    if not pa.types.is_string(column.type):
+    if not is_text(column.type):
         return column
     cells = Cells.of(column, name)
     for i, reason in cells.bad.items():

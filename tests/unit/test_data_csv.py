@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import csv_cuts, csv_file, open_reader
-from nimble_jobs.data.csv_cuts import cuts, lines_in, record_ends
+from nimble_jobs.data import csv_blocks, csv_cuts, csv_file, open_reader
+from nimble_jobs.data.csv_cuts import check_closed, cuts, lines_in, record_ends
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
 
@@ -21,7 +21,7 @@ CELLS = [
     *("1", "2", "-3", "007", " 7 ", "0", "9007199254740993", "99999999999999999999"),
     *("1.5", "1e3", "2.0", "-0.0", "inf", "nan", "1_0"),
     *("", "  ", "NA", "null", "oops", 'a "b', "true", "false", "2020-01-02", "12:30:00", "2020-01-02 03:04:05"),
-    *("\x00", "x\ny", "x,\r\ny", '"'),
+    *("\x00", "x\ny", "x,\r\ny", '"', "\udce9"),
 ]
 numbers = st.sampled_from(CELLS[:8])
 fractions = st.sampled_from(CELLS[:15])
@@ -72,7 +72,7 @@ def outcome(path: Path) -> Any:
 def test_blocks_give_what_the_whole_gives(text: str, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever the cells hold and wherever the blocks end: the same numbers, types, ids, lines, reasons and errors."""
     path = tmp_path_factory.mktemp("c") / "d.csv"
-    path.write_bytes(text.encode())
+    path.write_bytes(text.encode(errors="surrogateescape"))
     whole = outcome(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_file, "WHOLE_BYTES", 0)
@@ -84,9 +84,8 @@ def test_blocks_give_what_the_whole_gives(text: str, size: int, tmp_path_factory
 @given(text=st.text(alphabet='a",\n\r', max_size=40), size=st.integers(1, 20))
 def test_cuts_are_between_records(text: str, size: int) -> None:
     """The records on both sides of a cut, read alone, are those of the whole, and their lines are counted on."""
+    text += '"' if is_open(text) else ""
     data = f"h\n{text}".encode()
-    if len(list(csv.reader(io.StringIO(text, newline="")))) > 0 and text.count('"') % 2:
-        text, data = text + '"', data + b'"'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_cuts, "CUT_BYTES", size)
         found = list(cuts(io.BytesIO(data), "d"))
@@ -97,6 +96,40 @@ def test_cuts_are_between_records(text: str, size: int) -> None:
         at, line = at + len(block), line + lines_in(block)
     rows = [row for _, block in found for row in csv.reader(io.StringIO(block.decode(), newline="")) if row]
     assert rows == [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+
+
+def is_open(text: str) -> bool:
+    """Whether a quote begins a cell that does not end."""
+    try:
+        check_closed(text.encode(), "d")
+    except DataError:
+        return True
+    return False
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=tables(), mark=st.booleans(), whole=st.booleans())
+def test_records_are_those_of_the_csv_module(
+    text: str, mark: bool, whole: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Ids, and the lines of bad records, of a file with or without a byte order mark, read whole or in blocks."""
+    path = tmp_path_factory.mktemp("c") / "d.csv"
+    path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + text.encode(errors="surrogateescape"))
+    expected = list(csv.reader(io.StringIO(text.replace("\udce9", "?"), newline="")))[1:]
+    names = [row[0] if len(row) == 3 else f"row-{i}" for i, row in enumerate(row for row in expected if row)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_file, "WHOLE_BYTES", (64 << 20) * whole)
+        patch.setattr(csv_cuts, "CUT_BYTES", 20)
+        spec = InputSpec(source=str(path), format="csv", fields=FieldsSpec(x="a", id="id"), allow_nan=True)
+        try:
+            with open_reader(spec) as reader:
+                found = [reader.id(i) for i in range(reader.total)]
+                batch = reader.take(np.arange(reader.total))
+        except DataError:  # a column of text
+            return
+    assert found == names
+    odd = {i for i, row in enumerate(row for row in expected if row) if len(row) != 3}
+    assert odd <= {bad.index for bad in batch.bad}
 
 
 def test_record_ends_need_no_loop_for_sound_files() -> None:
@@ -115,6 +148,66 @@ def test_a_quote_that_nobody_closes_is_an_error(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "d.csv"
     path.write_text("id,a,b\n1,2,3\n" + '2,"3,4\n' + "5,6,7\n" * 100)
     assert outcome(path) == f"{path}:3: a record is longer than 0 MiB; expected a quote that ends its cell"
+
+
+@pytest.mark.parametrize("whole", [0, 64 << 20])
+def test_a_quote_that_is_open_at_the_end_is_an_error(
+    whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All records behind it would be part of its cell, and silently lost."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole)
+    path = tmp_path / "d.csv"
+    path.write_text('\ufeffid,a,b\n"n\n1",2,3\n2,"3,4\n5,6,7\n', encoding="utf-8")
+    message = f"{path}:4: a quote begins a cell that does not end; expected a quote that ends it"
+    assert outcome(path) == message
+
+
+@pytest.mark.parametrize("whole", [0, 64 << 20])
+def test_cells_that_are_not_utf8_are_bad_records(whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a column of numbers; in a column that nobody asked for they do not matter, not even near the header."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole)
+    path = tmp_path / "d.csv"
+    path.write_bytes("id,a,b,é\nn0,1,2,x\n".encode() + "n1,3,4,é\nn2,é,5,y\nn3,6,7,z\n".encode("latin-1"))
+    dtype, rows, ids, bad, _ = outcome(path)
+    assert (dtype, rows, ids) == (np.int64, [[1, 2], [3, 4], [6, 7]], ["n0", "n1", "n3"])
+    assert bad == [(2, "n2", f"{path}:4: column 'a' holds '\ufffd'; expected a number")]
+
+
+def test_a_record_may_be_longer_than_what_arrow_reads_at_a_time(tmp_path: Path) -> None:
+    """One line of an image as text takes more than a megabyte."""
+    path = tmp_path / "d.csv"
+    path.write_text("id,a,b,text\n" + f"n0,1,2,{'x' * 3_000_000}\n" + "n1,3,4,y\n")
+    assert outcome(path)[1:3] == ([[1, 2], [3, 4]], ["n0", "n1"])
+
+
+def test_a_header_in_the_middle_costs_one_more_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were put together keep their headers. The columns, all of text then, are looked at together."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(csv_cuts, "CUT_BYTES", 1000)
+    names = [f"p{i}" for i in range(50)]
+    lines = [",".join(["3"] * 50)] * 40
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join([",".join(names), *lines, ",".join(names), *lines, ""]))
+    parse, passes = csv_blocks.parse, []
+
+    def counted(*given: Any) -> Any:
+        passes.append(given)
+        return parse(*given)
+
+    monkeypatch.setattr(csv_blocks, "parse", counted)
+    with open_reader(InputSpec(source=str(path), format="csv", fields=FieldsSpec(x="p*"))) as reader:
+        assert reader._source.layout is not None
+        assert len(passes) == 2 * reader._source.layout.count
+        batch = reader.take(np.arange(reader.total))
+    assert [bad.index for bad in batch.bad] == [40]
+    assert batch.x.shape == (80, 50)
+
+
+def test_underscores_make_no_numbers(tmp_path: Path) -> None:
+    """Python would read 2023_01 as 202301."""
+    path = tmp_path / "d.csv"
+    path.write_text("id,a,b\nn0,1,2\nn1,2023_01,3\n")
+    assert outcome(path)[1:3] == ([[1, 2]], ["n0"])
 
 
 @pytest.mark.parametrize("what", ["shrink", "remove"])
