@@ -14,7 +14,8 @@ from nimble_jobs.errors import CannotRecord
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 _PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
 _OWN_FILES = tuple(
-    str(Path(__file__).with_name(f"{name}.py")) for name in ("blame", "memory", "recorder", "host_reads", "rewrites")
+    str(Path(__file__).with_name(f"{name}.py"))
+    for name in ("blame", "memory", "recorder", "host_reads", "private", "rewrites")
 )
 
 

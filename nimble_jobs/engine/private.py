@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ _UNDECLARED_WRITES = {
 }
 
 __all__ = [
+    "DispatchMode",
     "TorchDispatchMode",
     "as_if_compiled",
     "backward_call",
@@ -65,6 +67,29 @@ __all__ = [
     "write_arguments",
     "write_only_arguments",
 ]
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees operators, and keeps the compiler off its own code without importing it.
+
+    torch has its compiler skip what a mode does, and imports all of it to say so, which takes seconds. While nothing
+    has imported it, nothing can compile the mode.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raw = cls.__dict__.get("__torch_dispatch__")
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        if raw is None:
+            return
+        skipped: Any = cls.__torch_dispatch__
+
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            return (skipped if "torch._dynamo" in sys.modules else raw)(*args, **kwargs)
+
+        frames: Any = torch._C._dynamo.eval_frame
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(dispatch.__code__, strategy)
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 def tested_version() -> str | None:

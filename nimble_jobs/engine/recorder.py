@@ -16,7 +16,7 @@ from nimble_jobs.engine.encode import encode
 from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.memory import MASKS, Memory
 from nimble_jobs.engine.private import (
-    TorchDispatchMode,
+    DispatchMode,
     draws_random,
     forget_compiled,
     functions_off,
@@ -83,13 +83,13 @@ class Recording:
     layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
 
 
-class Recorder(Memory, TorchDispatchMode):
+class Recorder(Memory, DispatchMode):
     """Collects tasks, and what they work in."""
 
     supports_higher_order_operators = True  # torch shows them, and they are refused by name
 
     def __init__(self, device: torch.device) -> None:
-        TorchDispatchMode.__init__(self)
+        DispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Memory.__init__(self, device)
         self._saw_functions = False  # in an operator that takes them, and may have had them compiled
         self._tasks: list[Task] = []

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import TorchDispatchMode, functions_off, storage_id, tree_leaves, write_arguments
+from nimble_jobs.engine.private import DispatchMode, functions_off, storage_id, tree_leaves, write_arguments
 from nimble_jobs.errors import CannotRecord
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -98,7 +98,7 @@ class Snapshot:
         self._generators = [(g, _generator_state(g)) for g in _generators(module)]
         self.nests = False  # whether a call that was watched took the way of nested tensors
 
-    def watching(self) -> TorchDispatchMode:
+    def watching(self) -> DispatchMode:
         """A mode under which parameters are copied before they are written for the first time."""
         return _Writes(self)
 
@@ -161,7 +161,7 @@ class Snapshot:
         return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(DispatchMode):
     """Copies parameters before they are written."""
 
     supports_higher_order_operators = True  # torch shows them, and they are refused by name

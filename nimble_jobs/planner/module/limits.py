@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nimble_jobs.data import Batch
 from nimble_jobs.engine.inputs import Below
+from nimble_jobs.engine.private import DispatchMode
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
 from nimble_jobs.models.preprocessed import Preprocessed, inner
 from nimble_jobs.planner.module.modes import eval_mode
@@ -105,7 +105,7 @@ def numbers_for(module: nn.Module) -> Below:
     return min(integers_below(module), BITS[steps.dtype][1] + 1) if steps.whole else steps.usual
 
 
-class _Lookups(TorchDispatchMode):
+class _Lookups(DispatchMode):
     """Sees operators that pick by index, and keeps the bounds of indexes that are numbers of the input: the input
     itself, views of it, and copies of those in whatever type.
     """
