@@ -42,7 +42,7 @@ def make():
 
 PHASES = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.planner.jobs.prepare:key_parts": "key",
-    "nimble_jobs.planner.jobs.prepare:identity": "key, again after loading",
+    "nimble_jobs.planner.jobs.building:identity": "key, again after loading",
     "nimble_jobs.planner.jobs.prepare:build_module": "module",
     "nimble_jobs.models.build:import_torchvision": "import torchvision",
     "nimble_jobs.models.build:_placed": "module to its dtype and device",

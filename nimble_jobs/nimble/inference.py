@@ -24,11 +24,12 @@ from nimble_jobs.nimble.order import order_is_free
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.forward.build import Built, build_best, observe_calls, save_built
+from nimble_jobs.planner.forward.build import Built, build_best, fresh, observe_calls
 from nimble_jobs.planner.forward.restore import Restored
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
-from nimble_jobs.planner.lookup.obtain import BUILD_WAIT_S
+from nimble_jobs.planner.lookup.obtain import Fresh, obtain
+from nimble_jobs.planner.lookup.outcomes import Obtained
 from nimble_jobs.planner.module.modes import eval_mode, own_modes
 from nimble_jobs.planner.module.restoring import no_traces
 from nimble_jobs.planner.sources.source import Source, record_source
@@ -174,11 +175,11 @@ def prepare(
             _refuse_writes_in_flight(program, options)
             parts = parts_of(program, options, device)
             parts |= {"model.source": f"module:{type(module).__module__}.{type(module).__qualname__}"}
-            key = schedule_key(parts)
-            built = _found(call, example, key, parts, options, device, store, observed)
+            found = _found(call, example, parts, options, device, store, observed)
         finally:
             observed.put_back()
-    hit = Hit.MISS if isinstance(built, Built) else Hit.STORED
+    built, hit = found.value, found.hit
+    assert built is not None
     if built.schedule.runs == "eager":
         return Eager(signature=signature, module=module, schedule=built.schedule, hit=hit)
     return Inference(
@@ -208,43 +209,32 @@ def _refuse_writes_in_flight(program: Program, options: BuildOptions) -> None:
 def _found(
     call: nn.Module,
     example: dict[str, torch.Tensor],
-    key: str,
     parts: dict[str, str],
     options: BuildOptions,
     device: torch.device,
     store: Store | None,
     observed: Observed,
-) -> Built | Restored:
-    """What is stored, or else the result of a search, which no other process does at the same time."""
+) -> Obtained[Built | Restored]:
+    """What is stored, or else the result of a search, which the store keeps.
+
+    Raises CheckFailed where nothing agrees with eager.
+    """
+    key = schedule_key(parts)
+
+    def build() -> Fresh[Built | Restored]:
+        built = build_best(call, example, key, options, device, keep_integers=True, observed=observed)
+        return fresh(built, parts, built)
+
     if store is None:
-        return _searched(call, example, key, parts, options, device, store, observed)
-    stored = load(call, key, example, device, store, observed)
-    if stored is not None:
-        return stored
-    with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=lambda _: None):
-        # Another process may have built it since.
-        stored = load(call, key, example, device, store, observed, will_build=True)
-        return stored or _searched(call, example, key, parts, options, device, store, observed)
-
-
-def _searched(
-    call: nn.Module,
-    example: dict[str, torch.Tensor],
-    key: str,
-    parts: dict[str, str],
-    options: BuildOptions,
-    device: torch.device,
-    store: Store | None,
-    observed: Observed,
-) -> Built:
-    """The result of a search, stored where there is a store. Raises CheckFailed where nothing agrees with eager."""
-    built = build_best(call, example, key, options, device, keep_integers=True, observed=observed)
-    if store is not None:
-        save_built(built, parts, store)
-    if built.failure is not None:
-        built.close()
-        raise CheckFailed(built.failure)
-    return built
+        built = build()
+        if built.failure is not None:
+            built.close()
+            raise CheckFailed(built.failure)
+        return Obtained(hit=Hit.MISS, value=built.value)
+    found = obtain(key, lambda: load(call, key, example, device, store, observed), build, store=store)
+    if found.fallback is not None:
+        raise CheckFailed(found.fallback)
+    return found
 
 
 def parts_of(program: Program, options: BuildOptions, device: torch.device) -> dict[str, str]:

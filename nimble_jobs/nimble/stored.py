@@ -14,10 +14,11 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
-from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, UsageError
-from nimble_jobs.job import Hit
+from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.planner.forward.build import tolerance_for
 from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
+from nimble_jobs.planner.lookup.obtain import use_stored
+from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
 from nimble_jobs.planner.lookup.stored import read_stored
 from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.store import Store, open_store
@@ -47,25 +48,15 @@ def load(
     device: torch.device,
     store: Store,
     observed: Observed,
-    *,
-    will_build: bool = False,
-) -> Restored | None:
-    """What the store has under a key, captured and checked; None on a miss. A schedule that proves unfit is
-    quarantined. A miss that leads to a build is counted.
+) -> Taken[Restored] | Miss | Refused:
+    """What the store has under a key, captured and checked. A schedule that proves unfit is quarantined.
 
-    Raises CheckFailed for a schedule that disagrees with eager now or did so before, OutOfMemory.
+    Raises CheckFailed for a schedule that disagrees with eager now, and is refused from now on; OutOfMemory.
     """
     found = read_stored(key, store)
-    if found.refused is not None:  # building it again would fail again
-        raise CheckFailed(found.refused)
-    if found.material is None:
-        if will_build:
-            store.schedules.missed(found.reason or "", time.time())
-        return None
-    material = found.material
-    if material.schedule.runs == "eager":
-        store.schedules.touch(key, Hit.STORED, time.time())
-        return Restored(schedule=material.schedule, module=call, instances=())
+    if not isinstance(found, Taken):
+        return found
+    material = found.value
 
     def check(instance: Instance) -> None:
         check_loaded(
@@ -81,16 +72,13 @@ def load(
             example=example,
         )
 
-    try:
-        restored = restore(call, material, example, device, check)
-    except (OutOfMemory, DeviceFault):
-        raise
-    except CheckFailed as e:
-        store.schedules.refuse(key, str(e), time.time())
-        raise
-    except (EngineError, ValueError) as e:
-        reason = f"the stored schedule was not used: {e}"
-        store.schedules.quarantine(key, reason, time.time(), digest=material.digest)
-        return None
-    store.schedules.touch(key, Hit.STORED, time.time())
-    return restored
+    def make() -> Restored:
+        if material.schedule.runs == "eager":
+            return Restored(schedule=material.schedule, module=call, instances=())
+        return restore(call, material, example, device, check)
+
+    def refuse(error: CheckFailed) -> Miss | Refused:
+        store.schedules.refuse(key, str(error), time.time())
+        raise error
+
+    return use_stored({key: material}, make, store, disagrees=refuse)

@@ -2,8 +2,10 @@
 
 from nimble_jobs.planner.jobs.background import Builders
 from nimble_jobs.planner.jobs.explain import explain_schedule, explained
+from nimble_jobs.planner.jobs.improve import improve, leave
 from nimble_jobs.planner.jobs.loaded import Loaded, Resident, Residents
-from nimble_jobs.planner.jobs.prepare import Prepared, Progress, improve, leave, prepare
+from nimble_jobs.planner.jobs.prepare import prepare
+from nimble_jobs.planner.jobs.prepared import Prepared, Progress
 from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
 
 __all__ = [

@@ -18,9 +18,10 @@ from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
 from nimble_jobs.planner.forward.build import example_of
 from nimble_jobs.planner.jobs.background import order_of
+from nimble_jobs.planner.jobs.building import capture_quickly
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and_call_s
-from nimble_jobs.planner.jobs.prepare import FirstRun, build_now
-from nimble_jobs.planner.jobs.quick import capture_quickly
+from nimble_jobs.planner.jobs.improve import build_now
+from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.store import Demand
 from nimble_jobs.workloads.context import JobContext

@@ -77,7 +77,7 @@ def main(home: str, model: str, how: str) -> None:
         (Path(model).parent / "hangs").touch()
         time.sleep(600)
 
-    importlib.import_module("nimble_jobs.planner.jobs.prepare").build_schedule = build  # type: ignore[attr-defined]
+    importlib.import_module("nimble_jobs.planner.jobs.building").build_schedule = build  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     waits: list[float] = []
     with open_store(resolve(home)) as store:

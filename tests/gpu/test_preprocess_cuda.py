@@ -17,7 +17,7 @@ from nimble_jobs.engine.verify import TOLERANCE, relative_norm
 from nimble_jobs.job import Hit
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.jobs.prepare import build_module
+from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.sources.source import Layout, Source, Variants, record_source
 from nimble_jobs.preprocess import FLOATS, Preprocess, bits
 from nimble_jobs.spec import ModelSpec, ScheduleSpec

@@ -35,10 +35,10 @@ def test_it_rests_while_a_module_is_built(monkeypatch: pytest.MonkeyPatch) -> No
         enabled.append(gc.isenabled())
         return nn.Identity()
 
-    prepare = sys.modules["nimble_jobs.planner.jobs.prepare"]
-    monkeypatch.setattr(prepare, "build", build)
+    loaded = sys.modules["nimble_jobs.planner.jobs.loaded"]
+    monkeypatch.setattr(loaded, "build", build)
     model = ModelSpec(source="torchvision:resnet18")
     request = planner.Request(model=model, shape=(3, 32, 32), dtype="float32", batch_size=1)
-    prepare.build_module(request, torch.device("cpu"))
+    loaded.build_module(request, torch.device("cpu"))
     assert enabled == [False]
     assert gc.isenabled()

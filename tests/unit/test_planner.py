@@ -335,7 +335,7 @@ def test_a_device_that_is_full_fails_the_attempt(store: Store, code: Path, monke
     def full(*_args: Any, **_named: Any) -> None:
         raise OutOfMemory("no room")
 
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.jobs.prepare"], "build_schedule", full)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.jobs.building"], "build_schedule", full)
     with pytest.raises(OutOfMemory):
         prepared(request(code), store)
     assert prepared(replace(request(code), memory_bytes=10**6), store).loaded.fallback is not None
@@ -448,7 +448,7 @@ def test_code_that_is_edited_while_it_is_built_is_not_stored(
     store: Store, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key was made of the files as they were before."""
-    module = sys.modules["nimble_jobs.planner.jobs.prepare"]
+    module = sys.modules["nimble_jobs.planner.jobs.building"]
     built = module.build_schedule
 
     def edited(*args: Any, **options: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import pytest
 from nimble_jobs.errors import CheckFailed, JobFailed
 from nimble_jobs.planner.lookup.stored import Storable, keep
 from nimble_jobs.planner.step import live as step_live
-from nimble_jobs.planner.step import prepare as step_prepare
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.store import ScheduleState, Store, open_store
+from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop
 from tests import prefork
@@ -271,7 +272,7 @@ def test_what_another_process_stores_meanwhile_is_left_to_others(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was stored when the training looked first; another source was, once it was its turn to build."""
-    waited = step_prepare.in_turn
+    waited = Builds.turn
 
     def gone() -> None:
         (entry,) = store.schedules.list()
@@ -279,11 +280,13 @@ def test_what_another_process_stores_meanwhile_is_left_to_others(
         schedule = replace(stored.load(), layout="channels-last")
         store.schedules.remove([entry.key])
 
-        def in_turn(*args: Any, **kwargs: Any) -> Any:
+        @contextmanager
+        def turn(self: Builds, *args: Any, **kwargs: Any) -> Iterator[bool]:
             keep([Storable(schedule=schedule, parts=stored.parts, constants={}, binaries=b"")], store)
-            return waited(*args, **kwargs)
+            with waited(self, *args, **kwargs) as alone:
+                yield alone
 
-        monkeypatch.setattr(step_prepare, "in_turn", in_turn)
+        monkeypatch.setattr(Builds, "turn", turn)
 
     outcome, (_, data) = resumed(folder, "meanwhile", gone)
     assert (outcome.schedule["hit"], data["exact"]) == ("miss", True)

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -26,13 +27,15 @@ from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.planner.forward.search import Search
 from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
-from nimble_jobs.planner.lookup.stored import Storable, keep
+from nimble_jobs.planner.lookup.obtain import Fresh
+from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.search.candidate import PAYS, Found
 from nimble_jobs.planner.search.contest import eager_counts
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.schedule import Candidate, Schedule
-from nimble_jobs.store import Store
+
+T = TypeVar("T")
 
 _SCALES = (1.0, 1e-6, 1e4, 0.0)  # of random input
 
@@ -83,8 +86,10 @@ def build_schedule(
     return build_best(module, {"x": example}, key, options, device, told=told)
 
 
-def save_built(built: Built, parts: Mapping[str, str], store: Store) -> None:
-    """Store a new schedule; one that failed its check is stored as quarantined, so that nobody builds it again."""
+def fresh(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = "") -> Fresh[T]:
+    """A new schedule on its way into the store. One that failed its check is stored as refused, so that nobody builds
+    it again; `meaning` begins the reason for eager then.
+    """
     storable = Storable(
         schedule=built.schedule,
         parts=parts,
@@ -92,7 +97,8 @@ def save_built(built: Built, parts: Mapping[str, str], store: Store) -> None:
         binaries=built.binaries,
         refused=built.failure,
     )
-    keep([storable], store)
+    failure = None if built.failure is None else f"{meaning}{built.failure}"
+    return Fresh(value=value, storables=(storable,), close=built.close, failure=failure)
 
 
 def memory_left(request: Request, module: nn.Module) -> int | None:

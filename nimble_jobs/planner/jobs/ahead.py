@@ -14,6 +14,7 @@ from nimble_jobs.planner.jobs.loaded import Resident
 from nimble_jobs.planner.jobs.prepare import prepare
 from nimble_jobs.planner.jobs.take import Report
 from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.lookup.outcomes import Refused, Taken
 from nimble_jobs.planner.lookup.stored import read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
@@ -111,10 +112,11 @@ def look_up_parts(parts: dict[str, str], *, store: Store) -> Answer:
     start = time.perf_counter()
     key = schedule_key(parts)
     found = read_stored(key, store)
-    if found.material is None:
-        return Answer(key=key, parts=parts, hit=Hit.MISS, miss_reason=found.reason, fallback=found.refused)
+    if not isinstance(found, Taken):
+        fallback = found.fallback if isinstance(found, Refused) else None
+        return Answer(key=key, parts=parts, hit=Hit.MISS, miss_reason=found.reason, fallback=fallback)
     seconds = time.perf_counter() - start
-    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=found.material.schedule, load_s=seconds)
+    return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=found.value.schedule, load_s=seconds)
 
 
 def look_up_or_build(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Answer:

@@ -20,7 +20,12 @@ from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.state import state_bytes
 from nimble_jobs.engine.tail import Head
-from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.errors import OutOfMemory
+from nimble_jobs.graph.pause import collector_paused
+from nimble_jobs.models.build import build
+from nimble_jobs.models.embedding import WithEmbedding
+from nimble_jobs.models.preprocessed import Preprocessed
+from nimble_jobs.planner.keys.request import Request, resident_key
 from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.schedule import Schedule
@@ -192,6 +197,28 @@ class Loaded:
             self._buffers.close()
             self._buffers = None
         self.module = nn.Identity()
+
+
+def build_module(request: Request, device: torch.device) -> nn.Module:
+    """The request's module on the device. Raises ModelError, OutOfMemory."""
+    try:
+        with collector_paused():
+            module = build(request.model, device=str(device), allowed_python=request.allowed_python)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
+    if request.embedding:
+        module = WithEmbedding(module)
+    if request.preprocess is not None:
+        module = Preprocessed(module, request.preprocess, request.model_dtype, device)
+    return module
+
+
+def keep_resident(loaded: Loaded, residents: Residents) -> None:
+    """Let a loaded model stay on the device for later jobs, with the copies beside it, which count in the budget."""
+    if loaded.instances:
+        loaded.take_off()
+        _ = loaded.arrivals
+    residents.put(resident_key(loaded.key, loaded.request), loaded)
 
 
 def _allocated(device: torch.device) -> int:

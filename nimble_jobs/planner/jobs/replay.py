@@ -28,7 +28,7 @@ from nimble_jobs.errors import (
 )
 from nimble_jobs.planner.forward.build import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
-from nimble_jobs.planner.jobs.prepare import build_module
+from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of
 from nimble_jobs.planner.keys.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.lookup.stored import read_material

@@ -1,40 +1,159 @@
-"""What a job does without a stored schedule: as its spec says, and only one process builds."""
+"""The one way to a schedule, for jobs, training steps, validations and `Nimble`.
+
+Load it; or wait for the process that builds it, and load it then; or build it and keep it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from nimble_jobs.errors import JobFailed, ModelChanged
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
+from nimble_jobs.planner.lookup.outcomes import Later, Miss, Obtained, Refused, Taken
+from nimble_jobs.planner.lookup.stored import Material, Storable, keep
 from nimble_jobs.store import Store, Wait
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
 Waiting = Callable[[Wait], None]
+OnMiss = Callable[[Miss], Miss | Refused | Later]  # a Miss is to be built
 
 BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the schedule it needs
 
 
-def eager_instead(on_miss: str, reason: str) -> str | None:
-    """Why a job that missed runs in eager; None where it is to build. Raises JobFailed where it is to fail."""
-    match on_miss:
-        case "fail":
-            raise JobFailed(f"schedule.on_miss is fail, and there is no stored schedule: {reason}")
-        case "eager":
-            return f"schedule.on_miss is eager, and there is no stored schedule: {reason}"
-    return None
+@dataclass(frozen=True, kw_only=True)
+class Fresh(Generic[T_co]):
+    """What a build made, and what the store is to keep of it."""
+
+    value: T_co
+    storables: tuple[Storable, ...]  # nothing of a build that no schedule came of
+    close: Callable[[], None]
+    failure: str | None = None  # why the schedule must not be used: it disagrees with eager
 
 
-def in_turn(
-    key: str, reason: str, *, store: Store, waiting: Waiting, take: Callable[[], bool], build: Callable[[], None]
-) -> tuple[Hit, str | None]:
-    """Take what another process has built since the miss, or build, alone. Returns the hit; for a miss its reason.
+def build_it(miss: Miss) -> Miss | Refused:
+    """The answer to a miss that always builds."""
+    return miss
 
-    `take` says whether there was something. What `waiting` raises comes through.
+
+def by_spec(on_miss: str, meaning: str = "") -> Callable[[Miss], Miss | Refused]:
+    """The answer to a miss that `schedule.on_miss` gives. `meaning` says which schedule is missing, if it is not the
+    job's own. The answer raises JobFailed where the spec says `fail`.
     """
-    with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
-        if take():
-            return Hit.STORED, None
-        build()
-    return Hit.MISS, reason if alone else f"{reason}; another process was still building it after {BUILD_WAIT_S:.0f} s"
+
+    def answer(miss: Miss) -> Miss | Refused:
+        said = f"schedule.on_miss is {on_miss}, and there is no stored schedule: {meaning}{miss.reason}"
+        match on_miss:
+            case "fail":
+                raise JobFailed(said)
+            case "eager":
+                return Refused(reason=miss.reason, fallback=said)
+        return miss
+
+    return answer
+
+
+def obtain(
+    key: str,
+    load: Callable[[], Taken[T] | Miss | Refused],
+    build: Callable[[], Fresh[T] | Refused],
+    *,
+    store: Store,
+    on_miss: OnMiss = build_it,
+    check_code: Callable[[], None] = lambda: None,
+    waiting: Waiting = lambda _: None,
+) -> Obtained[T]:
+    """Something that runs the schedule of a key: what `load` takes from the store, or what `build` makes.
+
+    On a miss `on_miss` says whether to build. Only one process builds a key: whoever finds another at it waits for up
+    to BUILD_WAIT_S, while `waiting` is called again and again, and loads what was stored meanwhile. Before a new
+    schedule is kept, `check_code` raises where the code is not what the key says. Whatever the four functions raise
+    comes through; StoreError too.
+    """
+    found: Taken[T] | Miss | Refused | Later = load()
+    if isinstance(found, Miss):
+        found = on_miss(found)
+    if isinstance(found, Miss):
+        first = found
+        with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
+            found = load()
+            if isinstance(found, Miss):
+                made = _kept(build(), found, store, check_code)
+                reason = first.reason
+                if not alone:
+                    reason += f"; another process was still building it after {BUILD_WAIT_S:.0f} s"
+                return _missed(reason, made, store, counts=first.counts)
+    if isinstance(found, Taken):
+        return Obtained(hit=Hit.STORED, value=found.value)
+    return _missed(found.reason, found, store)
+
+
+def _kept(built: Fresh[T] | Refused, miss: Miss, store: Store, check_code: Callable[[], None]) -> Fresh[T] | Refused:
+    """Store what was built; one that failed its check is stored as refused, so that nobody builds it again."""
+    if isinstance(built, Refused):
+        return built
+    try:
+        check_code()  # recording may have imported more
+        if built.storables and not miss.spares:
+            keep(built.storables, store)
+    except BaseException:
+        built.close()
+        raise
+    if built.failure is None:
+        return built
+    built.close()
+    return Refused(reason=miss.reason, fallback=built.failure)
+
+
+def _missed(reason: str, made: Fresh[T] | Refused | Later, store: Store, *, counts: bool = True) -> Obtained[T]:
+    if counts:
+        store.schedules.missed(reason, time.time())
+    fallback = made.fallback if isinstance(made, Refused) else None
+    value = made.value if isinstance(made, Fresh) else None
+    return Obtained(hit=Hit.MISS, value=value, miss_reason=reason, fallback=fallback)
+
+
+def _not_used(error: CheckFailed) -> Miss | Refused:
+    return Miss(reason=f"the stored schedule was not used: {error}")
+
+
+def use_stored(
+    materials: Mapping[str, Material],
+    make: Callable[[], T],
+    store: Store,
+    *,
+    disagrees: Callable[[CheckFailed], Miss | Refused] = _not_used,
+) -> Taken[T] | Miss | Refused:
+    """What `make` makes of stored material, which is given by key. Counts as a use of each key.
+
+    Material that proves unfit is quarantined, and a miss; `disagrees` answers where it differs from eager. Raises
+    OutOfMemory, DeviceFault, StoreError, and what `disagrees` raises.
+    """
+    outcome: Miss | Refused
+    try:
+        value = make()
+    except (OutOfMemory, DeviceFault):
+        raise
+    except CheckFailed as e:
+        outcome = disagrees(e)
+    except (EngineError, ValueError) as e:
+        outcome = Miss(reason=f"the stored schedule was not used: {e}")
+    else:
+        touch(materials, store)
+        return Taken(value=value)
+    for key, material in materials.items():
+        store.schedules.quarantine(key, outcome.reason, time.time(), digest=material.digest)
+    return outcome
+
+
+def touch(keys: Mapping[str, object], store: Store) -> None:
+    """Count a use of each stored key."""
+    for key in keys:
+        store.schedules.touch(key, Hit.STORED, time.time())
 
 
 def check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from nimble_jobs.errors import Damaged, NotFound
+from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 from nimble_jobs.store.schedules import Saving
@@ -22,15 +23,6 @@ class Material:
     constants: Mapping[str, torch.Tensor]  # uint8, by the SHA-256 that the program names
     binaries: bytes  # machine code
     digest: str  # of the row
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What can be loaded, or why there is nothing."""
-
-    material: Material | None = None
-    reason: str | None = None  # of the miss
-    refused: str | None = None  # it failed its check: building it again would fail again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +50,25 @@ def keep(storables: Collection[Storable], store: Store) -> None:
     store.keep_to_size(now, in_use=[each.schedule.key for each in storables])
 
 
-def read_stored(key: str, store: Store) -> Found:
-    """The schedule of a key with its artifacts; what is missing or damaged is quarantined, and a miss.
+def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
+    """The schedule of a key with its artifacts. What is missing or damaged is quarantined, and a miss; what failed its
+    check before is refused.
 
     Nothing is deleted meanwhile, and may be afterwards. Raises StateFolderRefused, StoreError.
     """
     store.guard()
     with store.artifacts.in_use():
         found = store.schedules.lookup(key)
+        if found.refused is not None:
+            return Refused(reason=found.reason or found.refused, fallback=found.refused)
         if found.stored is None:
-            return Found(reason=found.reason, refused=found.refused)
+            return Miss(reason=found.reason or "")
         try:
-            return Found(material=read_material(found.stored.load(), store, digest=found.stored.sha256))
+            return Taken(value=read_material(found.stored.load(), store, digest=found.stored.sha256))
         except (Damaged, NotFound) as e:
             reason = f"the stored schedule was not used: {e}"
     store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
-    return Found(reason=reason)
+    return Miss(reason=reason)
 
 
 def read_material(schedule: Schedule, store: Store, *, digest: str) -> Material:

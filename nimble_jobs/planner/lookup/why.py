@@ -9,6 +9,7 @@ import torch
 
 from nimble_jobs.planner.keys.files import file_of, main_files, unnamed, with_main_files
 from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
+from nimble_jobs.planner.lookup.outcomes import Taken
 from nimble_jobs.planner.lookup.stored import read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
@@ -55,10 +56,9 @@ def why_of(parts: dict[str, str], *, store: Store) -> Why:
     """
     key = schedule_key(parts)
     found = read_stored(key, store)
-    if found.material is not None:
-        return Why(
-            key=key, parts=parts, hit=True, reason=None, nearest=None, differences=(), schedule=found.material.schedule
-        )
+    if isinstance(found, Taken):
+        schedule = found.value.schedule
+        return Why(key=key, parts=parts, hit=True, reason=None, nearest=None, differences=(), schedule=schedule)
     near = nearest(parts, aged(store.schedules.list()))
     return Why(
         key=key,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,14 +9,14 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.forward.build import Built, build_best, observe_calls, save_built
+from nimble_jobs.planner.forward.build import build_best, fresh, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
-from nimble_jobs.planner.lookup.obtain import Waiting, eager_instead, in_turn
+from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, use_stored
+from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
 from nimble_jobs.planner.lookup.stored import Material, read_stored
 from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.schedule import Schedule
@@ -56,54 +55,43 @@ def prepare_forward(
     the key says. Raises JobFailed, EngineError, OutOfMemory, StoreError, and what `told` and `waiting` raise.
     """
     key = schedule_key(parts)
-    found: list[tuple[Instance | None, Schedule | None, str | None]] = []
-    reason = ""
 
-    def take() -> bool:
-        nonlocal reason
+    def take() -> Taken[_Ready] | Miss | Refused:
         stored = read_stored(key, store)
-        if stored.refused is not None:
-            found.append((None, None, stored.refused))
-            return True
-        if stored.material is None:
-            reason = stored.reason or ""
-            return False
-        try:
-            found.append((_restored(module, x, stored.material), stored.material.schedule, None))
-        except (OutOfMemory, DeviceFault):
-            raise
-        except (CheckFailed, EngineError, ValueError) as e:
-            reason = f"the stored schedule was not used: {e}"
-            store.schedules.quarantine(key, reason, time.time(), digest=stored.material.digest)
-            return False
-        store.schedules.touch(key, Hit.STORED, time.time())
-        return True
+        if not isinstance(stored, Taken):
+            return stored
+        material = stored.value
+        return use_stored({key: material}, lambda: _Ready(_restored(module, x, material), material.schedule), store)
 
-    def build() -> None:
+    def build() -> Fresh[_Ready]:
         built = build_best(module, {"x": x}, key, options, x.device, keep_integers=True, told=told)
-        found.append(_kept(built, parts, store, check_code))
+        return fresh(built, parts, _Ready(next(iter(built.instances), None), built.schedule))
 
-    hit, miss_reason = Hit.STORED, None
-    if not take():
-        missed = reason
-        fallback = eager_instead(on_miss, f"for validations, {missed}")
-        if fallback is None:
-            hit, miss_reason = in_turn(key, missed, store=store, waiting=waiting, take=take, build=build)
-        else:
-            hit, miss_reason = Hit.MISS, missed
-            found.append((None, None, fallback))
-        if hit is Hit.MISS:
-            store.schedules.missed(missed, time.time())
-    instance, schedule, failure = found[-1]
+    found = obtain(
+        key,
+        take,
+        build,
+        store=store,
+        on_miss=by_spec(on_miss, "for validations, "),
+        check_code=check_code,
+        waiting=waiting,
+    )
+    ready = found.value or _Ready()
     return PreparedForward(
         key=key,
         input=parts["input"],
-        instance=instance,
-        schedule=schedule,
-        hit=hit,
-        miss_reason=miss_reason,
-        failure=failure,
+        instance=ready.instance,
+        schedule=ready.schedule,
+        hit=found.hit,
+        miss_reason=found.miss_reason,
+        failure=found.fallback,
     )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    instance: Instance | None = None  # None: eager is faster
+    schedule: Schedule | None = None
 
 
 def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instance | None:
@@ -130,19 +118,3 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
     finally:
         observed.put_back()
     return instance
-
-
-def _kept(
-    built: Built, parts: Mapping[str, str], store: Store, check_code: Callable[[], None]
-) -> tuple[Instance | None, Schedule | None, str | None]:
-    """Store what was built, refused where it failed its check."""
-    try:
-        check_code()  # recording may have imported more
-        save_built(built, parts, store)
-    except BaseException:
-        built.close()
-        raise
-    if built.failure is not None:
-        built.close()
-        return None, None, built.failure
-    return next(iter(built.instances), None), built.schedule, None

@@ -1,15 +1,47 @@
-"""The quick candidate: eager's kernels on one stream, weights as they lie. It is checked, but not stored."""
+"""Builds for a loaded model: the whole search, or the quick candidate.
+
+The quick candidate has eager's kernels on one stream, with the weights as they lie. It is checked, but not stored.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
-from nimble_jobs.planner.forward.build import build_best, example_of, memory_left
+from nimble_jobs.models import identity
+from nimble_jobs.planner.forward.build import build_best, build_schedule, example_of, fresh, memory_left
 from nimble_jobs.planner.jobs.loaded import Loaded
+from nimble_jobs.planner.jobs.take import Report
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
+from nimble_jobs.planner.lookup.obtain import Fresh, check_unchanged
+from nimble_jobs.planner.lookup.outcomes import Refused
+
+
+def build_new(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh[Loaded] | Refused:
+    """Search for the fastest schedule of a loaded model. Raises OutOfMemory, DeviceFault."""
+    report(phase="build")
+
+    def told(candidate: str) -> None:
+        report(phase="build", schedule={"trying": candidate})
+
+    try:
+        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told)
+    except EngineError as e:
+        fallback = explain(loaded, e)
+        return Refused(reason=fallback, fallback=fallback)
+    loaded.schedule = built.schedule
+    if built.failure is None:
+        loaded.module, loaded.instances, loaded.observed = built.module, built.instances, built.observed
+    return fresh(built, parts, loaded, meaning="the schedule is quarantined: ")
+
+
+def check_code(request: Request, parts: Mapping[str, str]) -> None:
+    """The code that ran must be what the key names, whose parts were made before it ran. Raises ModelChanged."""
+    check_unchanged({n: v for n, v in parts.items() if n.startswith("model.")}, identity(request.model))
 
 
 def build_quickly(loaded: Loaded) -> None:
@@ -55,12 +87,15 @@ def capture_quickly(loaded: Loaded, eager_us: float) -> str | None:
     return None
 
 
-def explain(loaded: Loaded, error: EngineError) -> None:
-    """Why there is no schedule. Raises the error again where the next attempt, on an empty device, may have one."""
+def explain(loaded: Loaded, error: EngineError) -> str:
+    """Note why there is no schedule, and return it. Raises the error again if the next attempt may have one because
+    the device is empty then.
+    """
     if isinstance(error, DeviceFault) or (isinstance(error, OutOfMemory) and loaded.request.memory_bytes is None):
         raise error
     loaded.fallback = f"no schedule could be built: {error}"
     loaded.unschedulable = not isinstance(error, OutOfMemory)
+    return loaded.fallback
 
 
 def _options(request: Request, loaded: Loaded, *, quick: bool = False) -> BuildOptions:

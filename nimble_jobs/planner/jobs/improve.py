@@ -1,0 +1,137 @@
+"""A job that began without its schedule: it moves to the schedule once that is stored, and leaves its model to the next
+job.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from nimble_jobs.errors import OutOfMemory
+from nimble_jobs.job import Hit
+from nimble_jobs.planner.jobs.background import Builders
+from nimble_jobs.planner.jobs.building import build_new, build_quickly, check_code
+from nimble_jobs.planner.jobs.loaded import Loaded, Residents, build_module, keep_resident
+from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
+from nimble_jobs.planner.jobs.take import Report, take_stored
+from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.planner.lookup.obtain import Waiting, obtain
+from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
+from nimble_jobs.store import Store
+
+
+def go_on(
+    kept: Loaded,
+    request: Request,
+    parts: dict[str, str],
+    start: float,
+    store: Store,
+    residents: Residents,
+    report: Report,
+) -> Prepared | None:
+    """What an earlier job left that had no schedule: with the one that was stored since, or as that job ended; None
+    where it cannot be used.
+    """
+    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
+        return None
+    if not store.schedules.ready(kept.key):
+        reason = "no schedule is stored under this key"
+        store.schedules.missed(reason, time.time())
+        return Prepared(
+            loaded=kept,
+            hit=Hit.MISS,
+            load_s=time.perf_counter() - start,
+            build_s=0.0,
+            miss_reason=reason,
+            progress=Progress.QUICK if kept.instances else Progress.EAGER,
+            first_run=FirstRun(parts=parts),
+        )
+    if not isinstance(move(kept, store, residents, report), Taken):
+        return None
+    kept.provisional = False
+    if kept.instances:
+        kept.carried = None
+    return Prepared(loaded=kept, hit=Hit.STORED, load_s=time.perf_counter() - start, build_s=0.0)
+
+
+def leave(prepared: Prepared, residents: Residents) -> None:
+    """A job that did without a schedule has ended: its model stays for the next one, where it is as it was first, and
+    is closed otherwise.
+    """
+    loaded = prepared.loaded
+    if prepared.progress in (None, Progress.MOVED):
+        return
+    if prepared.first_run is None or not loaded.begin():
+        loaded.close()
+        return
+    loaded.provisional = True
+    keep_resident(loaded, residents)
+
+
+def improve(
+    prepared: Prepared, *, store: Store, residents: Residents, builders: Builders, report: Report = lambda **_: None
+) -> Prepared:
+    """Move a progressive job to its better schedule, once its build has ended; until then, the same as was given.
+
+    To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, what ran
+    before is captured anew, and `stays_because` says why. Raises OutOfMemory where not even that fits, DeviceFault.
+    """
+    loaded = prepared.loaded
+    if builders.running(loaded.key):  # what it has on the device would not leave room, though all be stored
+        return prepared
+    if not store.schedules.ready(loaded.key):
+        return replace(prepared, progress=Progress.STAYS)
+    start, first, in_eager = time.perf_counter(), loaded.observed, not loaded.instances
+    found = move(loaded, store, residents, report)
+    moved = isinstance(found, Taken)
+    if not moved:
+        loaded.release()
+        if not in_eager:
+            build_quickly(loaded)
+    elif prepared.first_run is not None and loaded.instances:
+        loaded.carried = None
+    if first is not None and loaded.observed is not None:  # the next job begins as this one began
+        loaded.observed = replace(first, changing=first.changing | loaded.observed.changing)
+    return replace(
+        prepared,
+        progress=Progress.MOVED if moved else Progress.STAYS,
+        stays_because=None if isinstance(found, Taken) else found.reason,
+        load_s=prepared.load_s + time.perf_counter() - start,
+    )
+
+
+def build_now(
+    prepared: Prepared, *, store: Store, waiting: Waiting = lambda _: None, report: Report = lambda **_: None
+) -> None:
+    """Build and store the schedule of a job that runs in eager, between two batches: it stands still meanwhile. See
+    `improve`, which then moves it. Raises ModelChanged, OutOfMemory, DeviceFault.
+    """
+    assert prepared.first_run is not None
+    parts, request = dict(prepared.first_run.parts), prepared.loaded.request
+    module = build_module(request, prepared.loaded.device)  # the job's own is not to be laid out otherwise
+    spare = Loaded(key=prepared.loaded.key, request=request, device=prepared.loaded.device, module=module)
+    obtain(
+        spare.key,
+        lambda: Taken(value=spare) if store.schedules.ready(spare.key) else Miss(reason="", counts=False),
+        lambda: build_new(spare, parts, report),
+        store=store,
+        check_code=lambda: check_code(request, parts),
+        waiting=waiting,
+    )
+    spare.close()
+
+
+def move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
+    """Close what runs, and load what is stored."""
+    loaded.release()
+    try:
+        found = take_stored(loaded, store, residents, report)
+    except OutOfMemory as e:
+        return Miss(reason=str(e))
+    except torch.OutOfMemoryError as e:
+        return Miss(reason=f"not enough memory on {loaded.device}: {e}")
+    if isinstance(found, Taken):
+        keep_resident(loaded, residents)
+    return found

@@ -1,0 +1,94 @@
+"""A model that is ready to run for a job, and what the user should know about how it came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from nimble_jobs.job import Hit
+from nimble_jobs.payback import Costs, Decision
+from nimble_jobs.planner.jobs.loaded import Loaded
+from nimble_jobs.planner.keys.request import tolerance_of
+
+
+class Progress(StrEnum):
+    """Where a job stands that began on what was quick to build."""
+
+    EAGER = "eager"  # began in eager, and what is built is decided once its rate is known
+    QUICK = "quick"  # moved to the quick candidate, and nothing better is being built
+    BUILDING = "building"
+    MOVED = "moved"  # to the better schedule
+    STAYS = "stays"  # none came of the build, or none pays
+
+
+@dataclass(kw_only=True)
+class FirstRun:
+    """What a job that began in eager has measured, what was decided on that, and which batches it moved at."""
+
+    parts: Mapping[str, str]  # of the key
+    began: tuple[int, float] | None = None  # records done and seconds run, after what is slow only once
+    decision: Decision | None = None
+    costs: Costs | None = None
+    why: str = ""  # what was decided, in words
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    asked_s: float = 0.0  # when the store was asked last for what others may have built
+    wanted: bool = False  # the store knows that this job did without
+
+    def summary(self) -> dict[str, Any]:
+        """As part of the job's schedule."""
+        decided = self.decision
+        return {
+            "why": self.why or None,
+            "plan": decided.plan.value if decided is not None else None,
+            "cost_s": decided.cost_s if decided is not None else None,
+            "saving_s": decided.saving_s if decided is not None else None,
+            "later": decided.later if decided is not None else True,
+            "moves": list(self.moves),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A model that is ready to run, and how it came to be."""
+
+    loaded: Loaded
+    hit: Hit
+    load_s: float  # from the request to the module on the device
+    build_s: float  # recording, capturing, checking, measuring
+    miss_reason: str | None = None
+    progress: Progress | None = None  # of a progressive job that missed; until it moved, `loaded` is this job's alone
+    stays_because: str | None = None  # why the better schedule could not be loaded, though it is stored
+    first_run: FirstRun | None = None  # of a job that began in eager
+
+    def summary(self) -> dict[str, Any]:
+        """What `show` prints of the schedule."""
+        schedule, loaded = self.loaded.schedule, self.loaded
+        summary: dict[str, Any] = {
+            "key": loaded.key,
+            "hit": self.hit.value,
+            "runs": "schedule" if loaded.instances else "eager",
+            "fallback": loaded.fallback,
+            "eager_is_faster": loaded.ready and not loaded.instances,
+            "miss_reason": self.miss_reason,
+            "progress": self.progress.value if self.progress is not None else None,
+            "first_run": self.first_run.summary() if self.first_run is not None else None,
+        }
+        if schedule is not None:
+            summary |= {
+                "device": schedule.device,
+                "tasks": schedule.facts.tasks,
+                "kernels": schedule.kernels,
+                "layout": schedule.layout,
+                "streams": schedule.plan.streams,
+                "in_flight": schedule.in_flight,
+                "syncs": len(schedule.plan.syncs),
+                "replay_us": schedule.replay_us,
+                "eager_us": schedule.eager_us,
+                "noise": schedule.noise,
+                "error": schedule.error,
+                "tolerance": tolerance_of(loaded.request),
+                "peak_bytes": schedule.peak_bytes,
+            }
+        return summary
