@@ -5,7 +5,9 @@
 Each model (a torchvision name) is scored twice on random images: the first run builds its schedule, the second finds
 it. "Outside" is the wall time of the whole second command without its reading, replaying and writing.
 
-With --phases a third run, whose time is a little longer, writes down where that goes (run_phases.py).
+With --phases a third run, whose time is a little longer, writes down where that goes (run_phases.py): a table for each
+thread, by when a phase began. The main thread's phases add up to the wall time; what other threads did lies beside it.
+Seconds count from the start of the process. A phase that is entered several times began first and ended last then.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def cli(home: Path, *words: str) -> str:
 
 def measure(model: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Two runs of one model: a miss and a stored hit."""
-    size = SIZES.get(model, 224)
+    size = options.size or SIZES.get(model, 224)
     data = np.random.default_rng(0).standard_normal((options.records, 3, size, size), dtype=np.float32)
     np.save(folder / f"{model}.npy", data)
     rows = []
@@ -79,26 +81,40 @@ def measure(model: str, options: argparse.Namespace, folder: Path) -> list[dict[
             flush=True,
         )
     if options.phases:
-        rows[-1]["phases_s"] = phases(folder, folder / f"{model}-second.yaml")
+        rows[-1]["phases"] = phases(folder, folder / f"{model}-second.yaml")
     return rows
 
 
-def phases(folder: Path, spec: Path) -> dict[str, dict[str, float]]:
-    """Seconds by thread and phase of one more run, and those before Python runs and after the command has ended."""
+def phases(folder: Path, spec: Path) -> dict[str, Any]:
+    """One more run: phases by thread, with those before Python runs and after the command has ended. Prints them."""
     out = folder / "phases.json"
     start = time.time()
     command = [sys.executable, str(PHASES), str(out), "--home", str(folder / "home"), "run", str(spec)]
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    end = time.time()
+    wall_s = time.time() - start
     found = json.loads(out.read_text())
-    process = {"start of Python": found["began"] - start, "end of the process": end - found["ended"]}
-    threads = {"process": process, **found["threads"]}
-    for thread, seconds in threads.items():
-        print(f"  {thread}: {sum(seconds.values()):.2f} s", flush=True)
-        for name, s in sorted(seconds.items(), key=lambda item: -item[1]):
-            if s >= SHOWN_S:
-                print(f"    {s:7.3f} s  {name}", flush=True)
-    return {thread: {name: round(s, 4) for name, s in seconds.items()} for thread, seconds in threads.items()}
+    began_s = found["began"] - start
+    main, *others = found["threads"]
+    ends_s = found["ended"] - start
+    found["threads"][main] |= {
+        "start of Python": {"first_s": -began_s, "last_s": 0.0, "wall_s": began_s, "cpu_s": 0.0},
+        "end of the process": {
+            "first_s": ends_s - began_s,
+            "last_s": wall_s - began_s,
+            "wall_s": wall_s - ends_s,
+            "cpu_s": 0.0,
+        },
+    }
+    print(f"  {wall_s:.2f} s in all, {found['cpu_s']:.2f} s of the CPU, {found['modules']} modules", flush=True)
+    for thread in (main, *others):
+        rows = sorted(found["threads"][thread].items(), key=lambda item: item[1]["first_s"])
+        print(f"  {thread}: {sum(r['wall_s'] for _, r in rows):.2f} s")
+        print("    began   ended    took     CPU")
+        for name, r in rows:
+            if r["wall_s"] >= SHOWN_S:
+                began, ended = r["first_s"] + began_s, r["last_s"] + began_s
+                print(f"  {began:7.3f} {ended:7.3f} {r['wall_s']:7.3f} {r['cpu_s']:7.3f} s  {name}", flush=True)
+    return {"wall_s": wall_s, **found}
 
 
 def main() -> None:
@@ -110,6 +126,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--records", type=int, default=256)
+    parser.add_argument("--size", type=int, help="pixels of a side; default: what the model was made for")
     parser.add_argument("--fuse", default="auto", choices=["auto", "off", "max"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

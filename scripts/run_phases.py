@@ -3,8 +3,11 @@
 
     python scripts/run_phases.py FILE COMMAND...
 
-Imports are timed one by one, an import inside of another as part of it; functions of the package without the timed ones
-that they call. FILE gets one JSON object: seconds by phase of the main thread, and by name of the other threads.
+Every thread has an account of its own. Imports are timed by package, an import of the same package inside of another as
+part of it; functions of this package without the timed ones that they call. What is left of the main thread is
+"everything else", so its phases add up to the time from the first line of this script to the end of the command. FILE
+gets one JSON object: for each thread and phase when it began first and ended last, how long it took, and the thread's
+CPU seconds in it. A phase takes longer than these where the device or a disk is waited for, or Python's lock.
 """
 
 from __future__ import annotations
@@ -18,64 +21,95 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-BEGAN = time.time()
+BEGAN, BEGAN_CLOCK = time.time(), time.perf_counter()
 WATCHED = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.cli.submit:run": "command",
+    "nimble_jobs.worker.early:Early.join": "wait for imports and the GPU",
     "nimble_jobs.spec:load": "read the spec",
     "nimble_jobs.cli.options:store": "open the store",
     "nimble_jobs.client:submit": "submit",
+    "nimble_jobs.worker.early:_make_context": "CUDA's context",
+    "nimble_jobs.engine.device:load_libraries": "cuDNN",
     "nimble_jobs.worker.foreground:run_inline": "claim and the rest",
     "nimble_jobs.worker.foreground:real_station": "the device",
     "nimble_jobs.workloads:run": "the rest of the job",
     "nimble_jobs.workloads.score:open_reader": "open the reader",
     "nimble_jobs.workloads.score:basis": "basis",
     "nimble_jobs.workloads.score:Staging": "staging",
+    "nimble_jobs.workloads.score:prepare": "the rest of loading",
     "nimble_jobs.planner.jobs.prepare:key_parts": "key",
     "nimble_jobs.planner.jobs.prepare:build_module": "module",
     "nimble_jobs.models.build:_placed": "module to its dtype and device",
     "nimble_jobs.models.build:load_weights": "weights",
     "nimble_jobs.planner.jobs.take:read_stored": "look up and artifacts",
     "nimble_jobs.planner.jobs.take:observe_calls": "observe",
+    "nimble_jobs.planner.forward.restore:Variants": "fold and lay out",
     "nimble_jobs.planner.sources.source:Variants.use": "fold and lay out",
+    "nimble_jobs.planner.forward.restore:compact": "move the weights together",
     "nimble_jobs.planner.forward.restore:unpack": "load compiled kernels",
-    "nimble_jobs.planner.search.plans:capture": "warm-up runs and capture",
-    "nimble_jobs.engine.verify:check": "check: eager",
+    "nimble_jobs.planner.search.plans:capture": "bind, workspaces and the rest of capturing",
+    "nimble_jobs.engine.capture:_launch": "warm-up runs and capture",
+    "nimble_jobs.engine.verify:check": "check: comparison and the rest",
+    "nimble_jobs.engine.verify:_eager": "check: eager",
     "nimble_jobs.engine.verify:run_once": "check: replays",
     "nimble_jobs.planner.jobs.loaded:Loaded.take_off": "staging buffers",
     "nimble_jobs.workloads.scoring:Scoring.run": "reading, replaying, writing",
     "nimble_jobs.data.staging:Staging.write_shard": "reading, replaying, writing",
     "nimble_jobs.data.staging:Staging.publish": "publish",
     "nimble_jobs.worker.endings:succeeded": "record the end",
+    "nimble_jobs.worker.foreground:tidy": "tidy",
+    "nimble_jobs.worker.executor:tidy": "tidy",
+    "nimble_jobs.cli.submit:_tell": "send notifications",
     "nimble_jobs.cli.submit:_report": "report",
 }
-PACKAGES = ("torch", "torchvision", "pydantic", "sqlalchemy", "numpy", "pyarrow", "PIL", "rich", "typer", "triton")
+PACKAGES = (
+    *("torch", "torchvision", "triton", "sympy", "numpy", "PIL", "pyarrow", "safetensors", "cykooz"),
+    *("pydantic", "sqlalchemy", "alembic", "psutil", "yaml", "rich", "typer", "asyncio"),
+)
+OWN = "nimble_jobs"
+
+
+@dataclass
+class Phase:
+    """What one thread spent on one thing; times since the script began."""
+
+    first_s: float  # began first
+    last_s: float  # ended last
+    wall_s: float = 0.0  # without the phases inside
+    cpu_s: float = 0.0  # the same, only of this thread
 
 
 class Clock:
-    """Seconds by phase of each thread. While an inner phase runs, the outer one's clock stands still."""
+    """The phases of each thread. While an inner phase runs, the outer one's clock stands still."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.threads: defaultdict[str, dict[str, Phase]] = defaultdict(dict)
         self._mine = threading.local()
 
     def turn(self, begins: str | None) -> None:
         """A phase begins; None: the present one ends."""
-        now = time.perf_counter()
-        stack: list[str] = self._mine.__dict__.setdefault("stack", [])
+        now, cpu = time.perf_counter() - BEGAN_CLOCK, time.thread_time()
+        mine = self._mine.__dict__
+        stack: list[str] = mine.setdefault("stack", [])
+        phases = self.threads[threading.current_thread().name]
         if stack:
-            self.seconds[threading.current_thread().name][stack[-1]] += now - self._mine.since
-        self._mine.since = now
+            phase = phases[stack[-1]]
+            phase.wall_s += now - mine["since"]
+            phase.cpu_s += cpu - mine["cpu"]
+        mine["since"], mine["cpu"] = now, cpu
         if begins is None:
-            stack.pop()
+            phases[stack.pop()].last_s = now
         else:
             stack.append(begins)
+            phases.setdefault(begins, Phase(now, now))
 
     def within(self, name: str) -> bool:
-        """Is the present phase of this thread called so?"""
+        """Is this thread in a phase called so?"""
         return name in self._mine.__dict__.get("stack", ())
 
     def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -105,18 +139,19 @@ class Watching(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """As the finders after this one, with a loader that is timed."""
         package = fullname.partition(".")[0]
-        if package not in PACKAGES and fullname not in self._places:
+        if package not in PACKAGES and package != OWN:
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if found is None or found.loader is None or not hasattr(found.loader, "exec_module"):
             return found
         execute = found.loader.exec_module
+        name = "import this package" if package == OWN else f"import {package}"
 
         def timed(module: ModuleType) -> None:
-            if self._clock.within(f"import {package}") or package not in PACKAGES:
+            if self._clock.within(name):
                 execute(module)
             else:
-                self._clock.timed(execute, f"import {package}")(module)
+                self._clock.timed(execute, name)(module)
             self._patch(module)
 
         found.loader.exec_module = timed  # type: ignore[method-assign]
@@ -144,8 +179,16 @@ def main() -> None:
 
     code = cli.main(words)
     clock.turn(None)
-    threads = {thread: dict(seconds) for thread, seconds in clock.seconds.items()}
-    file.write_text(json.dumps({"threads": threads, "began": BEGAN, "ended": time.time()}))
+    ended = time.time()
+    threads = {thread: {n: asdict(p) for n, p in phases.items()} for thread, phases in clock.threads.items()}
+    facts = {
+        "threads": threads,
+        "began": BEGAN,
+        "ended": ended,
+        "modules": len(sys.modules),
+        "cpu_s": time.process_time(),
+    }
+    file.write_text(json.dumps(facts))
     leave = getattr(cli, "leave", sys.exit)
     leave(code)
 
