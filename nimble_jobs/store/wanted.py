@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, String, Text, delete, func, select, update
+from sqlalchemy import BigInteger, String, Text, delete, func, or_, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from nimble_jobs.job import JobState
@@ -20,6 +20,10 @@ from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.words import Words
 
 _READ = 500  # queued jobs and timers that are compared with a job, at most
+_KEEP_S = (
+    30 * 86400.0
+)  # that a schedule is remembered after the last job that missed it: models change, and keys with them
+_MOST = 200  # schedules that are remembered
 
 
 class WantedState(StrEnum):
@@ -77,6 +81,7 @@ class Demand:
 
     misses: int = 0  # earlier jobs that did without this schedule
     tries: int = 0  # builds of it that were ended before they had a result
+    failed: str | None = None  # why a build of it gave none, where another would not either
     queued: int = 0  # jobs that wait with the same model, input shape left open, batch size and settings
     timers: int = 0  # active ones with the same model
     hits: int = 0  # of stored schedules of the same model
@@ -109,6 +114,7 @@ class WantedSchedules:
             if row is None:
                 if session.scalar(select(ScheduleRow.state).where(ScheduleRow.key == key)) is not None:
                     return  # somebody was quicker
+                _forget_old(session, now)
                 session.add(
                     WantedRow(
                         key=key,
@@ -147,7 +153,9 @@ class WantedSchedules:
             if row.device != device or row.state is WantedState.FAILED or not free:
                 continue
             taken = update(WantedRow).where(
-                WantedRow.key == row.key, WantedRow.builder.is_not_distinct_from(row.builder)
+                WantedRow.key == row.key,
+                WantedRow.state == row.state.value,
+                WantedRow.builder.is_not_distinct_from(row.builder),
             )
             values = {"builder": worker, "state": WantedState.BUILDING.value}
             statement = taken.values(**values)
@@ -191,6 +199,7 @@ class WantedSchedules:
             return Demand(
                 misses=own.misses if own else 0,
                 tries=own.tries if own else 0,
+                failed=own.why if own and own.state == WantedState.FAILED.value else None,
                 queued=sum(_alike(load_object(text), spec) for id_, text in texts if id_ != job),
                 timers=sum(_alike(load_object(text), spec) for text in timers),
                 hits=int(hits),
@@ -202,6 +211,13 @@ class WantedSchedules:
 def forget(session: Session, keys: Collection[str]) -> None:
     """They are stored now."""
     changed(session, delete(WantedRow).where(WantedRow.key.in_(list(keys))))
+
+
+def _forget_old(session: Session, now: float) -> None:
+    """Make room for one more: those that nobody missed for long go, and of too many those that were missed first."""
+    recent = select(WantedRow.key).order_by(WantedRow.last_at.desc(), WantedRow.key).limit(_MOST - 1)
+    unused = or_(WantedRow.last_at < now - _KEEP_S, WantedRow.key.not_in(recent))
+    changed(session, delete(WantedRow).where(unused, WantedRow.state != WantedState.BUILDING.value))
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

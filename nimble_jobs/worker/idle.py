@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often an idle child looks
 _TROUBLE_S = 30.0  # before the store is asked again that could not be
+_TRIES = 3  # builds of one schedule that may end for want of memory and the like
 
 
 class Idle:
@@ -80,7 +81,7 @@ class Idle:
             "idle: builds schedule %s of %s, which %d jobs did without", wanted.key[:12], wanted.model, wanted.misses
         )
         self._key = wanted.key
-        builders.order(wanted.key, wanted.request, beside=False)
+        builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)
 
     def _close(self) -> None:
@@ -88,8 +89,10 @@ class Idle:
         if self._key is None or builders is None or builders.running(self._key):
             return
         key, self._key = self._key, None
-        if builders.gave_up(key):
+        row = next((row for row in store.wanted.list() if row.key == key), None)
+        again = builders.may_try_again(key) and row is not None and row.tries + 1 < _TRIES
+        if builders.gave_up(key) and not again:
             store.wanted.failed(key, "the build in an idle worker gave no schedule; see the worker's log", time.time())
-        elif any(row.key == key and row.state is WantedState.BUILDING for row in store.wanted.list()):
+        elif row is not None and row.state is WantedState.BUILDING:
             store.wanted.put_back(key)
         builders.end(key)

@@ -101,13 +101,16 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     if not run.why:
         run.why = f"stayed in eager: it was over after {at.run_s:.1f} s, before its rate was known"
     _want(context, prepared, run, at)
-    if not context.builders.running(loaded.key):
+    demand = _demand(context, prepared)
+    if demand.failed is not None:
+        left = f"an earlier build failed: {demand.failed}; `nimble-jobs cache build` tries again"
+    elif not context.builders.running(loaded.key):
         left = "an idle worker builds the schedule" if not context.job.foreground else _BY_HAND
     elif context.job.foreground:
         context.builders.end(loaded.key)
         left = f"the job ended before the build beside it, which was ended; {_BY_HAND}"
     else:
-        context.builders.alone(loaded.key, ends_at_once=not _uses(context, _demand(context, prepared)))
+        context.builders.alone(loaded.key, ends_at_once=not _uses(context, demand))
         left = "the job ended before the build beside it, which goes on"
     text = left if run.decision is not None else f"{run.why}; {left}"
     context.event("schedule", text, {"key": loaded.key})
@@ -147,7 +150,11 @@ def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Pr
         run.why = f"stays in eager: the model carries {carried!r} from batch to batch"
         context.event("schedule", run.why, {"key": loaded.key})
         return prepared
-    decided = _decided(context, prepared, run, at)
+    demand = _demand(context, prepared)
+    if demand.failed is not None:  # `finish` says why
+        run.why = "stays in eager: no build is expected to succeed"
+        return prepared
+    decided = _decided(context, prepared, run, at, demand)
     run.decision, run.why = decided, f"from record {at.record:,}: {decided.why}"
     data = {"key": loaded.key, "plan": decided.plan.value, "record": at.record, "later": decided.later}
     context.event("schedule", run.why, data | {"cost_s": decided.cost_s, "saving_s": decided.saving_s})
@@ -169,7 +176,7 @@ def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Pr
     return found
 
 
-def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Decision:
+def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, demand: Demand) -> Decision:
     loaded, on_gpu = prepared.loaded, prepared.loaded.device.type == "cuda"
     assert run.began is not None
     record_s = (at.run_s - run.began[1]) / (at.done - run.began[0])
@@ -198,7 +205,7 @@ def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> 
         threads=1 if on_gpu else torch.get_num_threads(),
         beside=context.builders is not None,
         outlives=not context.job.foreground,
-        uses=_uses(context, _demand(context, prepared)),
+        uses=_uses(context, demand),
         records=at.done + at.left,
     )
     return decide(situation, run.costs)
@@ -293,6 +300,8 @@ def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
         message = f"stays on what it began with: the better schedule was not loaded: {found.stays_because}"
         context.event("schedule", message, {"key": key, "record": at.record})
     elif found.progress is Progress.STAYS:
+        if context.builders.gave_up(key) and not context.builders.may_try_again(key):
+            context.store.wanted.failed(key, "the build beside a job gave no schedule", time.time())
         context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
     return found
 

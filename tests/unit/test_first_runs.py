@@ -72,6 +72,15 @@ class Later(Builders):
         self.said.append("ended")
 
 
+class Failing(Builders):
+    """Builds that have ended before anybody asks."""
+
+    def running(self, key: str) -> bool:
+        if key in self._started:
+            self._started[key].wait()
+        return super().running(key)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(resolve(str(tmp_path / "home"))) as opened:
@@ -229,6 +238,24 @@ def test_a_job_never_waits_for_the_build_beside(
     assert (job.schedule["runs"], job.schedule["progress"], builders.said) == ("eager", "building", [done])
     assert [w.key for w in store.wanted.list()] == [job.schedule["key"]]
     assert "the job ended before the build beside it" in said(store, job)[-1]
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_build_that_failed_is_not_tried_again(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next job neither, though it would pay; once it is stored after all, jobs take it."""
+    decided(monkeypatch, Plan.BESIDE)
+    first = run(store, tmp_path, station_of(store, Failing(store.home, command=("false",))))
+    assert "no better schedule came of the build beside it; see the worker's log" in said(store, first)
+    (wanted,) = store.wanted.list()
+    assert (wanted.state, wanted.why) == (WantedState.FAILED, "the build beside a job gave no schedule")
+    builders = Later(store, 0)
+    second = run(store, tmp_path, station_of(store, builders))
+    assert builders.wanted == {}
+    assert second.schedule["first_run"]["why"] == "stays in eager: no build is expected to succeed"
+    failed = "an earlier build failed: the build beside a job gave no schedule; `nimble-jobs cache build` tries again"
+    assert said(store, second)[-1].endswith(failed)
+    build_ahead(request_of(wanted.request), device=CPU, store=store)
+    assert run(store, tmp_path, station_of(store, builders)).schedule["hit"] == "stored"
 
 
 @pytest.mark.usefixtures("quickly")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nimble_jobs.store import Store, WantedState, open_store
+from nimble_jobs.store import Store, WantedState, open_store, wanted
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station
 from nimble_jobs.worker.idle import Idle
@@ -22,10 +22,11 @@ class Builds:
     def __init__(self) -> None:
         self.building: set[str] = set()
         self.failed: set[str] = set()
+        self.transient = False  # whether those that fail may succeed another time
         self.ordered: list[str] = []
 
     def order(self, key: str, order: dict[str, Any], *, beside: bool) -> None:
-        assert (order, beside) == ({"of": key}, False)
+        assert (order, beside) == ({"of": key, "device": "cpu"}, False)
         self.ordered.append(key)
         self.building.add(key)
 
@@ -36,6 +37,9 @@ class Builds:
 
     def gave_up(self, key: str) -> bool:
         return key in self.failed
+
+    def may_try_again(self, key: str) -> bool:
+        return self.transient and key in self.failed
 
     def end(self, key: str) -> None:
         self.building.discard(key)
@@ -79,17 +83,17 @@ def idle(store: Store, builds: Builds, clock: list[float]) -> Idle:
     return Idle(station, "w", now=lambda: clock[0])
 
 
-def missed(store: Store, key: str, *, saves_s: float = 1.0, device: str = "a CPU") -> None:
+def missed(store: Store, key: str, *, saves_s: float = 1.0, device: str = "a CPU", at: float = NOW) -> None:
     store.wanted.missed(
         key,
         model="m",
         device=device,
         input="x",
-        request={"of": key},
+        request={"of": key, "device": "cpu:7"},
         saves_s=saves_s,
         costs_s=10.0,
         why="too small",
-        now=NOW,
+        now=at,
     )
 
 
@@ -138,6 +142,32 @@ def test_what_fails_is_not_tried_again(store: Store, builds: Builds, idle: Idle,
     missed(store, "k")
     idle.look()
     assert (states(store), builds.ordered) == ({"k": WantedState.FAILED}, ["k"])
+
+
+def test_what_ran_out_of_memory_is_tried_three_times(
+    store: Store, builds: Builds, idle: Idle, clock: list[float]
+) -> None:
+    """What is resident may leave more room another time."""
+    missed(store, "k")
+    clock[0] += 2.0
+    builds.transient = True
+    builds.failed.add("k")
+    for _ in range(10):
+        idle.look()
+        builds.building.clear()
+    assert (states(store), builds.ordered) == ({"k": WantedState.FAILED}, ["k"] * 3)
+
+
+def test_what_nobody_misses_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a month, and the oldest of too many; not what is being built."""
+    monkeypatch.setattr(wanted, "_MOST", 3)
+    for i, key in enumerate(("building", "old", "a", "b", "c", "d")):
+        missed(store, key, at=NOW + i)
+        if i == 0:
+            assert store.wanted.take("w", "a CPU", alive=lambda _: True, now=NOW) is not None
+    assert set(states(store)) == {"building", "b", "c", "d"}
+    missed(store, "new", at=NOW + 40 * 86400)
+    assert set(states(store)) == {"building", "new"}
 
 
 def test_what_is_stored_is_wanted_no_more(store: Store) -> None:

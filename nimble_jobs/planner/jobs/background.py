@@ -26,6 +26,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 _COMMAND = (sys.executable, "-m", "nimble_jobs.planner.jobs.builder")
 _PATIENCE_S = 10.0
 ALONE = b"!"  # to a builder: no job is disturbed any more
+TRY_AGAIN = 75  # a builder's exit code, EX_TEMPFAIL of sysexits.h: another build may succeed
 
 
 class Builders:
@@ -89,6 +90,12 @@ class Builders:
         """Whether a build that was started here has ended without a schedule."""
         process = self._started.get(key)
         return process is not None and bool(process.poll())
+
+    def may_try_again(self, key: str) -> bool:
+        """Whether a build that gave up may succeed another time: it said so, or was killed."""
+        process = self._started.get(key)
+        code = process.poll() if process is not None else None
+        return code is not None and (code == TRY_AGAIN or code < 0)
 
     def end(self, key: str) -> None:
         """End the build of a key, if it runs."""

@@ -14,7 +14,7 @@ import torch
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.payback import RESTS
 from nimble_jobs.planner.jobs.ahead import build_ahead
-from nimble_jobs.planner.jobs.background import ALONE, request_of
+from nimble_jobs.planner.jobs.background import ALONE, TRY_AGAIN, request_of
 from nimble_jobs.planner.keys.request import key_parts, schedule_key
 from nimble_jobs.planner.search.clock import resting
 from nimble_jobs.store import open_store
@@ -26,7 +26,7 @@ _NICENESS = 10
 
 
 def main() -> int:
-    """Exit code 0 where the schedule is stored now."""
+    """Exit code 0 where the schedule is stored now, TRY_AGAIN where another build may store it."""
     logging.basicConfig(level=logging.WARNING, format="builder: %(message)s")
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0) as pipe:
         order = json.loads(pipe.readline())
@@ -44,7 +44,7 @@ def main() -> int:
             ahead = build_ahead(request, device=device, store=store)
     except NimbleError as error:
         log.error("%s", error)
-        return FAILED
+        return TRY_AGAIN if error.retryable else FAILED
     if ahead.fallback is not None:
         log.error("%s", ahead.fallback)
         return FAILED
