@@ -1,0 +1,92 @@
+"""The pages of `docs/how-to/` run as they stand: the files are saved, the commands typed, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if page.stem != "README")
+LIMIT_S = 240
+
+# A file to save (`Save this as NAME`, then a fence) or commands to type (a fence of kind sh).
+_PART = re.compile(r"[Ss]ave this as `([^`]+)`[^`]*```\w+\n(.*?)```|```sh\n(.*?)```", re.DOTALL)
+
+# What the commands of a page must have printed, so that a page whose commands stop doing their work fails.
+PRINTED = {
+    "carry-schedules": ["would import 1 schedule", "imported 1 schedule", "schedule.answer: hit"],
+    "fine-tune-and-resume": ["resumed: goes on after step", "stored hit"],
+    "keep-the-store-small": ["nothing to remove", "limit      9.3 GiB for schedules"],
+    "nightly-scoring": ["nightly: added", "manual, succeeded", "4 files"],
+    "read-explain": ["graph.width: 2", "wrote timeline.svg", "key.input"],
+    "score-a-table": ['{"id":"c-0000"'],
+    "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
+    "several-models-on-one-gpu": ["\tresident\t", "resident hit"],
+}
+
+
+def parts_of(page: Path) -> list[tuple[str | None, str]]:
+    """Files (name, text) and commands (None, text) of a page, in its order."""
+    return [(name or None, text or commands) for name, text, commands in _PART.findall(page.read_text())]
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_runs(name: str, tmp_path: Path) -> None:
+    """Each command of the page exits with 0 where the page's files are all that there is."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    script = []
+    for file, text in parts_of(FOLDER / f"{name}.md"):
+        if file is None:
+            script.append(text)
+        else:
+            (folder / file).write_text(text)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("NIMBLE_JOBS_")},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "NIMBLE_JOBS_HOME": str(tmp_path / "home"),
+        "OMP_WAIT_POLICY": "passive",
+    }
+    try:
+        done = subprocess.run(
+            ["bash", "-euxo", "pipefail", "-c", "".join(script)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    finally:
+        subprocess.run(["nimble-jobs", "worker", "stop"], env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    for line in PRINTED[name]:
+        assert line in done.stdout, f"{line!r} is not in\n{done.stdout}"
+
+
+def test_the_index_lists_every_page() -> None:
+    """A page that the index does not name is never found."""
+    listed = re.findall(r"\]\((.*?)\.md\)", (FOLDER / "README.md").read_text())
+    assert sorted(listed) == PAGES
+
+
+def test_links_lead_somewhere() -> None:
+    """Each relative link of the guides, and of the pages that they lead to, names a file and one of its headings."""
+    for page in [*FOLDER.glob("*.md"), *FOLDER.parent.glob("*.md"), FOLDER.parents[1] / "README.md"]:
+        for target, _, heading in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):
+            path = (page.parent / target) if target else page
+            assert path.exists(), (page.name, target)
+            if heading:
+                found = {_anchor(line) for line in re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)}
+                assert heading in found, (page.name, target, heading)
+
+
+def _anchor(heading: str) -> str:
+    """The anchor that Markdown viewers give a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
