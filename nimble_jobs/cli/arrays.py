@@ -1,4 +1,4 @@
-"""Many jobs at once: what `submit --from` and `submit --grid` do, and how an array looks."""
+"""Many jobs at once: what `submit --from` and `submit --grid` do, and how an array is shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the options of `submit` ask for."""
+    """The options of `submit` that matter for several jobs."""
 
     lines: Path | None  # --from
     grid: Sequence[str]  # --grid
@@ -42,7 +42,7 @@ class Wanted:
 
     @property
     def given(self) -> bool:
-        """Are several jobs asked for?"""
+        """Whether the options ask for several jobs."""
         return self.lines is not None or bool(self.grid)
 
 
@@ -71,8 +71,8 @@ def submit(ctx: typer.Context, wanted: Wanted, attend: Callable[[Store], Callabl
             output.emit_json(array_json(array.id, jobs, time.time()))
         sys.stdout.flush()
         if not wanted.quiet:
-            there = len(jobs) - len(mine)
-            known = f"; {count(there, 'job')} had its run.key already" if there else ""
+            existing = len(jobs) - len(mine)
+            known = f"; {count(existing, 'job')} with the same run.key existed already" if existing else ""
             output.note(f"{count(len(mine), 'job')} queued as array {array.id}{known}")
             for text in waits.changed_groups(store, mine):
                 output.note(text)
@@ -101,14 +101,14 @@ def _load(wanted: Wanted, home: Path) -> list[JobSpec]:
     check_files = not wanted.after
     if wanted.lines is not None:
         if wanted.grid:
-            raise UsageError("--from and --grid: expected one of them")
-        if wanted.spec is not None:  # the first override came where a spec would
+            raise UsageError("--from and --grid cannot be combined; give one of them")
+        if wanted.spec is not None:  # an override in the place of the spec
             if "=" not in str(wanted.spec):
-                raise UsageError(f"--from and SPEC {wanted.spec}: expected one of them")
+                raise UsageError(f"--from and SPEC {wanted.spec} cannot be combined; give one of them")
             overrides.insert(0, str(wanted.spec))
         return many.load_lines(wanted.lines, overrides, check_files=check_files, home=home)
     if wanted.spec is None:
-        raise UsageError("--grid: no spec; expected SPEC")
+        raise UsageError("--grid needs a spec; give SPEC")
     return many.load_grid(wanted.spec, parse_grid(wanted.grid), overrides, check_files=check_files, home=home)
 
 
@@ -123,7 +123,7 @@ def _show(ctx: typer.Context, specs: Sequence[JobSpec], wanted: Wanted) -> None:
         code.check(spec, folders)
         check_targets(spec.notify, settings, f"job {spec.name}")
     output.emit_json([dump(spec) for spec in specs])
-    output.note(f"{count(len(specs), 'job')} would be queued; nothing was")
+    output.note(f"{count(len(specs), 'job')} would be queued (dry run)")
 
 
 def array_json(array: str, jobs: Sequence[Job], now: float) -> dict[str, object]:

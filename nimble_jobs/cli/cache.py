@@ -20,7 +20,9 @@ from nimble_jobs.cli.listing import Selection, print_rows
 
 _EXPLAINED = 5  # reasons under a list
 
-app = typer.Typer(name="cache", help="The schedules that this state folder holds.", no_args_is_help=True)
+app = typer.Typer(
+    name="cache", help="Look at stored schedules, build, check, remove and carry them.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -61,7 +63,7 @@ cache_move.register(app)
 
 @app.command()
 def size(ctx: typer.Context, json: options.Json = False) -> None:
-    """Print where the bytes of the state folder are."""
+    """Print what takes up space in the state folder."""
     with options.store(ctx) as store:
         from dataclasses import asdict
 
@@ -91,6 +93,6 @@ def _told(values: dict[str, int | None]) -> list[tuple[str, str]]:
         ("total", texts["total_bytes"]),
         (
             "limit",
-            "none; cache.size in config.yaml sets it" if limit is None else f"{render.size(limit)} for schedules",
+            "none; set cache.size in config.yaml" if limit is None else f"{render.size(limit)} for schedules",
         ),
     ]

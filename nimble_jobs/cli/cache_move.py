@@ -23,9 +23,11 @@ def register(app: typer.Typer) -> None:
 def export(
     ctx: typer.Context,
     keys: KeyList,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; a new one.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write; it must not exist yet.", show_default=False)
+    ],
 ) -> None:
-    """Write schedules and all that they need into one file, for machines with the same GPU and software."""
+    """Write schedules, and everything they need, into one file for machines with the same GPU and software."""
     with options.store(ctx) as store:
         from nimble_jobs.store.bundle import write_bundle
 
@@ -36,16 +38,16 @@ def export(
 
 def import_(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `cache export` wrote.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `cache export` wrote.", show_default=False)],
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Take schedules over from a file, all or none.
+    """Import schedules from a file, all or none.
 
-    Every digest, key and plan is checked first; a schedule for another device or made with other software is refused.
-    One that is stored here already stays as it is. Kernels in the file are machine code that jobs will run: only take
-    what you trust.
+    Every digest, key and plan is checked first; a schedule for another device or made with other software is refused. A
+    schedule that is stored already is left alone. Kernels in the file are machine code that jobs will run: import only
+    files that you trust.
     """
 
     def agreed(code_bytes: int) -> bool:

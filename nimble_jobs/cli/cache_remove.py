@@ -26,14 +26,16 @@ def register(app: typer.Typer) -> None:
 def rm(
     ctx: typer.Context,
     keys: KeyList,
-    force: Annotated[bool, typer.Option("--force", help="Also those that a running worker holds resident.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also remove schedules that a running worker holds on its device.")
+    ] = False,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Remove stored schedules. Jobs that need one build it again.
 
-    One that a running worker holds on its device is refused without --force: it would be of no use there any more.
+    Without --force, the command refuses a schedule that a running worker holds on its device.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import Wish, look
@@ -42,31 +44,41 @@ def rm(
         removals = look(store, Wish(), time.time(), keys=chosen, force=force)
         if removals.kept:
             held = ", ".join(r.entry.key[:12] for r in removals.kept)
-            raise UsageError(f"resident in a running worker: {held}; stop the worker, or add --force")
+            raise UsageError(f"a running worker holds {held} on its device; stop the worker, or add --force")
         _carry_out(store, removals, dry_run=dry_run, yes=yes, json=json)
 
 
 def prune(
     ctx: typer.Context,
     unused_for: Annotated[
-        str | None, typer.Option("--unused-for", metavar="TIME", help="Schedules not used for 12h, 30d.")
+        str | None,
+        typer.Option(
+            "--unused-for", metavar="TIME", help="Remove schedules not used for this long, such as 12h or 30d."
+        ),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", metavar="SIZE", help="The least recently used, until all others fit 500MB, 10GB."),
+        typer.Option(
+            "--max-size",
+            metavar="SIZE",
+            help="Remove the least recently used until the rest fits this size, such as 10GB.",
+        ),
     ] = None,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Those made with other software than this machine's, for its devices.")
+        bool,
+        typer.Option(
+            "--stale", help="Remove schedules for this machine's devices that were made with other software versions."
+        ),
     ] = False,
-    quarantined: Annotated[bool, typer.Option("--quarantined", help="Those that were found unfit.")] = False,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Remove quarantined schedules.")] = False,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Remove schedules that are not worth their bytes, and artifacts that no schedule needs.
+    """Remove schedules that you no longer want to keep, and artifacts that no schedule needs.
 
-    The database's file shrinks by what went. What a running worker holds resident stays. Without an option only
-    artifacts go.
+    Without an option it removes artifacts only. A schedule that a running worker holds on its device always stays. The
+    database file shrinks afterwards.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import Wish, look
@@ -89,7 +101,7 @@ def _compact(store: Store) -> None:
 
 
 def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, json: bool) -> bool:
-    """Say what goes, ask, remove. Whether anything was removed."""
+    """List what would be removed, ask, and remove it. Returns whether anything was removed."""
     from nimble_jobs.store.prune import remove
 
     what = count(len(removals.schedules), "schedule")
@@ -100,7 +112,7 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
         for removal in removals.schedules:
             output.note(with_reason(named(removal.entry), removal.why, sys.stderr))
         for removal in removals.kept:
-            why = f"{removal.why}; stays, a running worker holds it"
+            why = f"{removal.why}; kept, because a running worker holds it"
             output.note(with_reason(named(removal.entry), why, sys.stderr))
     nothing = not removals.schedules and not removals.artifacts
     done = not dry_run and not nothing and options.confirmed(f"Remove {what}?", yes=yes)

@@ -1,4 +1,4 @@
-"""What the commands about stored schedules share: rows, columns, and finding schedules by key."""
+"""Shared by the commands about stored schedules: rows, columns, and finding schedules by key."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from nimble_jobs.plural import count
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store, WantedSchedule
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of a schedule, or its beginning.", show_default=False)]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="Key of a schedule, or its first characters.", show_default=False)
+]
 KeyList = Annotated[
-    list[str], typer.Argument(metavar="KEY...", help="Keys of schedules, or their beginnings.", show_default=False)
+    list[str],
+    typer.Argument(metavar="KEY...", help="Keys of schedules, or their first characters.", show_default=False),
 ]
 STATE_STYLE = {"ready": "green", "resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
 KEYS: Keys = {
@@ -82,8 +85,8 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
 
 
 def wanted_line(wanted: WantedSchedule) -> str:
-    """A schedule that jobs did without, and what becomes of it."""
-    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, which {count(wanted.misses, 'job')} did without"
+    """One line about a schedule that jobs ran without: who builds it, or why nobody does."""
+    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, missed by {count(wanted.misses, 'job')}"
     if wanted.state == "failed":
         return f"not built: {what}: {wanted.why}"
     if wanted.state == "building":
@@ -92,12 +95,12 @@ def wanted_line(wanted: WantedSchedule) -> str:
 
 
 def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:
-    """The schedules that keys, or beginnings of keys, name; each once. Raises NotFound, UsageError."""
+    """The schedules with these keys or key prefixes, each once. Raises NotFound, UsageError."""
     return list({entry.key: entry for entry in (store.schedules.get(key) for key in keys)}.values())
 
 
 def state_of(row: Row) -> str:
-    """The state; for what a running worker holds resident that it does, and the state only where it is not ready."""
+    """The state, with `resident` if a running worker holds the schedule; ready and resident is just `resident`."""
     state = str(row["state"])
     if not row["resident"]:
         return state
@@ -116,7 +119,7 @@ def named(entry: ScheduleEntry) -> str:
 
 
 def with_reason(head: str, reason: str, stream: TextIO) -> str:
-    """A line for a pipe; for a terminal the reason below the head, where it would not fit beside it."""
+    """Head and reason on one line for a pipe. On a terminal a reason that does not fit goes below the head."""
     if not reason:
         return head
     line = f"{head}: {reason}"
@@ -127,12 +130,12 @@ def with_reason(head: str, reason: str, stream: TextIO) -> str:
 
 
 def brief(entry_key: str, reason: str | None) -> str:
-    """A reason beside whose schedule it stands."""
-    return (reason or "no reason was noted").removeprefix(f"schedule {entry_key}: ")
+    """A reason without the name of its schedule, for lines that name it already."""
+    return (reason or "no reason was recorded").removeprefix(f"schedule {entry_key}: ")
 
 
 def removed_for_room(keys: Sequence[str]) -> str:
-    """What a size cap took away."""
+    """A line about the schedules that the size limit removed."""
     from nimble_jobs.store.cap import FIELD
 
     return (
@@ -161,7 +164,7 @@ def age(iso: str) -> str:
 
 def _speed(row: Row) -> str:
     if row["runs"] == "eager":
-        return "eager"  # is faster; a line below the table gives both figures
+        return "eager"  # is faster; a line below the table gives both times
     return f"{row['speedup']:.2f}×" if row["speedup"] else "-"
 
 

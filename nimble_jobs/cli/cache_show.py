@@ -1,4 +1,4 @@
-"""The command cache show: everything that is known of one schedule."""
+"""The command cache show: everything that is known about one schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
     """Show one schedule: measurements, graph, candidates, origin, artifacts, and every part of its key.
 
-    Its state is `damaged` where its bytes are not what was stored; to show it changes nothing.
+    The state is `damaged` if the stored bytes have changed. The command changes nothing.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import aged
@@ -57,7 +57,7 @@ def show(ctx: typer.Context, key: Key, json: options.Json = False) -> None:
 
 
 def _read(store: Store, key: str) -> tuple[Schedule | None, str | None]:
-    """The schedule, or how it is damaged; neither where it is of a format that this version does not read."""
+    """The schedule, or how it is damaged; neither if this version cannot read its format."""
     from nimble_jobs.errors import Damaged
 
     try:
@@ -68,7 +68,7 @@ def _read(store: Store, key: str) -> tuple[Schedule | None, str | None]:
 
 
 def _looked_at(store: Store, ref: ArtifactRef) -> dict[str, Any]:
-    """What there is of an artifact; `damage` says why its bytes cannot be used, though they be there."""
+    """Facts about an artifact's file; `damage` says why its bytes cannot be used."""
     from nimble_jobs.errors import Damaged, NotFound
 
     damage = None

@@ -1,4 +1,4 @@
-"""Commands about the schedules that a spec asks for: cache why, build."""
+"""Commands about the schedules that a spec needs: cache why, build."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def why(
     gpu_memory: options.GpuMemory = None,
     json: options.Json = False,
 ) -> None:
-    """Say whether a spec's schedule is stored; if not, what of its key differs from the nearest one.
+    """Say whether a spec's schedule is stored; if not, how its key differs from the nearest stored one.
 
-    The nearest is of the same model, if there is any, and differs in the fewest parts. Nothing is built. Exits 0 for a
-    hit and for a miss.
+    The nearest schedule is one for the same model, if there is any, whose key differs in the fewest parts. Nothing is
+    built. Exits 0 for a hit and for a miss.
     """
     from nimble_jobs.spec import load
 
@@ -68,7 +68,7 @@ def build(
     overrides: options.Overrides = None,
     batch_size: Annotated[
         list[str] | None,
-        typer.Option("--batch-size", metavar="N,N", help="Batch sizes in place of the spec's. Repeatable."),
+        typer.Option("--batch-size", metavar="N,N", help="Batch sizes to use instead of the spec's. Repeatable."),
     ] = None,
     gpu_memory: options.GpuMemory = None,
     allow_python: options.AllowPython = None,
@@ -133,7 +133,7 @@ def _line(made: Ahead) -> str:
         return with_reason(f"{head}  no schedule", made.fallback, sys.stdout)
     took = render.duration(made.build_s)
     measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "runs": made.runs, "device": made.device}
-    state = f"hit, was built in {took}" if made.hit else f"built in {took}"
+    state = f"hit, built before in {took}" if made.hit else f"built in {took}"
     return with_reason(f"{head}  {state}", render.speedup(measured), sys.stdout)
 
 
@@ -149,7 +149,7 @@ def _sections(answer: Why) -> list[render.Section]:
     if answer.changed_files:
         head.append(("changed", f"file {', '.join(answer.changed_files)}"))
     lines = [(d.part, _difference(d)) for d in answer.differences]
-    return [("Schedule", head), ("Differs from the nearest", lines)] if lines else [("Schedule", head)]
+    return [("Schedule", head), ("Differs from the nearest stored key", lines)] if lines else [("Schedule", head)]
 
 
 def _difference(difference: Difference) -> str:

@@ -1,4 +1,4 @@
-"""The command cache stats: are schedules found, why not, and what did finding them save?"""
+"""The command cache stats: how often schedules are hit, why they are missed, and how much time hits saved."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def register(app: typer.Typer) -> None:
 def stats(ctx: typer.Context, json: options.Json = False) -> None:
     """Show hit rates, reasons of misses, build time saved, and sizes.
 
-    Uses by jobs, by `Nimble` in programs and by builds ahead count since the state folder was made, whatever was
-    removed since.
+    Uses by jobs, by `Nimble` in programs and by `cache build` are counted from the day the state folder was made. They
+    include schedules that were removed since.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.stats import statistics

@@ -1,4 +1,4 @@
-"""The command cache verify: is every stored byte what was written, and do replays still agree with eager?"""
+"""The command cache verify: checks that stored bytes have not changed and that replays still agree with eager."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ def verify(
     ctx: typer.Context,
     keys: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY...]", help="Keys, or their beginnings; default: all.", show_default=False),
+        typer.Argument(metavar="[KEY...]", help="Keys, or their first characters; default: all.", show_default=False),
     ] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Also load those of this machine's devices and compare them with eager.")
+        bool,
+        typer.Option(
+            "--replay", help="Also load the schedules for this machine's devices and compare them with eager."
+        ),
     ] = False,
     allow_python: options.AllowPython = None,
     json: options.Json = False,
@@ -53,7 +56,7 @@ def verify(
         _tell(rows, leftovers, replay=replay)
     unsound = sum(not row["sound"] for row in rows)
     if unsound:
-        said = f"{unsound:,} of {count(len(rows), 'schedule')} not sound: jobs do not use what is quarantined"
+        said = f"{unsound:,} of {count(len(rows), 'schedule')} not sound; jobs do not use quarantined schedules"
         raise JobFailed(f"{said}; `nimble-jobs cache prune --quarantined` removes it")
 
 
@@ -102,7 +105,7 @@ def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
             head = f"{row['key'][:12]}  {row['model']} {shape(row['input'])}"
             output.emit(with_reason(f"{head}  {verdict}", row["said"], sys.stdout))
     for line in leftovers:
-        output.note(f"not needed by any schedule, and damaged: {line}; `cache prune` removes it")
+        output.note(f"damaged, and not needed by any schedule: {line}; `cache prune` removes it")
     sound = sum(row["sound"] for row in rows)
     hashed = render.size(sum(row["hashed_bytes"] for row in rows))
     replayed = f", {sum(bool(row['replayed']) and row['sound'] for row in rows):,} replayed" if replay else ""

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
 
 
 def chosen(live: list[WorkerInfo], wanted: Sequence[str]) -> list[WorkerInfo]:
-    """Those whose ids begin so; all of them without names. Raises NotFound, UsageError for one that fits several."""
+    """The workers whose ids begin with these prefixes; without any, all workers.
+
+    Raises NotFound for a prefix that matches none, UsageError for one that matches several.
+    """
     if not wanted:
         return live
-    found: dict[str, WorkerInfo] = {}
+    matched: dict[str, WorkerInfo] = {}
     for prefix in wanted:
         fits = [worker for worker in live if worker.id == prefix] or [w for w in live if w.id.startswith(prefix)]
         if not fits:
-            raise NotFound(f"no running worker {prefix!r}; see them with: nimble-jobs worker ls")
+            raise NotFound(
+                f"no running worker has an id that begins with {prefix!r}; list them with: nimble-jobs worker ls"
+            )
         if len(fits) > 1:
-            raise UsageError(f"{prefix!r} could be {', '.join(worker.id for worker in fits)}; type more of it")
-        found[fits[0].id] = fits[0]
-    return list(found.values())
+            raise UsageError(f"{prefix!r} matches {', '.join(worker.id for worker in fits)}; type more characters")
+        matched[fits[0].id] = fits[0]
+    return list(matched.values())

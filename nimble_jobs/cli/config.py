@@ -53,10 +53,10 @@ def check(
     ctx: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A file that is not in place; default: config.yaml.", show_default=False),
+        typer.Argument(metavar="FILE", help="File to check; default: config.yaml.", show_default=False),
     ] = None,
 ) -> None:
-    """Check the configuration, with what overrides it, or a file alone; say everything that is wrong. Exits 2 then."""
+    """Check the configuration with everything that overrides it, or one file alone. Exits 2 and lists all mistakes."""
     from nimble_jobs.settings import FILE, check_file
 
     if file is not None:
@@ -85,7 +85,7 @@ def schema() -> None:
 
 
 def text_of(field: str, value: Any) -> str:
-    """The value of a dotted field as it is written in the file."""
+    """The value of a dotted field, formatted as in the file."""
     from nimble_jobs.spec.units import format_bytes, format_duration
 
     match value:

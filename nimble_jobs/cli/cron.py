@@ -1,4 +1,4 @@
-"""Commands about timers: cron add, ls, show, next. Those that change one are in `cron_change.py`."""
+"""Commands about timers: cron add, ls, show, next. Commands that change a timer are in `cron_change.py`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def add(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Keep a timer for a spec with a cron part, and print its name. One of that name is edited.
+    """Add a timer for a spec with a cron part, and print its name. A timer of that name is edited.
 
-    Its next five ticks are shown. An edit never fires what was due before it; an equal spec changes nothing.
+    The next five ticks are shown. An edit never fires a tick that was due before it. An equal spec changes nothing.
     """
     from nimble_jobs import client, cron
     from nimble_jobs.spec import load
@@ -55,8 +55,8 @@ def _say_added(added: Added, now: float, *, json: bool) -> None:
     if change:
         output.emit(added.name)
     fields = f": {render.few(added.changed)}" if added.changed else ""
-    before = f"; it came from {added.file_before} before" if added.file_before else ""
-    lines = [f"{added.name}: {change or 'would be kept; nothing was'}{fields}{before}", f"  {added.words}; next:"]
+    before = f"; it was added from {added.file_before} before" if added.file_before else ""
+    lines = [f"{added.name}: {change or 'would be added (dry run)'}{fields}{before}", f"  {added.words}; next:"]
     output.note("\n".join(lines + [f"  {cron_rows.line(row)}" for row in rows]))
 
 
@@ -69,7 +69,7 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List timers: what became of their last tick, when the next one is due, and how late it is."""
+    """List timers, with the outcome of the last tick, the time of the next one, and how late it is."""
     from nimble_jobs import cron
 
     selection = Selection(filters=filters or (), sort=sort, limit=limit)
@@ -85,7 +85,7 @@ def ls(
 
 @app.command()
 def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -> None:
-    """Show a timer, its next ticks, and what became of the last ten."""
+    """Show a timer, its next ticks, and the outcome of the last ten."""
     from nimble_jobs import cron
 
     now = time.time()
@@ -112,7 +112,7 @@ def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -
 def next_(
     ctx: typer.Context,
     name: cron_rows.MaybeName = None,
-    count: Annotated[int, typer.Option("--number", "-n", min=1, max=1000, help="How many ticks.")] = 10,
+    count: Annotated[int, typer.Option("--number", "-n", min=1, max=1000, help="How many ticks to show.")] = 10,
     json: options.Json = False,
 ) -> None:
     """Show the next ticks of a timer, or of all that are not paused, the earliest first."""
@@ -122,11 +122,11 @@ def next_(
     with options.store(ctx) as store:
         found = cron.upcoming(name, count, store=store, now=now)
         if name is not None and store.timers.get(name).state == "paused":
-            output.note(f"{name} is paused; without that its next ticks would be:")
+            output.note(f"{name} is paused; if you resume it, its next ticks are:")
         rows = [
             row for timer, due in found for row in cron_rows.due_rows(timer.name, cron_rows.zone_of(timer), [due], now)
         ]
-        print_rows(rows, cron_rows.DUE_COLUMNS, id_key="name", json=json, quiet=False, empty="no tick is to come")
+        print_rows(rows, cron_rows.DUE_COLUMNS, id_key="name", json=json, quiet=False, empty="no more ticks")
         if rows:
             cron_health.warn(store)
 

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False) -> None:
-    """Let timers fire no more until they are resumed. Jobs that are there go on."""
+    """Stop timers from firing until they are resumed. Jobs that they submitted go on."""
     from nimble_jobs import cron
 
     with options.store(ctx) as store:
@@ -30,7 +30,7 @@ def pause(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False
 
 
 def resume(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False) -> None:
-    """Let paused timers fire again. What was due while they were paused is not fired: see cron backfill."""
+    """Let paused timers fire again. Ticks that were due meanwhile are not fired; cron backfill runs them."""
     from nimble_jobs import cron
 
     with options.store(ctx) as store:
@@ -43,7 +43,7 @@ def resume(ctx: typer.Context, names: cron_rows.Names, json: options.Json = Fals
 
 
 def trigger(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -> None:
-    """Submit a timer's job now and print the job's id. Templates see this moment as the tick."""
+    """Submit a timer's job now and print the job's id. Templates use the current time as the tick."""
     from nimble_jobs import cron
 
     with options.store(ctx) as store:
@@ -62,7 +62,7 @@ def rm(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Remove timers, and what is known of their ticks. Their jobs and outputs stay."""
+    """Remove timers and the record of their ticks. Their jobs and outputs stay."""
     from nimble_jobs import cron
 
     with options.store(ctx) as store:
@@ -82,19 +82,22 @@ def backfill(
     ctx: typer.Context,
     name: cron_rows.Name,
     since: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="2026-11-01 or 2026-11-01T18:00, in the timer's zone.")
+        str,
+        typer.Option("--from", metavar="TIME", help="First tick: 2026-11-01 or 2026-11-01T18:00, in the timer's zone."),
     ],
     until: Annotated[
-        str, typer.Option("--to", metavar="TIME", help="As --from; a date alone means the end of that day.")
+        str, typer.Option("--to", metavar="TIME", help="Last tick, as --from; a date alone includes the whole day.")
     ],
-    max_running: Annotated[int, typer.Option("--max-running", min=1, help="So many of its jobs at once.")] = 1,
+    max_running: Annotated[
+        int, typer.Option("--max-running", min=1, help="How many of these jobs may run at once.")
+    ] = 1,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Run the past ticks of a timer that no job ran for, the oldest first.
+    """Submit jobs for a timer's past ticks that have none, the oldest first.
 
-    These are ticks that were skipped, missed, empty or in error, and those from before the timer was added. The jobs
-    are submitted by whoever fires timers.
+    These are ticks that were skipped, missed, empty or in error, and ticks from before the timer was added. The
+    workers, or `cron serve`, submit the jobs.
     """
     from nimble_jobs import cron
     from nimble_jobs.ticks import local_text
@@ -106,8 +109,8 @@ def backfill(
             output.emit_json(_backfill_json(found, zone, kept=not dry_run))
         else:
             for tick in found.ticks:
-                there = "" if tick.before is None else f"; was {tick.before.outcome}"
-                output.emit(f"{local_text(tick.due, zone)}: {'runs' if tick.runs else 'has a job'}{there}")
+                before = "" if tick.before is None else f"; it was {tick.before.outcome}"
+                output.emit(f"{local_text(tick.due, zone)}: {'runs' if tick.runs else 'has a job'}{before}")
             verb = "would run" if dry_run else "to run"
             ticks = f"{len(found.runs):,} of {count(len(found.ticks), 'tick')}"
             output.note(f"{name}: {ticks} {verb}, {max_running:,} at once")
@@ -118,7 +121,7 @@ def backfill(
 def serve(ctx: typer.Context) -> None:
     """Fire timers until Ctrl-C or SIGTERM. It runs no job.
 
-    Workers fire timers, too: this is for places where none is up all the time.
+    Workers fire timers too. You need this command only if no worker runs all the time.
     """
     from nimble_jobs.worker.cron import serve as fire
 
@@ -126,7 +129,7 @@ def serve(ctx: typer.Context) -> None:
 
 
 def _change(store: Store, names: Sequence[str], change: Callable[..., Timer], done: str, *, json: bool) -> list[Timer]:
-    """Change each timer; all names are looked up first. Raises NotFound."""
+    """Change each timer, after all names were looked up. Raises NotFound."""
     wanted = [store.timers.get(name).name for name in dict.fromkeys(names)]
     timers = [change(name, store=store) for name in wanted]
     if json:

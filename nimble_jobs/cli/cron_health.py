@@ -1,4 +1,4 @@
-"""Is somebody there to fire timers, and do they come in time?"""
+"""Checks that a process fires the timers, and that ticks are not late."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
 NOBODY = (
-    "WARNING: nobody fires timers: no worker runs, and no `nimble-jobs cron serve`. Ticks are missed until you start a "
-    "worker with: nimble-jobs worker start --detach"
+    "WARNING: timers do not fire, because no worker and no `nimble-jobs cron serve` is running; start a worker with: "
+    "nimble-jobs worker start --detach"
 )
-NOBODY_RUNS = "no worker is running, so jobs of timers wait; start one with: nimble-jobs worker start --detach"
-LATE_S = 60.0  # a tick that could have been fired for so long is late
+NOBODY_RUNS = "no worker is running, so the jobs of timers wait; start one with: nimble-jobs worker start --detach"
+LATE_S = 60.0  # a tick that has been due for longer is late
 
 
 def warn(store: Store) -> None:
-    """On stderr, loudly, where nobody fires timers; and where nobody runs their jobs."""
+    """Warn on stderr if no process fires timers, or if no worker runs their jobs."""
     from nimble_jobs import cron
 
     if not cron.firing(store=store):
@@ -29,7 +29,7 @@ def warn(store: Store) -> None:
 
 
 def warn_idle(store: Store) -> None:
-    """On stderr, where no worker is there to run the jobs of timers."""
+    """Say on stderr that no worker runs the jobs of timers, if so."""
     from nimble_jobs import client
 
     if not client.live_workers(store=store):
@@ -37,7 +37,7 @@ def warn_idle(store: Store) -> None:
 
 
 def findings(store: Store, now: float) -> Iterator[tuple[str, str]]:
-    """What `doctor` says of timers: a status and its words. Nothing where there are none."""
+    """What `doctor` reports about timers, as pairs of status and text. Nothing if there are no timers."""
     from nimble_jobs import cron
 
     watched = cron.timers(store=store, now=now)
@@ -51,5 +51,5 @@ def findings(store: Store, now: float) -> Iterator[tuple[str, str]]:
             yield "problem", f"{each.timer.name}: {each.words}"
         elif each.late_s > LATE_S:
             late = render.duration(each.late_s)
-            yield "note", f"{each.timer.name}: its tick could have been fired {late} ago"
+            yield "note", f"{each.timer.name}: its tick has been due for {late}"
     yield "ok", f"{len(active):,} active, {len(watched) - len(active):,} paused"

@@ -1,4 +1,4 @@
-"""How timers and their ticks look to people and in JSON, and what they are completed from."""
+"""How timers and ticks are shown to people and in JSON, and completion of their names."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ KEYS: Keys = {
 
 
 def _last(row: Row) -> str:
-    """How the last tick's job is doing; where it has none, what became of the tick."""
+    """The state of the last tick's job; if it has none, the outcome of the tick."""
     return str(row["last_state"] or row["last_outcome"] or "-")
 
 
 def _why(reason: str | None, error: str | None) -> str:
-    """Why a tick has no job, or in one line how its job failed."""
+    """Why a tick has no job, or how its job failed, in one line."""
     return reason or (error or "").partition("\n")[0]
 
 
 def _in(row: Row) -> str:
-    """How long it is until a tick may fire."""
+    """The time until a tick may fire."""
     seconds = row["in_s"]
     if seconds is None:
         return "-"
@@ -125,7 +125,7 @@ def timer_row(watched: Watched, now: float) -> Row:
 
 
 def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
-    """A tick that was, and its job."""
+    """A past tick and its job."""
     from nimble_jobs.ticks import local_text
 
     return {
@@ -144,7 +144,7 @@ def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
 
 
 def tick_words(row: Row) -> str:
-    """What became of a tick, in a line."""
+    """The outcome of a tick, in one line."""
     text = f"{row['kind']}, {row['outcome']}"
     if row["count"] > 1:
         text += f", with the next {row['count'] - 1:,} ticks"
@@ -155,7 +155,7 @@ def tick_words(row: Row) -> str:
 
 
 def zone_of(timer: Timer) -> str:
-    """The zone of a timer; UTC where it cannot be read."""
+    """The zone of a timer; UTC if its spec cannot be read."""
     cron = timer.spec.get("cron")
     return str(cron.get("timezone", "UTC")) if isinstance(cron, dict) else "UTC"
 
@@ -168,7 +168,7 @@ def upcoming_rows(timer: Timer, count: int, now: float) -> list[Row]:
 
 
 def complete(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """Names of timers that begin so. Silent about everything that is wrong: the shell is in the middle of a line."""
+    """Names of timers that begin with the typed text. Silent about errors: the shell is in the middle of a line."""
     with suppress(Exception):
         from nimble_jobs.store import open_store
         from nimble_jobs.store.home import choose, resolve
@@ -186,7 +186,7 @@ Name = Annotated[
 MaybeName = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="Name of a timer; all where none is named.", show_default=False, autocompletion=complete
+        metavar="NAME", help="Name of a timer; default: all timers.", show_default=False, autocompletion=complete
     ),
 ]
 Names = Annotated[
@@ -196,7 +196,7 @@ Names = Annotated[
 
 
 def due_rows(name: str, zone: str, dues: Sequence[Due], now: float) -> list[Row]:
-    """Ticks that are to come."""
+    """Rows of future ticks."""
     from nimble_jobs.ticks import local_text
 
     return [
@@ -239,5 +239,5 @@ def panels(row: Row, watched: Watched, coming: Sequence[Row], past: Sequence[Row
 
 
 def line(row: Row) -> str:
-    """A tick that is to come, in a line."""
+    """A future tick, in one line."""
     return f"{row['local']}, in {_in(row)}"

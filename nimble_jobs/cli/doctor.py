@@ -1,4 +1,4 @@
-"""The doctor command: is this machine, and this state folder, fit for work?"""
+"""The doctor command: checks whether this machine and this state folder are fit for work."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
 _OPTIONAL = ("triton", "timm", "transformers")
 _FREE_BYTES = 1 << 30
-_WANTED = 5  # schedules that jobs did without, the most promising ones
-_NEWEST = 5000  # jobs that are read, unless --all asks for each
+_WANTED = 5  # how many missing schedules are listed, the most promising first
+_NEWEST = 5000  # how many jobs are read without --all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     detail: str
@@ -45,12 +45,14 @@ def register(app: typer.Typer) -> None:
 def doctor(
     ctx: typer.Context,
     json: options.Json = False,
-    no_device: Annotated[bool, typer.Option("--no-device", help="Do not look for a GPU; saves loading torch.")] = False,
+    no_device: Annotated[
+        bool, typer.Option("--no-device", help="Do not look for a GPU, so torch need not be loaded.")
+    ] = False,
     all_jobs: Annotated[
         bool, typer.Option("--all", help=f"Read every job; else the newest {_NEWEST:,} and those that run.")
     ] = False,
 ) -> None:
-    """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 when something is wrong."""
+    """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 if something is wrong."""
     findings = [*_software(), *_home(ctx, all_jobs=all_jobs), *(() if no_device else _device())]
     problems = [finding for finding in findings if finding.status == "problem"]
     if json:
@@ -109,7 +111,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
                 yield Finding(name="wanted", detail=wanted_line(wanted), status="note")
             problem = store.settings.problem
             if problem is not None:
-                detail = f"not valid, workers go on with the values from before: {problem}"
+                detail = f"not valid; workers keep the previous values: {problem}"
                 yield Finding(name="config.yaml", detail=detail, status="problem")
             yield from (
                 Finding(name="notifications", detail=text, status=status)
@@ -129,7 +131,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
 
 
 def _left(store: Store) -> Iterator[Finding]:
-    """Hidden folders beside outputs, whose jobs have ended."""
+    """Findings about hidden folders beside outputs whose jobs have ended."""
     import shlex
 
     from nimble_jobs.retention.folders import left_over

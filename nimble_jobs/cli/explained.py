@@ -1,4 +1,4 @@
-"""How `explain` shows a schedule to people."""
+"""How `explain` shows a schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HITS = {"stored": "stored hit", "miss": "miss"}
 
 
 def explained(found: dict[str, Any]) -> list[render.Section]:
-    """Panels for what `planner.explain_schedule` answers; of a miss that was not built, those that there are."""
+    """Panels for the answer of `planner.explain_schedule`; fewer panels for a miss that was not built."""
     parts: list[render.Section] = [("Schedule", _head(found))]
     if "graph" in found:
         parts += [
@@ -26,7 +26,7 @@ def explained(found: dict[str, Any]) -> list[render.Section]:
 
 
 def _accumulating(found: dict[str, Any]) -> list[render.Section]:
-    """Of a step's batches that do not update the weights: what differs."""
+    """What differs in a step's batches that do not update the weights."""
     head = _head(found)
     if "graph" in found:
         head += [*_graph(found["graph"]), *_bounds(found), *_memory(found["memory"])]
@@ -55,7 +55,7 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
-    """Loading first; the build's own stages, which do not add up to it: eager is measured, too."""
+    """Loading first, then the stages of the build. They do not add up to it, because eager is measured too."""
     return [(n.removesuffix("_s"), render.duration(s)) for n, s in stages.items() if s is not None]
 
 
@@ -71,7 +71,7 @@ def _graph(graph: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _bounds(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """How near a replay is to what any schedule of these tasks could reach."""
+    """How near a replay is to the bounds that hold for any schedule of these tasks."""
     graph, replay = found["graph"], render.micros(found["replay_us"])
     if graph["critical_path_us"]:
         replay += f", {found['replay_us'] / graph['critical_path_us']:.2f}× the critical path"

@@ -1,4 +1,4 @@
-"""How many files of an input were what, of jobs that score only what is new, and how that looks to people."""
+"""Counts of new, changed and skipped files of jobs with `input.only_new`, as data and as text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _FILES = {
     "ignored": " changed since they were scored; left as they are",
     "settling": " written too recently; the next run scores them",
     "elsewhere": " on the list of another job of this name that has not ended",
-    "unusable": " that are no readable files",
-    "vanished": " before they were read",
+    "unusable": " unreadable",
+    "vanished": " removed before they were read",
     "moved": " written to after they were listed; the next run scores them",
 }
 
 
 def only_new(job: Job, events: Sequence[Event]) -> dict[str, int] | None:
-    """How many of the input's files were what, of a job that scores only what is new; of one at work, when it listed
-    them. None for others, and before that.
+    """The counts of a job with `input.only_new`; while it runs, as of its listing. None for other jobs, and before the
+    listing.
     """
     counts = job.outputs.get("only_new") or next((e.data for e in reversed(events) if e.kind == "only-new"), None)
     return dict(counts) if counts else None
 
 
 def lines(counts: dict[str, int]) -> list[tuple[str, str]]:
-    """A line for each count of `only_new` that is not zero, with what it means."""
+    """A line for each count of `only_new` that is not zero, with its meaning."""
     shown = [name for name in _FILES if counts.get(name) or name in ("listed", "new")]
     return [(name, f"{counts.get(name, 0):,}{_FILES[name]}") for name in shown]

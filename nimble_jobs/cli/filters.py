@@ -95,7 +95,7 @@ def known(key: str, keys: Keys, where: str, *, more: Sequence[str] = ()) -> str:
             return full
     allowed = (*keys, *more)
     if key in more:
-        raise UsageError(f"{where}: {key} takes no order and no !=; expected {key}=VALUE")
+        raise UsageError(f"{where}: {key} can only be compared with =; expected {key}=VALUE")
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"{where}: unknown key {key!r}; {hint}expected one of {', '.join(allowed)}")

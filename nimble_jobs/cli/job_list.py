@@ -1,4 +1,4 @@
-"""The command ls: which jobs there are, and why those that wait do."""
+"""The command ls: lists jobs, and says why queued ones do not run yet."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def register(app: typer.Typer) -> None:
 def ls(
     ctx: typer.Context,
     array: Annotated[
-        str | None, typer.Argument(metavar="ARRAY", help="Id of an array: only its jobs.", show_default=False)
+        str | None, typer.Argument(metavar="ARRAY", help="Show only the jobs of this array.", show_default=False)
     ] = None,
     filters: options.Filters = None,
     sort: options.Sort = None,
@@ -98,15 +98,15 @@ def ls(
 ) -> None:
     """List jobs, the newest first.
 
-    A terminal shows a hundred unless --limit says otherwise. Beside the keys of the JSON rows a filter can be
-    since=7d or since=2026-01-31, until=…, and text=WORDS, which looks into names and errors.
+    A terminal shows a hundred, unless --limit says otherwise. Filters name keys of the JSON rows, or are since=7d,
+    since=2026-01-31, until=… or text=WORDS, which searches names and errors.
     """
     table = output.on_terminal() and not (json or quiet)
     shown = TABLE_ROWS if table and limit is None else limit
     from nimble_jobs import client
 
     with options.store(ctx) as store:
-        client.recover(store)  # a process that died says nothing; without a worker nobody else would
+        client.recover(store)  # without a worker, nothing else notices jobs whose process died
         only = () if array is None else (f"array={store.jobs.array_of(array)}",)
         selection = Selection(filters=(*only, *(filters or ())), sort=sort, limit=shown)
         rows = job_rows(store, selection, ids_only=quiet and not json)

@@ -1,4 +1,4 @@
-"""What `show` says of a job beside its own fields: its tick, values from the configuration, who was told about it."""
+"""Parts of `show` beside the job's own fields: its tick, values from the configuration, notifications."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from nimble_jobs.store.notices import Notice
 
 Lines = list[tuple[str, str]]
-_FIELDS = {"run.stall": "limits.stall"}  # of a spec, and the one of the configuration that it stands for
+_FIELDS = {"run.stall": "limits.stall"}  # a field of specs -> the field of the configuration that gives its default
 
 
 def settings_of(events: Sequence[Event]) -> dict[str, Any]:
     """Value and origin of each field that the newest attempt took from the configuration."""
-    found = [event.data for event in events if event.kind == "settings"]
-    return found[-1] if found else {}
+    taken = [event.data for event in events if event.kind == "settings"]
+    return taken[-1] if taken else {}
 
 
 def settings_lines(settings: Mapping[str, Any]) -> Lines:
@@ -32,7 +32,7 @@ def settings_lines(settings: Mapping[str, Any]) -> Lines:
 
 
 def tick_json(tick: Tick | None) -> dict[str, Any] | None:
-    """The tick of a timer that the job was submitted for."""
+    """The timer's tick for which the job was submitted."""
     if tick is None:
         return None
     return {

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 JobIds = Annotated[
     list[str],
-    typer.Argument(metavar="ID", help="Job id, its beginning, a name, or an array's id.", show_default=False),
+    typer.Argument(
+        metavar="ID", help="Job id or its first characters, a job's name, or an array's id.", show_default=False
+    ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id, its beginning, or a name.", show_default=False)]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="Job id or its first characters, or a job's name.", show_default=False)
+]
 
 
-_LISTED = 100  # jobs of an array
+_LISTED = 100  # most jobs of an array that `show` lists
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +42,8 @@ def register(app: typer.Typer) -> None:
 def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     """Show a job, or an array.
 
-    State, attempts, schedule, timings, outputs, events. Of an array: how many of its jobs are in each state, and these.
+    Prints state, attempts, schedule, timings, outputs and events. For an array it prints how many jobs are in each
+    state, and the jobs.
     """
     from nimble_jobs import client
 
@@ -97,7 +102,7 @@ def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
     first = [("id", str(jobs[0].array)), ("created", render.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
     lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows[:_LISTED]]
     if len(rows) > _LISTED:
-        lines.append(("...", f"{len(rows) - _LISTED:,} more; nimble-jobs ls {jobs[0].array} lists all"))
+        lines.append(("...", f"{len(rows) - _LISTED:,} more; list all with: nimble-jobs ls {jobs[0].array}"))
     render.sections([("Array", first + states), ("Jobs", lines)])
 
 
@@ -109,7 +114,7 @@ def _line(row: Row) -> str:
 def logs(
     ctx: typer.Context,
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
 ) -> None:
     """Print the log of a job."""
     with options.store(ctx) as store:
@@ -124,12 +129,12 @@ def wait(
     ctx: typer.Context,
     job_ids: JobIds,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after 90s, 10m, 2h.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 90s, 10m or 2h.")
     ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Wait until jobs end. Exits 0 when all succeeded, 100 when any failed, 101 out of time, 103 when cancelled."""
+    """Wait until jobs end. Exits 0 if all succeeded, 100 if any failed, 101 after --timeout, 103 if cancelled."""
     timeout_s = options.duration(timeout, "--timeout")
     with options.store(ctx) as store:
         ids = [job.id for job in store.jobs.chosen(job_ids)]
@@ -143,10 +148,10 @@ def wait(
 def cancel(
     ctx: typer.Context,
     job_ids: JobIds,
-    now: Annotated[bool, typer.Option("--now", help="Do not let the running batch finish.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the running batch.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Cancel jobs. Queued ones end at once, running ones after the batch at hand."""
+    """Cancel jobs. A queued job ends at once, a running one after its current batch."""
     from nimble_jobs import client
 
     jobs = client.cancel(job_ids, home=options.home(ctx), now=now)
@@ -160,7 +165,7 @@ def cancel(
 
 
 def conclude(jobs: Sequence[Job], *, quiet: bool = False) -> None:
-    """Say how jobs ended. Raises JobFailed or JobCancelled, whose message is the reason, when any did not succeed."""
+    """Print how jobs ended. Raises JobFailed or JobCancelled, with the reasons as message, if any did not succeed."""
     good = [job for job in jobs if job.state is JobState.SUCCEEDED]
     if not quiet:
         for job in good[:8]:
@@ -183,7 +188,10 @@ def follow_log(
     timeout_s: float | None = None,
     attend: Callable[[Job], None] | None = None,
 ) -> Job:
-    """Copies a job's log as it grows, until the job ends, which `attend` sees till then. Raises NotFinishedInTime."""
+    """Copy a job's log as it grows, until the job ends; `attend` is called with the job until then.
+
+    Raises NotFinishedInTime.
+    """
     from nimble_jobs import client
 
     offset, started = 0, time.monotonic()
@@ -201,7 +209,7 @@ def follow_log(
 
 
 def _pour(home: Path, job_id: str, offset: int, stream: Any = None) -> int:
-    """What the log holds from `offset` on, to `stream`; returns where it ends."""
+    """Copy the log from `offset` on to `stream`; return the offset of its end."""
     from nimble_jobs.worker.logs import job_log_path
 
     stream = stream or sys.stdout
@@ -250,7 +258,7 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
 
 
 def _tries(job: Job) -> str:
-    """Its number, and which of how many it is since the job was queued, or queued again by `retry`."""
+    """The attempt's number, and how many attempts are used since the job was queued or retried."""
     tries = f"{job.attempt - job.attempts_before} of {job.max_attempts}"
     return f"{job.attempt}; {tries} since the last retry" if job.attempts_before else tries
 
@@ -261,11 +269,11 @@ def _awaited(wait: tuple[str, When]) -> str:
 
 
 def _schedule(job: Job) -> list[tuple[str, str]]:
-    """The state and the speed in words, then what they do not say already."""
+    """State and speed in words, then the fields that these do not cover."""
     state, speed = render.schedule_state(job), render.speedup(job.schedule)
-    told = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
+    covered = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
-    rest = {name: value for name, value in job.schedule.items() if name not in told}
+    rest = {name: value for name, value in job.schedule.items() if name not in covered}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
     return lines + render.first_run(job) + render.flat(rest)

@@ -81,10 +81,10 @@ def root(
 ) -> None:
     """Batch jobs on models whose GPU task schedules are made once, stored, and replayed.
 
-    --home and --debug may stand anywhere on the line.
+    --home and --debug may come anywhere on the line.
 
     Exit codes: 0 success, 2 bad usage or bad spec, 100 job failed, 101 not finished in time, 102 not found,
-    103 cancelled, 1 anything unforeseen.
+    103 cancelled, 1 any other error.
     """
     ctx.obj = Settings(home=home, debug=debug)
 
@@ -149,7 +149,7 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
             traceback.print_exc()
         said = " ".join(str(cause).split())
         _say(
-            f"nimble-jobs: unforeseen error: {type(cause).__name__}{': ' if said else ''}{said}; run again with --debug"
+            f"nimble-jobs: unexpected error: {type(cause).__name__}{': ' if said else ''}{said}; run again with --debug"
         )
         return 1
 

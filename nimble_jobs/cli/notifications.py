@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Store
     from nimble_jobs.store.notices import Notice
 
-app = typer.Typer(name="notifications", help="Who was told what, and what could not be told yet.", no_args_is_help=True)
+app = typer.Typer(name="notifications", help="See, retry and test notifications about jobs.", no_args_is_help=True)
 
 KEYS = {
     "id": Kind.TEXT,
@@ -56,7 +56,7 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List notifications, newest first: what was sent, what is still tried and why, what was given up."""
+    """List notifications, newest first: sent, pending with the last error, or given up."""
     now = time.time()
     with options.store(ctx) as store:
         rows = [_row(notice, now) for notice in store.outbox.list()]
@@ -65,9 +65,12 @@ def ls(
         problem = store.settings.problem if waiting else None
     chosen = Selection(filters=filters or (), sort=sort, limit=limit).apply(rows, KEYS)
     if nobody:
-        output.note("nobody is there to send what is pending; a worker does, and so does: nimble-jobs cron serve")
+        output.note(
+            "pending notifications are not sent, because no worker is running; start one, or run: nimble-jobs "
+            "cron serve"
+        )
     if problem is not None:
-        output.note(f"config.yaml is not valid, so what it says is not used:\n{problem}")
+        output.note(f"config.yaml is not valid, so its targets are not used:\n{problem}")
     shown = [{key: row[key] for key in KEYS} for row in chosen] if json else chosen
     print_rows(shown, COLUMNS, id_key="id", json=json, quiet=quiet, empty="no notifications")
 
@@ -77,13 +80,13 @@ def retry(
     ctx: typer.Context,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Ids, or their beginnings.", show_default=False),
+        typer.Argument(metavar="ID", help="Ids, or their first characters.", show_default=False),
     ] = None,
-    given_up: Annotated[bool, typer.Option("--given-up", help="All that were given up.")] = False,
+    given_up: Annotated[bool, typer.Option("--given-up", help="Retry all notifications that were given up.")] = False,
 ) -> None:
-    """Try notifications again now. They get as much time as new ones."""
+    """Try notifications again now, for as long as new ones."""
     if bool(ids) == given_up:
-        raise UsageError("name notifications, or give --given-up")
+        raise UsageError("no notifications named; give their ids, or --given-up")
     with options.store(ctx) as store:
         again = store.outbox.retry(None if given_up else ids, time.time())
     for notice_id in again:
@@ -100,9 +103,9 @@ def send_test(
         typer.Argument(metavar="SPEC", help="A spec with notify; default: config.yaml.", show_default=False),
     ] = None,
 ) -> None:
-    """Send a test notification to each target now, from here, and say how it went. Exits 100 when one failed.
+    """Send a test notification to each target now, and print the results. Exits 100 if one failed.
 
-    Variables such as ${HOOK_URL} are looked up in the environment of this command; workers look in theirs.
+    Variables such as ${HOOK_URL} come from the environment of this command. Workers use their own environment.
     """
     from nimble_jobs.courier.trial import try_all
     from nimble_jobs.spec import dump, load
@@ -111,11 +114,11 @@ def send_test(
     settings = options.configured(ctx)
     results = try_all(settings.notify, dump(loaded)["notify"] if loaded else None)
     if not results:
-        raise UsageError("nobody is told anything: neither config.yaml nor the spec names a webhook, command or ping")
+        raise UsageError("nothing to send: neither config.yaml nor the spec names a webhook, command or ping")
     for channel, target, error in results:
-        output.emit(f"{channel} {target}: {error or 'taken'}")
+        output.emit(f"{channel} {target}: {error or 'delivered'}")
     if any(error for _, _, error in results):
-        raise JobFailed("not every target took the test notification")
+        raise JobFailed("some targets did not accept the test notification")
 
 
 def warnings(store: Store) -> list[tuple[str, str]]:
@@ -126,11 +129,11 @@ def warnings(store: Store) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     given_up = counts.get(NoticeState.GIVEN_UP, 0)
     if given_up:
-        text = f"{given_up} given up; see them with: nimble-jobs notifications ls --filter state=given_up"
+        text = f"{given_up} given up; list them with: nimble-jobs notifications ls --filter state=given_up"
         found.append(("problem", text))
     failing = [n for n in store.outbox.list(states=[NoticeState.PENDING], limit=1000) if n.error]
     if failing:
-        found.append(("note", f"{len(failing)} are tried again; the newest error: {failing[0].error}"))
+        found.append(("note", f"{len(failing)} will be retried; the newest error: {failing[0].error}"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: the global options, the options of every listing, and the way to the store."""
+"""Shared by the commands: global options, options of listings, and opening the store."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Settings:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-IdsOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only, one a line.")]
+IdsOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only, one per line.")]
 Filters = Annotated[
     list[str] | None,
     typer.Option(
-        "--filter", metavar="KEY=VALUE", help="Keep matching rows; also !=, >, <, >=, <=, and * in text. Repeatable."
+        "--filter",
+        metavar="KEY=VALUE",
+        help="Show only matching rows; also !=, >, <, >=, <=, and * in text. Repeatable.",
     ),
 ]
 Sort = Annotated[
     str | None, typer.Option("--sort", metavar="KEY", help="Sort by a key of the JSON rows; -KEY reverses.")
 ]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Print this many rows at most.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="Job spec, a YAML file; - reads standard input.", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Values that replace those of the spec, by dotted path.", show_default=False
-    ),
+    typer.Argument(metavar="KEY=VALUE", help="Fields to override, by dotted path.", show_default=False),
 ]
 AllowPython = Annotated[
     list[Path] | None,
@@ -76,7 +76,7 @@ def home(ctx: typer.Context) -> Path:
 
 
 def chosen_home(ctx: typer.Context) -> Path:
-    """Where the state folder is, or will be."""
+    """The path of the state folder, which need not exist yet."""
     from nimble_jobs.store.home import choose
 
     return choose(settings(ctx).home)
@@ -95,7 +95,7 @@ def store(ctx: typer.Context) -> Iterator[Store]:
 
 
 def configured(ctx: typer.Context, **given: str | None) -> Configured:
-    """The configuration of the state folder, with what was given on the command line over it. Raises SettingsError."""
+    """The configuration of the state folder, overridden by the command line. Raises SettingsError."""
     from nimble_jobs.settings import Settings as Configured
 
     if given.get("device") is not None:
@@ -140,7 +140,7 @@ def device(text: str, option: str) -> str:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Asks on a terminal. Raises UsageError where nobody can answer."""
+    """Ask on a terminal. Raises UsageError if stdin is no terminal."""
     import sys
 
     if yes:

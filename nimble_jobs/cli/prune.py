@@ -1,4 +1,4 @@
-"""The command prune: jobs that ended long ago go, with what they left. Outputs stay."""
+"""The command prune: removes jobs that ended long ago and their traces. Outputs stay."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ def prune(
     ctx: typer.Context,
     keep: Annotated[
         str | None,
-        typer.Option("--keep", metavar="TIME", help="How long jobs that succeeded or were cancelled stay; 30d."),
+        typer.Option("--keep", metavar="TIME", help="Keep succeeded and cancelled jobs for this long, such as 30d."),
     ] = None,
     keep_failed: Annotated[
         str | None,
-        typer.Option("--keep-failed", metavar="TIME", help="How long failed and quarantined jobs stay; 90d."),
+        typer.Option(
+            "--keep-failed", metavar="TIME", help="Keep failed and quarantined jobs for this long, such as 90d."
+        ),
     ] = None,
     per_name: Annotated[
         int | None,
         typer.Option(
-            "--per-name", metavar="N", min=1, help="Of each name the newest N stay: without ages they alone, else too."
+            "--per-name",
+            metavar="N",
+            min=1,
+            help="Keep the newest N jobs of each name, and those that an age given here keeps.",
         ),
     ] = None,
     dry_run: options.DryRun = False,
@@ -52,8 +57,8 @@ def prune(
 ) -> None:
     """Remove jobs that ended long ago, with their attempts, events, logs, ticks and hidden folders.
 
-    An output always stays, and so does a job that another one waits for. Defaults are those of config.yaml. Asks first;
-    where nobody can answer, give --yes. Exits 100 when something could not be removed.
+    Outputs always stay, and so do jobs that another job waits for. config.yaml sets the defaults. The command asks
+    first; without a terminal, give --yes. Exits 100 if something could not be removed.
     """
     from nimble_jobs.retention import Sweep, rules_of
     from nimble_jobs.settings import Settings

@@ -19,7 +19,9 @@ _LISTED = 8
 
 OptionalIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Job id, its beginning, a name, or an array's id.", show_default=False),
+    typer.Argument(
+        metavar="ID", help="Job id or its first characters, a job's name, or an array's id.", show_default=False
+    ),
 ]
 
 
@@ -32,26 +34,30 @@ def register(app: typer.Typer) -> None:
 def retry(
     ctx: typer.Context,
     job_ids: OptionalIds = None,
-    failed: Annotated[bool, typer.Option("--failed", help="All jobs that failed or were quarantined.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Retry all jobs that failed or were quarantined.")] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="With --failed: those of the last 2h, or since a date."),
+        typer.Option("--since", metavar="TIME", help="With --failed: only jobs of the last 2h, or since a date."),
     ] = None,
     with_dependents: Annotated[
-        bool, typer.Option("--with-dependents", help="Also the jobs that were cancelled because they waited for these.")
+        bool,
+        typer.Option("--with-dependents", help="Also retry jobs that were cancelled because they waited for these."),
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Queue jobs again that failed, were cancelled or quarantined, with fresh attempts. All of them, or none.
+    """Queue jobs again that failed, were cancelled or were quarantined. Their attempts count anew.
 
-    What they did before stays in their history. Of an array, those that can be.
+    Either all named jobs are queued or none. Of an array, only the jobs that can be retried. Earlier attempts stay in
+    the history.
     """
     from nimble_jobs import queue
 
     if bool(job_ids) == failed:
-        raise UsageError("expected ids of jobs, or --failed" + ("; not both" if failed else ""))
+        raise UsageError(
+            "job ids and --failed cannot be combined" if failed else "no jobs named; give job ids, or --failed"
+        )
     if since is not None and not failed:
-        raise UsageError("--since goes with --failed")
+        raise UsageError("--since needs --failed")
     now = time.time()
     with options.store(ctx) as store:
         again = queue.retry(
@@ -64,20 +70,21 @@ def retry(
         )
     _say(again.queued, "queued again", json=json, none="no job to retry")
     if again.left:
-        what = "waited for one of these and stays cancelled" if len(again.left) == 1 else "stay cancelled"
-        hint = "they wait for others too" if with_dependents else "take them along with --with-dependents"
-        output.note(f"{count(len(again.left), 'job')} that {what} ({render.few([j.id for j in again.left])}); {hint}")
+        stays = "stays" if len(again.left) == 1 else "stay"
+        hint = "other awaited jobs are not queued" if with_dependents else "retry them too with --with-dependents"
+        waiting = f"{count(len(again.left), 'waiting job')} ({render.few([j.id for j in again.left])})"
+        output.note(f"{waiting} {stays} cancelled; {hint}")
 
 
 def hold(ctx: typer.Context, job_ids: JobIds, json: options.Json = False) -> None:
-    """Keep queued jobs from being started until they are released. All of them, or none."""
+    """Keep queued jobs from starting until they are released. Either all are held or none."""
     from nimble_jobs import queue
 
     _say(queue.hold(job_ids, home=options.home(ctx)), "held", json=json)
 
 
 def release(ctx: typer.Context, job_ids: JobIds, json: options.Json = False) -> None:
-    """Let held jobs run again. All of them, or none."""
+    """Let held jobs run again. Either all are released or none."""
     from nimble_jobs import queue
 
     _say(queue.release(job_ids, home=options.home(ctx)), "released", json=json)

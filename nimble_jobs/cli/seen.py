@@ -28,9 +28,7 @@ app = typer.Typer(name="seen", help="The files that jobs with input.only_new hav
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the jobs, or of their timer.", show_default=False)]
 MaybeName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="NAME", help="Name of the jobs, or of their timer; without it, all names.", show_default=False
-    ),
+    typer.Argument(metavar="NAME", help="Name of the jobs, or of their timer; default: all names.", show_default=False),
 ]
 PathGlob = Annotated[
     str | None,
@@ -65,14 +63,14 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List the files of a name that are scored, folder by folder; without a name, the folders.
+    """List the seen files of a name, folder by folder; without a name, list the folders.
 
-    At most 1,000 files unless --limit says otherwise. Times are UTC.
+    Lists at most 1,000 files, unless --limit says otherwise. Times are UTC.
     """
     with options.store(ctx) as store:
         if name is None:
             rows = [_source_row(source) for source in store.seen.sources()]
-            empty = "no file is seen; jobs with input.only_new remember what they scored"
+            empty = "no seen files; jobs with input.only_new remember the files that they scored"
             print_rows(rows[:limit], SOURCES, id_key="name", json=json, quiet=quiet, empty=empty)
             return
         known = _known(store, name)
@@ -92,9 +90,9 @@ def forget(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Forget that files were scored: the next run of this name scores those that are still there again.
+    """Forget that files were scored, so that the next run of this name scores them again.
 
-    Results that were published stay as they are.
+    Published results stay as they are.
     """
     with options.store(ctx) as store:
         known = _known(store, name)
@@ -125,7 +123,7 @@ def _known(store: Store, name: str) -> int:
     """How many files of a name are seen. Raises NotFound for none."""
     known = sum(source.files for source in store.seen.sources(name))
     if not known:
-        raise NotFound(f"{name}: no file is seen under this name; see the names with: nimble-jobs seen ls")
+        raise NotFound(f"no seen files of {name}; list the names with: nimble-jobs seen ls")
     return known
 
 

@@ -33,7 +33,7 @@ def validate(
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
-    """Check a spec and say everything that is wrong with it. Nothing is built, with --data neither."""
+    """Check a spec and list all of its mistakes. Nothing is built, not even with --data."""
     from nimble_jobs.client import permitted
     from nimble_jobs.settings import check_targets
     from nimble_jobs.spec import dump, load
@@ -77,7 +77,7 @@ def explain(
     overrides: options.Overrides = None,
     no_build: Annotated[bool, typer.Option("--no-build", help="Only look the schedule up; build nothing.")] = False,
     timeline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it: streams and syncs over time, as .html, .svg or .json.")
+        Path | None, typer.Option(metavar="FILE", help="Draw streams and syncs over time, as .html, .svg or .json.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto and chrome://tracing.")
@@ -88,10 +88,10 @@ def explain(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Show the schedule that a spec gets.
+    """Show a spec's schedule: its key, build stages, graph, bounds, memory and candidates, with the reason for each
+    choice.
 
-    Its key and what it was made of, how long each stage took, the graph and its bounds, the memory, and the candidates
-    with what was chosen and why. On a miss the schedule is built and stored. Exits 100 where jobs will run in eager.
+    On a miss the schedule is built and stored. Exits 100 if jobs will run in eager.
     """
     from nimble_jobs.client import allowed_python, permitted
     from nimble_jobs.draw import Drawing

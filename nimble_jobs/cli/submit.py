@@ -28,9 +28,9 @@ OptionalSpec = Annotated[
     Path | None,
     typer.Argument(metavar="SPEC", help="Job spec, a YAML file; - reads standard input.", show_default=False),
 ]
-_WAIT_IDLE_S = 30.0  # how long a worker that was started for one job stays for the next
+_WAIT_IDLE_S = 30.0  # how long a worker that `submit --wait` started stays without work
 _TELL_S = 10.0  # how long `run` tries to send notifications; a worker sends what is left
-_LOOK_S = 1.0  # how often a job that waits is looked after
+_LOOK_S = 1.0  # how often to check that a worker runs for a waiting job
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def run(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Run a job here and now. No worker is needed."""
+    """Run a job in this process, now. No worker is needed."""
     from nimble_jobs.spec import load
     from nimble_jobs.worker.early import Early
 
@@ -89,7 +89,7 @@ def _run(
 
 
 def _tell(store: Store) -> None:
-    """Send what is to be told about the job, unless a worker does."""
+    """Send the job's notifications, unless a worker does."""
     from nimble_jobs import client
 
     if not store.outbox.waiting(time.time()) or client.live_workers(store=store):
@@ -104,11 +104,12 @@ def submit(
     spec: OptionalSpec = None,
     overrides: options.Overrides = None,
     wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Wait for the end; starts a worker when none runs.")
+        bool, typer.Option("--wait", "-w", help="Wait until the job ends; start a worker if none is running.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show the log until the end.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job ends.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="With --wait: give up after this time, such as 90s or 2h."),
     ] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", help="Higher runs first; replaces run.priority.")
@@ -129,12 +130,14 @@ def submit(
     ] = None,
     lines: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Queue many jobs: a file with one spec a line, in JSON."),
+        typer.Option("--from", metavar="FILE", help="Queue many jobs: a file with one JSON spec per line."),
     ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid", metavar="KEY=A,B", help="Queue a job for each value; with several, for each combination."
+            "--grid",
+            metavar="KEY=A,B",
+            help="Queue one job for each value; with several --grid, for each combination. Repeatable.",
         ),
     ] = None,
     allow_python: options.AllowPython = None,
@@ -144,10 +147,10 @@ def submit(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Queue a job and print its id. Exit 0 means that it is durably queued.
+    """Queue a job and print its id. Exit code 0 means that the job is on disk.
 
-    With --from or --grid: queue many, all or none, and print the id of their array. Their outputs must differ:
-    {{ grid:KEY }} and {{ index }} may stand in name, output.path and run.key.
+    --from and --grid queue many jobs, all or none, and print the id of their array. Their outputs must differ: use
+    {{ grid:KEY }} or {{ index }} in name, output.path and run.key.
     """
     from nimble_jobs import client
     from nimble_jobs.spec import dump, load
@@ -171,18 +174,19 @@ def submit(
     if wanted.given:
         if follow or key:
             raise UsageError(
-                f"{'--follow' if follow else '--key'} goes with one job; expected neither --from nor --grid"
+                f"{'--follow' if follow else '--key'} works with one job only; it cannot be combined with "
+                "--from or --grid"
             )
         arrays.submit(ctx, wanted, partial(_Attendant, quiet=quiet))
         return
     if spec is None:
-        raise UsageError("no spec; expected SPEC, or --from FILE")
+        raise UsageError("no spec given; give SPEC, or --from FILE")
     # What it waits for may make the files.
     loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx), once=True)
     if dry_run:
         client.permitted(loaded, allow_python or (), settings=options.configured(ctx))
         output.emit_json(dump(loaded))
-        output.note(f"{loaded.name}: would be queued; nothing was")
+        output.note(f"{loaded.name}: would be queued (dry run)")
         return
     with options.store(ctx) as store:
         job = client.submit(
@@ -228,7 +232,7 @@ class _Attendant:
             return
         if not _served(self._store, job):
             if not self._quiet:
-                output.note(f"starting a worker; it leaves after {render.duration(_WAIT_IDLE_S)} without work")
+                output.note(f"starting a worker; it stops after {render.duration(_WAIT_IDLE_S)} without work")
             try:
                 device = None if job.device == "auto" else job.device
                 client.start_worker(store=self._store, device=device, max_idle_s=_WAIT_IDLE_S)

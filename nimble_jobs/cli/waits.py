@@ -30,30 +30,30 @@ def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
 
 
 def changed_groups(store: Store, jobs: Sequence[Job]) -> list[str]:
-    """What these jobs changed for all of their groups, when they were queued."""
+    """Messages about group limits that these jobs changed when they were queued."""
     return store.jobs.messages("group", [job.id for job in jobs if job.group])
 
 
 def in_line(why: str) -> bool:
-    """Does a job wait for nothing but its turn, to go by its reason?"""
+    """Whether a job with this reason waits only for its turn."""
     return not why.startswith(("held", "waits for", "group"))
 
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
-    """Will this worker run such a job, once its turn has come?"""
+    """Whether this worker will run the job once its turn comes."""
     return not _leaves(worker) and (
         job.device == "auto"
         or job.device in (worker.device, worker.device.partition(":")[0])
-        or worker.device == "auto"  # it has not said yet which one it found
+        or worker.device == "auto"  # it has not reported its device yet
     )
 
 
 def paused(job: Job, live: Sequence[WorkerInfo]) -> str | None:
-    """That all workers which would run the job are paused, and how to resume them; None where one is not."""
+    """A message if all workers that could run the job are paused, with how to resume them; else None."""
     takers = [worker for worker in live if takes(worker, job)]
     if not takers or any(worker.info.get("wanted") != "pause" for worker in takers):
         return None
-    which = "the worker that would take it is" if len(takers) == 1 else "all workers that would take it are"
+    which = "the only worker that can run it is" if len(takers) == 1 else "all workers that can run it are"
     return f"{which} paused; resume with: nimble-jobs worker resume"
 
 
@@ -62,7 +62,7 @@ def _leaves(worker: WorkerInfo) -> bool:
 
 
 def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
-    """That none of the live workers will run the job, and how to start one that does."""
+    """A message that no live worker will run the job, with how to start one that does."""
     which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
     others = sorted({worker.device for worker in live if not _leaves(worker)})
     beside = f" (only on {', '.join(others)})" if others else ""
@@ -70,7 +70,7 @@ def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
 
 
 def _held(job: Job) -> str | None:
-    return f"held; nimble-jobs release {job.id} lets it run" if job.held else None
+    return f"held; release it with: nimble-jobs release {job.id}" if job.held else None
 
 
 def _reason(
@@ -87,7 +87,7 @@ def _reason(
         )
         return f"waits for {names}" + (f" and {len(awaited) - 3} more" if len(awaited) > 3 else "")
     if job.foreground:
-        return "its run command has not begun with it"
+        return "its run command has not started it yet"
     if job.not_before > now:
         when = f"{render.clock(job.not_before)}, in {render.duration(job.not_before - now)}"
         return f"attempt {job.attempt + 1} begins at {when}" if job.attempt else f"held back until {when}"
@@ -111,7 +111,7 @@ def _awaited_end(job: Job, parent: Job) -> str:
 
 
 def note(rows: Sequence[Row]) -> None:
-    """On stderr: each reason once, with the jobs that it holds back."""
+    """Print each reason once on stderr, with the jobs that it holds back."""
     held: dict[str, list[str]] = {}
     for row in rows:
         if row["waits"]:

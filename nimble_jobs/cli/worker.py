@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Order, Store, WorkerInfo
     from nimble_jobs.store.health import Health
 
-app = typer.Typer(
-    name="worker", help="Processes that run jobs and keep captured graphs on the device.", no_args_is_help=True
-)
+app = typer.Typer(name="worker", help="Start, list and control the processes that run jobs.", no_args_is_help=True)
 
 KEYS = {
     "id": Kind.TEXT,
@@ -37,7 +35,7 @@ KEYS = {
     "residents": Kind.TEXTS,
 }
 
-_STILL_S = 60.0  # so long without progress is said in words, by the minute
+_STILL_S = 60.0  # from here on, `worker ls` says in minutes how long there was no progress
 _STATUS = {"pause": "paused", "drain": "draining"}
 
 COLUMNS = (
@@ -56,20 +54,24 @@ COLUMNS = (
 @app.command()
 def start(
     ctx: typer.Context,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return at once; the worker goes on alone.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run the worker in the background and return.")
+    ] = False,
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: that of config.yaml, or auto.")
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: device in config.yaml, or auto.")
     ] = None,
     max_idle: Annotated[
         str | None,
-        typer.Option("--max-idle", metavar="TIME", help="Leave after this time without work, 10m for instance."),
+        typer.Option("--max-idle", metavar="TIME", help="Stop after this time without work, such as 10m."),
     ] = None,
     gpu_memory: Annotated[
         str | None,
-        typer.Option("--gpu-memory", metavar="SIZE", help="Budget for resident models and graphs, 20GB for instance."),
+        typer.Option(
+            "--gpu-memory", metavar="SIZE", help="Device memory for resident models and graphs, such as 20GB."
+        ),
     ] = None,
 ) -> None:
-    """Start a worker, here or detached. SIGTERM and Ctrl-C finish the shard at hand and give the job back."""
+    """Start a worker, here or detached. On SIGTERM or Ctrl-C it finishes its shard, gives the job back and stops."""
     max_idle_s = options.duration(max_idle, "--max-idle")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)
@@ -105,7 +107,7 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List the workers that run now."""
+    """List the running workers."""
     with options.store(ctx) as store:
         rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(store), KEYS)
         problem = store.settings.problem
@@ -113,9 +115,9 @@ def ls(
         if row["health_words"]:
             output.note(row["health_words"])
         for duty, reason in row["failing"].items():
-            output.note(f"worker {row['id']}: {duty} failed, and is tried again: {reason}")
+            output.note(f"worker {row['id']}: {duty} failed and will be retried: {reason}")
     if problem is not None:
-        output.note(f"config.yaml is not valid; workers go on with the values from before:\n{problem}")
+        output.note(f"config.yaml is not valid; workers keep the previous values:\n{problem}")
     empty = f"no worker is running; {waits.START}"
     print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
 
@@ -125,13 +127,15 @@ def stop(
     ctx: typer.Context,
     worker_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Worker id or its beginning; all where none is named.", show_default=False),
+        typer.Argument(
+            metavar="ID", help="Worker id or its first characters; default: all workers.", show_default=False
+        ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="How long to wait for them to leave.")
+        str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the workers to stop.")
     ] = "90s",
 ) -> None:
-    """Ask workers to finish the shard at hand, give their job back, and leave; wait until they did."""
+    """Ask workers to finish their shard, give their job back and stop; wait until they have."""
     from nimble_jobs import client
 
     timeout_s = options.duration(timeout, "--timeout") or 0.0
@@ -141,7 +145,7 @@ def stop(
         output.note("no worker is running")
         return
     for worker in leaving:
-        output.note(f"worker {worker.id} (process {worker.pid}): asked to leave")
+        output.note(f"worker {worker.id} (process {worker.pid}): asked to stop")
     client.stop_workers([worker.id for worker in leaving], home=home, timeout_s=timeout_s)
     output.note("gone")
 

@@ -1,4 +1,4 @@
-"""Commands that ask running workers for something: worker drain, pause, resume, restart."""
+"""Commands that control running workers: worker drain, pause, resume, restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Worker id or its beginning; all where none is named.", show_default=False),
+    typer.Argument(metavar="ID", help="Worker id or its first characters; default: all workers.", show_default=False),
 ]
 
 
@@ -30,33 +30,34 @@ def register(app: typer.Typer) -> None:
 def drain(
     ctx: typer.Context,
     worker_ids: Ids = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return when they have left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until the workers have stopped.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="With --wait: give up after this time, such as 90s or 2h."),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Let workers finish the job at hand, take no more, and leave with exit code 0: no service starts them again."""
+    """Let workers finish their current job, then exit with code 0, so that no service starts them again."""
     from nimble_jobs import client, control
     from nimble_jobs.store import Wanted
 
     limit_s = options.duration(timeout, "--timeout")
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.DRAIN, _named(store, worker_ids))
-        rows = _answers(store, asked, "finishes {job}, then leaves", "leaves")
+        rows = _answers(store, asked, "finishes {job}, then stops", "stops")
         _say(rows, json=json, empty="no worker is running")
         if wait:
             left = client.still_there(store, asked, limit_s)
             if left:
                 raise NotFinishedInTime(f"still running after {timeout}: {', '.join(left)}")
             if asked:
-                output.note("gone")
+                output.note("stopped")
 
 
 def pause(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
-    """Let workers take no new jobs until `worker resume`. A job at hand goes on.
+    """Let workers take no new jobs until `worker resume`. Running jobs go on.
 
-    Without an ID this holds for all workers, those that start later included.
+    Without an ID this holds for all workers, including those that start later.
     """
     from nimble_jobs import control
     from nimble_jobs.store import Wanted
@@ -64,24 +65,24 @@ def pause(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.PAUSE, _named(store, worker_ids))
         rows = _answers(store, asked, "paused; {job} goes on", "paused")
-    _say(rows, json=json, empty="no worker is running; those that start will be paused, too")
+    _say(rows, json=json, empty="no worker is running; workers that start later will be paused")
 
 
 def resume(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
-    """Let workers take jobs again, after `worker pause` or while they still drain."""
+    """Let workers take jobs again, after `worker pause` or during `worker drain`."""
     from nimble_jobs import control
     from nimble_jobs.store import Wanted
 
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.RUN, _named(store, worker_ids))
         rows = _answers(store, asked, "takes jobs again", "takes jobs again")
-    _say(rows, json=json, empty="no worker is running; those that start will take jobs")
+    _say(rows, json=json, empty="no worker is running; workers that start later will take jobs")
 
 
 def restart(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
-    """Let workers replace the process that runs jobs, for one that hangs, or to free all device memory.
+    """Replace the process of each worker that runs jobs, for instance if it hangs, or to free all device memory.
 
-    A job at hand is given back to the queue at its next safe point, or after limits.grace.
+    A running job goes back to the queue at its next safe point, or after limits.grace.
     """
     from nimble_jobs import control
 
@@ -105,9 +106,9 @@ def _answers(store: Store, asked: Sequence[WorkerInfo], busy: str, idle: str) ->
     def words(worker: WorkerInfo) -> str:
         job = running.get(worker.id)
         if worker.id not in answered:
-            return "has not answered; it will once it goes on (see nimble-jobs worker ls)"
+            return "has not answered yet; it obeys once it is responsive again (see nimble-jobs worker ls)"
         if answered[worker.id] is None:
-            return "has left"
+            return "has stopped"
         return busy.format(job=f"{job.name} {job.id}") if job else idle
 
     return [

@@ -1,4 +1,4 @@
-"""Commands that make a worker a service of systemd: worker service install, uninstall, status."""
+"""Commands that run a worker as a systemd service: worker service install, uninstall, status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from nimble_jobs.service import Manager, Service
 
 app = typer.Typer(
-    name="service", help="A worker that systemd starts with your session and keeps running.", no_args_is_help=True
+    name="service",
+    help="Run a worker under systemd, which starts it with your session and keeps it running.",
+    no_args_is_help=True,
 )
 
 
@@ -23,16 +25,18 @@ app = typer.Typer(
 def install(
     ctx: typer.Context,
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: that of config.yaml.")
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: device in config.yaml.")
     ] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Budget for resident models, 20GB for instance.")
+        str | None,
+        typer.Option("--gpu-memory", metavar="SIZE", help="Device memory for resident models, such as 20GB."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file; write and start nothing.")] = False,
 ) -> None:
     """Write a systemd user unit for this state folder's worker, start it, and start it with each session.
 
-    One unit a state folder. Installing again replaces the file. Without systemd it prints how to run the worker.
+    Each state folder has one unit. Installing again replaces the file. Without systemd the command prints how to run
+    the worker.
     """
     from nimble_jobs.service import Manager
 
@@ -52,12 +56,14 @@ def install(
     _write(manager, service.name, text)
     manager.enable(service.name)
     output.emit(service.name)
-    output.note(f"{path}: " + ("as it was" if before == text else "written" if before is None else "replaced"))
+    output.note(f"{path}: " + ("unchanged" if before == text else "written" if before is None else "replaced"))
     if before not in (None, text):
-        output.note(f"what changed is used once it starts again: systemctl --user restart {service.name}")
+        output.note(
+            f"the running worker keeps the old settings; restart it with: systemctl --user restart {service.name}"
+        )
     if manager.lingers() is not True:
-        output.note("it ends when you log out, unless you run: loginctl enable-linger")
-    output.note(f"its log: journalctl --user -u {service.name}")
+        output.note("the worker stops when you log out, unless you run: loginctl enable-linger")
+    output.note(f"see its log with: journalctl --user -u {service.name}")
 
 
 @app.command()
@@ -66,7 +72,7 @@ def uninstall(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
     yes: options.Yes = False,
 ) -> None:
-    """Stop the worker of this state folder's unit, which gives its job back, and remove the unit."""
+    """Stop the worker of this state folder's unit and remove the unit. The worker gives its job back."""
     from nimble_jobs.service import Manager
 
     service = _service(ctx, None, None)
@@ -83,14 +89,14 @@ def uninstall(
         manager.disable(service.name)
         manager.forget(service.name)
     else:
-        output.note(f"{why}; only the file is removed, a worker that runs goes on")
+        output.note(f"{why}; only the unit file is removed, and a running worker goes on")
         _removed(path)
     output.note(f"removed {path}")
 
 
 @app.command()
 def status(ctx: typer.Context, json: options.Json = False) -> None:
-    """Say whether this state folder's service is installed and runs, as systemd sees it."""
+    """Say whether this state folder's service is installed and running, as systemd sees it."""
     from nimble_jobs.service import Manager
 
     service = _service(ctx, None, None)
@@ -131,10 +137,10 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
         output.emit(f"  process  {state.pid}" + (f", worker {row['worker']}" if row["worker"] else ""))
     if state.result != "success":
         output.emit(f"  failed   {state.result}, exit code {state.exit_status}, restarted {state.restarts} times")
-        output.note(f"see why: journalctl --user -u {service.name}")
+        output.note(f"see why with: journalctl --user -u {service.name}")
     interpreter = row["interpreter"]
     if interpreter is not None and not Path(interpreter).exists():
-        output.note(f"its interpreter {interpreter} is gone; install the service again")
+        output.note(f"the unit's Python {interpreter} is gone; install the service again")
 
 
 def _service(ctx: typer.Context, device: str | None, gpu_memory: str | None) -> Service:
@@ -153,7 +159,9 @@ def _service(ctx: typer.Context, device: str | None, gpu_memory: str | None) -> 
 def _without_systemd(manager: Manager, service: Service, why: str) -> None:
     output.note(f"no service was installed: {why}")
     if "no systemctl" not in why:
-        output.note("log in as this user with a session of its own (not by su or sudo), then install it again; or:")
+        output.note(
+            "log in as this user in a session of its own (not with su or sudo) and install again, or do this instead:"
+        )
     output.emit(service.by_hand().rstrip("\n"))
 
 

@@ -44,7 +44,7 @@ def test_a_paused_worker_takes_no_jobs(store: Store, start: Start, tmp_path: Pat
     (shown,) = json.loads(cli(store, "worker", "ls", "--json").stdout)
     assert (shown["status"], shown["job"], shown["phase"]) == ("paused", None, None)
     (job,) = [row for row in json.loads(cli(store, "ls", "--json").stdout) if row["id"] == held.id]
-    assert job["waits"] == "the worker that would take it is paused; resume with: nimble-jobs worker resume"
+    assert job["waits"] == "the only worker that can run it is paused; resume with: nimble-jobs worker resume"
     assert store.jobs.get(held.id).state is JobState.QUEUED
     said = cli(store, "worker", "resume", shown["id"][:4])
     assert (said.returncode, said.stderr) == (0, f"worker {shown['id']} (process {worker.pid}): takes jobs again\n")

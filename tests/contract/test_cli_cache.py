@@ -364,7 +364,7 @@ def test_verify_exits_100_where_not_all_is_sound(cli: Cli) -> None:
     head = f"{KEY[:12]}  torchvision:resnet18 4×3×32×32  quarantined before: "
     assert (again.code, again.out.startswith(head), again.out.count("quarantined")) == (100, True, 1)
     assert again.lines[0].startswith("1 of 2 schedules sound, ")
-    assert again.lines[1].startswith("nimble-jobs: 1 of 2 schedules not sound: ")
+    assert again.lines[1].startswith("nimble-jobs: 1 of 2 schedules not sound; ")
     assert cli("cache", "prune", "--quarantined", "--yes").code == 0
     assert cli("cache", "verify").code == 0
     assert cli("cache", "verify", "ef" * 32).code == 102

@@ -139,7 +139,7 @@ def test_ls_and_retry(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:
         "pending",
         f"{receiver.url}/${{TOKEN}}",
     )
-    assert "nobody is there to send" in cli("notifications", "ls").err
+    assert "pending notifications are not sent, because no worker is running" in cli("notifications", "ls").err
     with cli.store() as store:
         from nimble_jobs.courier import Courier
 
@@ -148,7 +148,7 @@ def test_ls_and_retry(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:
     assert row["error"] == "the variable TOKEN is not set in the environment of the process that sends"
     doctor = cli("doctor", "--no-device")
     assert doctor.code == 100
-    assert "1 given up; see them with: nimble-jobs notifications ls --filter state=given_up" in doctor.out
+    assert "1 given up; list them with: nimble-jobs notifications ls --filter state=given_up" in doctor.out
     assert cli("notifications", "retry").code == 2
     assert cli("notifications", "retry", "nothing").code == 102
     assert cli("notifications", "retry", row["id"][:5]).out == f"{row['id']}\n"
@@ -163,7 +163,7 @@ def test_a_trial(cli: Cli, tmp_path: Path, receiver: Receiver, monkeypatch: pyte
     configure(cli.home, f"notify: {{hosts: ['{receiver.host}'], webhook: '{url}/${{TOKEN}}', ping: '{url}/ping'}}")
     monkeypatch.setenv("TOKEN", "secret-token")
     answer = cli("notifications", "test")
-    assert (answer.code, answer.out) == (0, f"ping {url}/ping: taken\nwebhook {url}/${{TOKEN}}: taken\n")
+    assert (answer.code, answer.out) == (0, f"ping {url}/ping: delivered\nwebhook {url}/${{TOKEN}}: delivered\n")
     assert sorted(message.path for message in receiver.messages) == ["/ping/log", "/secret-token"]
     receiver.status = 500
     answer = cli("notifications", "test", spec(tmp_path, f"{{webhook: '{url}/own'}}"))

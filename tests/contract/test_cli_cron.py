@@ -61,13 +61,13 @@ def test_a_name_that_another_file_has_is_told(cli: Cli, tmp_path: Path) -> None:
     done(cli("cron", "add", "digits-score.yaml"))
     (tmp_path / "copy.yaml").write_text((tmp_path / "digits-score.yaml").read_text().replace("15 2", "15 3"))
     told = done(cli("cron", "add", "copy.yaml")).lines[0]
-    assert told == "digits-score: edited: cron.expression; it came from digits-score.yaml before"
+    assert told == "digits-score: edited: cron.expression; it was added from digits-score.yaml before"
 
 
 def test_a_dry_run_keeps_nothing(cli: Cli) -> None:
     answer = done(cli("cron", "add", "digits-score.yaml", "--dry-run"))
     assert answer.out == ""
-    assert answer.lines[0] == "digits-score: would be kept; nothing was"
+    assert answer.lines[0] == "digits-score: would be added (dry run)"
     assert done(cli("cron", "ls", "-q")).out == ""
 
 
@@ -156,7 +156,7 @@ def test_next_merges_all_timers(cli: Cli, tmp_path: Path) -> None:
     assert {row["name"] for row in done(cli("cron", "next", "--json")).json} == {"digits-score"}
     named = done(cli("cron", "next", "other", "-n", "2"))
     assert len(named.out.splitlines()) == 3
-    assert named.lines[0] == "other is paused; without that its next ticks would be:"
+    assert named.lines[0] == "other is paused; if you resume it, its next ticks are:"
 
 
 def test_pause_and_resume(cli: Cli) -> None:

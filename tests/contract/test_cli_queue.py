@@ -63,7 +63,7 @@ def test_retry(cli: Cli) -> None:
     assert answer.code == 0
     assert answer.lines == [
         f"parent {job.id}: queued again",
-        f"1 job that waited for one of these and stays cancelled ({child.id}); take them along with --with-dependents",
+        f"1 waiting job ({child.id}) stays cancelled; retry them too with --with-dependents",
     ]
     shown = cli("show", "parent", "--json").json
     assert (shown["state"], shown["error"], shown["attempt"], shown["attempts_before"]) == ("queued", None, 1, 1)
@@ -92,9 +92,9 @@ def test_retry_what_failed(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        ([], 2, "expected ids of jobs, or --failed"),
-        (["queued", "--failed"], 2, "expected ids of jobs, or --failed; not both"),
-        (["queued", "--since", "1h"], 2, "--since goes with --failed"),
+        ([], 2, "no jobs named; give job ids, or --failed"),
+        (["queued", "--failed"], 2, "job ids and --failed cannot be combined"),
+        (["queued", "--since", "1h"], 2, "--since needs --failed"),
         (["--failed", "--since", "soon"], 2, "--since: found 'soon'; expected an age such as 30d or a date"),
         (["nobody"], 102, "job nobody: no such id or name"),
         (["queued"], 2, "(queued): is queued; expected a job that failed, was cancelled or quarantined"),
@@ -135,7 +135,7 @@ def test_hold_and_release(cli: Cli) -> None:
     with cli.store() as store:
         assert store.jobs.claim("w", device="cpu", now=time.time()) is None
     row = cli("ls", "--json", "--filter", "held=yes").json[0]
-    assert row["waits"] == f"held; nimble-jobs release {job.id} lets it run"
+    assert row["waits"] == f"held; release it with: nimble-jobs release {job.id}"
     assert "queued held" in cli("ls").out
     assert "state: queued held" in cli("show", "a").out
     assert cli("ls", "--json", "--filter", "held=no").json == []
@@ -228,7 +228,7 @@ def test_many_from_a_grid(cli: Cli, tmp_path: Path) -> None:
     assert specs[1]["output"]["path"] == str(tmp_path / "out/torchvision-resnet18-64")
     dry = cli("submit", "job.yaml", path, *grid, "--dry-run")
     assert len(dry.json) == 4
-    assert dry.lines == ["4 jobs would be queued; nothing was"]
+    assert dry.lines == ["4 jobs would be queued (dry run)"]
     assert len(cli("ls", "--json").json) == 4
 
 
@@ -253,9 +253,12 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "no spec; expected SPEC, or --from FILE"),
-        (["--grid", "a=1"], "--grid: no spec; expected SPEC"),
-        (["job.yaml", "--from", "jobs.jsonl", "--grid", "a=1"], "--from and --grid: expected one of them"),
+        ([], "no spec given; give SPEC, or --from FILE"),
+        (["--grid", "a=1"], "--grid needs a spec; give SPEC"),
+        (
+            ["job.yaml", "--from", "jobs.jsonl", "--grid", "a=1"],
+            "--from and --grid cannot be combined; give one of them",
+        ),
         (
             ["job.yaml", "--grid", "seed"],
             "--grid: found 'seed'; expected KEY=VALUE,VALUE, such as input.batch_size=32,64",
@@ -263,11 +266,17 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
         (["job.yaml", "--grid", "a=1,,2"], "--grid: a: found an empty value; expected KEY=VALUE,VALUE"),
         (["job.yaml", "--grid", "a=1,1"], "--grid: a: 1 is given twice; expected each value once"),
         (["job.yaml", "--grid", "a=1", "--grid", "a=2"], "--grid: a is given twice; expected each key once, with all"),
-        (["job.yaml", "--grid", "a=1", "--key", "k"], "--key goes with one job; expected neither --from nor --grid"),
-        (["job.yaml", "--grid", "a=1", "--follow"], "--follow goes with one job; expected neither --from nor --grid"),
+        (
+            ["job.yaml", "--grid", "a=1", "--key", "k"],
+            "--key works with one job only; it cannot be combined with --from or --grid",
+        ),
+        (
+            ["job.yaml", "--grid", "a=1", "--follow"],
+            "--follow works with one job only; it cannot be combined with --from or --grid",
+        ),
         (["--from", "none.jsonl"], "none.jsonl: no such file; expected specs, one a line, in JSON"),
         (["--from", "empty.jsonl"], "empty.jsonl: found 0 specs; expected from 1 to 100,000, one a line, in JSON"),
-        (["job.yaml", "--from", "jobs.jsonl"], "--from and SPEC job.yaml: expected one of them"),
+        (["job.yaml", "--from", "jobs.jsonl"], "--from and SPEC job.yaml cannot be combined; give one of them"),
         (["job.yaml", "--grid", "input.batch=1"], "override input.batch=1: input.batch: unknown field"),
         (
             ["job.yaml", "--grid", "model.seed=1,2"],
@@ -318,4 +327,6 @@ def test_keys_that_are_known(cli: Cli, tmp_path: Path) -> None:
     first = cli("submit", "--from", path, "run.key=night-{{ index }}", "--json").json
     again = cli("submit", "--from", path, "run.key=night-{{ index }}", "--json")
     assert [job["id"] for job in again.json["jobs"]] == [job["id"] for job in first["jobs"]]
-    assert again.lines[0] == f"0 jobs queued as array {again.json['array']}; 2 jobs had its run.key already"
+    assert (
+        again.lines[0] == f"0 jobs queued as array {again.json['array']}; 2 jobs with the same run.key existed already"
+    )

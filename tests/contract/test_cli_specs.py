@@ -92,7 +92,7 @@ FILTERED = f"{SORTED}, since, until, text"
     ("args", "message"),
     [
         (["sumbit"], "nimble-jobs: No such command 'sumbit'. Did you mean 'submit'? (see nimble-jobs --help)"),
-        (["submit"], "nimble-jobs: no spec; expected SPEC, or --from FILE"),
+        (["submit"], "nimble-jobs: no spec given; give SPEC, or --from FILE"),
         (["ls", "--bogus"], "nimble-jobs: No such option: --bogus (see nimble-jobs ls --help)"),
         (
             ["ls", "--filter", "state"],
@@ -126,7 +126,7 @@ def test_bad_usage_is_one_line(cli: Cli, args: list[str], message: str) -> None:
 def test_what_nobody_foresaw_is_one_line_without_a_traceback(
     cli: Cli, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unforeseen error gives exit code 1 and its name; the traceback comes with --debug only."""
+    """An unexpected error gives exit code 1 and its name; the traceback comes with --debug only."""
 
     def fail(*_args: object, **_kwargs: object) -> None:
         raise KeyError("lost")
@@ -134,5 +134,5 @@ def test_what_nobody_foresaw_is_one_line_without_a_traceback(
     monkeypatch.setattr("nimble_jobs.spec.load", fail)
     answer = cli("validate", good)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.lines == ["nimble-jobs: unforeseen error: KeyError: 'lost'; run again with --debug"]
+    assert answer.lines == ["nimble-jobs: unexpected error: KeyError: 'lost'; run again with --debug"]
     assert "Traceback" in cli("validate", good, "--debug").err

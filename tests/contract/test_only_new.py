@@ -173,7 +173,7 @@ def test_show_and_ls(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
 def test_seen_commands(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     """What is seen can be looked at and forgotten, as a whole or by path; then it is scored again."""
     cli = Cli(inbox.store.home, capsys)
-    assert cli("seen", "ls").err == "no file is seen; jobs with input.only_new remember what they scored\n"
+    assert cli("seen", "ls").err == "no seen files; jobs with input.only_new remember the files that they scored\n"
     for name in ("a.npy", "b.npy", "c.npy"):
         inbox.put(name)
     job = inbox.job()
@@ -184,11 +184,11 @@ def test_seen_commands(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None
     assert (row["path"], row["job"], row["bytes"]) == ("b.npy", job.id, (inbox.folder / "b.npy").stat().st_size)
     assert cli("seen", "ls", "n", "-n", "1").err == ""
     for words, code, line in (
-        (("ls", "m"), 102, "nimble-jobs: m: no file is seen under this name; see the names with: nimble-jobs seen ls"),
+        (("ls", "m"), 102, "nimble-jobs: no seen files of m; list the names with: nimble-jobs seen ls"),
         (
             ("forget", "m"),
             102,
-            "nimble-jobs: m: no file is seen under this name; see the names with: nimble-jobs seen ls",
+            "nimble-jobs: no seen files of m; list the names with: nimble-jobs seen ls",
         ),
         (("forget", "n", "--path", "z*"), 0, "no seen file of n matches z*"),
         (("forget", "n", "--dry-run"), 0, "would forget 3 files of n (all)"),
