@@ -22,11 +22,11 @@ PRINTED = {
     "carry-schedules": ["would import 1 schedule", "imported 1 schedule", "schedule.answer: hit"],
     "fine-tune-and-resume": ["resumed: goes on after step", "stored hit"],
     "keep-the-store-small": ["nothing to remove", "limit      9.3 GiB for schedules"],
-    "nightly-scoring": ["nightly: added", "manual, succeeded", "4 files"],
+    "nightly-scoring": ["nightly: added", "manual, submitted as", "03.png"],
     "read-explain": ["graph.width: 2", "wrote timeline.svg", "key.input"],
     "score-a-table": ['{"id":"c-0000"'],
     "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
-    "several-models-on-one-gpu": ["\tresident\t", "resident hit"],
+    "several-models-on-one-gpu": ["\tresident\t", "uses.resident: 2 of 4"],
 }
 
 
