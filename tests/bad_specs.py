@@ -122,7 +122,7 @@ BAD_SPECS = [
             "{file}:1: kind: missing; expected kind of job: score or finetune",
             "{file}:1: model: missing; expected the module to run, and its weights",
             "{file}:1: input: missing; expected the records",
-            "{file}:1: output: missing; expected where results go",
+            "{file}:1: output: missing; expected the folder of results, and its format",
             "{file}:1: a: unknown field; expected one of version, name, kind, model, input, schedule, output, run, notify, cron, train",
             "{file}:2: b: found the anchor &b; expected no anchors or aliases",
             "{file}:2: b[0]: found the alias *a; expected the value itself",
@@ -180,7 +180,7 @@ BAD_SPECS = [
             "{file}:1: kind: missing; expected kind of job: score or finetune",
             "{file}:1: model: missing; expected the module to run, and its weights",
             "{file}:1: input: missing; expected the records",
-            "{file}:1: output: missing; expected where results go",
+            "{file}:1: output: missing; expected the folder of results, and its format",
         ),
     ),
     BadSpec(
@@ -222,7 +222,7 @@ BAD_SPECS = [
     BadSpec(
         name="a section left empty",
         text=edit(("run:\n  device: auto\n", "run:\n")),
-        messages=("{file}:14: run: found nothing; expected a mapping",),
+        messages=("{file}:14: run: is empty; expected a mapping",),
     ),
     BadSpec(
         name="exponent without a dot in a whole number",
@@ -343,7 +343,7 @@ BAD_SPECS = [
         text=edit(("torchvision:resnet18", "exported:net.pt2"), ("args:", "dtype: fp8\n  args:")),
         messages=(
             "{file}:6: model.dtype: found 'fp8'; expected fp32, fp16 or bf16",
-            "{file}:7: model.args: given, but an exported program takes none; expected no args",
+            "{file}:7: model.args: not allowed for an exported program; expected no args",
         ),
     ),
     BadSpec(
@@ -367,7 +367,7 @@ BAD_SPECS = [
         name="a path of the home folder",
         text=edit(("../out/digits-score", "~/out")),
         messages=(
-            "{file}:13: output.path: found '~/out', and ~ is not expanded; expected an absolute path, or one relative to the spec file",
+            "{file}:13: output.path: found '~/out', but ~ is not expanded; expected an absolute path, or one relative to the spec file",
         ),
     ),
     BadSpec(
@@ -425,7 +425,7 @@ BAD_SPECS = [
     BadSpec(
         name="labels that are not there",
         text=edit(("output:\n", "output:\n  fields:\n  - id\n  - label\n"), (", label: labels", "")),
-        messages=("{file}:15: output.fields[1]: label is asked for, but input.fields.label is not given",),
+        messages=("{file}:15: output.fields[1]: label needs input.fields.label, which is not given",),
     ),
     BadSpec(
         name="no output fields",
@@ -487,7 +487,7 @@ BAD_SPECS = [
     BadSpec(
         name="one array for records and labels",
         text=edit(("label: labels", "label: images")),
-        messages=("{file}:10: input.fields.label: 'images' is named twice; expected different arrays or columns",),
+        messages=("{file}:10: input.fields.label: 'images' is given twice; expected different arrays or columns",),
     ),
     BadSpec(
         name="an unknown device",
@@ -578,7 +578,7 @@ BAD_SPECS = [
         name="a group without a limit",
         text=edit(("device: auto", "group: {name: gpu}")),
         messages=(
-            "{file}:15: run.group.limit: missing; expected how many of the group's jobs run at once; the limit of the job that was queued last holds",
+            "{file}:15: run.group.limit: missing; expected how many of the group's jobs run at once; the job that was queued last sets it",
         ),
     ),
     BadSpec(
@@ -633,7 +633,7 @@ BAD_SPECS = [
     BadSpec(
         name="score with train",
         text=SCORE + "train: {epochs: 5}\n",
-        messages=("{file}:16: train: given, but kind is score; expected kind: finetune, or no train",),
+        messages=("{file}:16: train: not allowed if kind is score; expected kind: finetune, or no train",),
     ),
     BadSpec(
         name="finetune without train",
@@ -671,8 +671,8 @@ BAD_SPECS = [
         name="finetune with columns to write",
         text=edit(("output:\n", "output:\n  format: jsonl\n  fields: [id]\n"), base=FINETUNE),
         messages=(
-            "{file}:13: output.format: given, but kind is finetune; expected kind: score, or no format",
-            "{file}:14: output.fields: given, but kind is finetune; expected kind: score, or no fields",
+            "{file}:13: output.format: not allowed if kind is finetune; expected kind: score, or no format",
+            "{file}:14: output.fields: not allowed if kind is finetune; expected kind: score, or no fields",
         ),
     ),
     BadSpec(
@@ -685,13 +685,13 @@ BAD_SPECS = [
         text=edit(
             ("args: {num_classes: 10}", "weights: DEFAULT"), ("  epochs: 5", "  init_from: old.pt"), base=FINETUNE
         ),
-        messages=("{file}:17: train.init_from: given, and model.weights too; expected one of them",),
+        messages=("{file}:17: train.init_from: not allowed together with model.weights; expected one of them",),
     ),
     BadSpec(
         name="momentum for adam",
         text=FINETUNE + "  optimizer:\n    name: adam\n    momentum: 0.9\n    lr: 0\n",
         messages=(
-            "{file}:20: train.optimizer.momentum: given, but the optimizer is adam; expected sgd, or no momentum",
+            "{file}:20: train.optimizer.momentum: not allowed if the optimizer is adam; expected sgd, or no momentum",
             "{file}:21: train.optimizer.lr: found 0; expected more than 0",
         ),
     ),
@@ -707,21 +707,21 @@ BAD_SPECS = [
         name="resume from weights",
         text=FINETUNE + "  resume: old.pt\n",
         messages=(
-            "{file}:18: train.resume: found the weights file {dir}/old.pt; expected the folder of a checkpoint, or train.init_from for a new training from these weights",
+            "{file}:18: train.resume: found the weights file {dir}/old.pt; expected the folder of a checkpoint, or train.init_from to start a new training from these weights",
         ),
     ),
     BadSpec(
         name="init from a checkpoint",
         text=FINETUNE + "  init_from: kept\n",
         messages=(
-            "{file}:18: train.init_from: found the checkpoint 'kept'; expected train.resume to go on with its training, or its model.safetensors to start a new one",
+            "{file}:18: train.init_from: found the checkpoint 'kept'; expected train.resume to continue its training, or its model.safetensors to start a new one",
         ),
     ),
     BadSpec(
         name="resume and init at once",
         text=FINETUNE + "  resume: kept\n  init_from: old.pt\n",
         messages=(
-            "{file}:18: train.resume: names a checkpoint, and train.init_from gives weights too; expected resume, which goes on with a training, or init_from, which starts a new one",
+            "{file}:18: train.resume: names a checkpoint, but train.init_from is given too; expected resume, to continue a training, or init_from, to start a new one",
         ),
     ),
     BadSpec(
@@ -740,15 +740,15 @@ BAD_SPECS = [
         name="a batch of one",
         text=edit(("batch_size: 64", "batch_size: 1"), base=FINETUNE),
         messages=(
-            "{file}:11: input.batch_size: 1, where kind is finetune; expected 2 or more, as statistics over a batch need two records",
+            "{file}:11: input.batch_size: found 1, but kind is finetune; expected 2 or more, as statistics over a batch need two records",
         ),
     ),
     BadSpec(
         name="moments for sgd, and decay for no one",
         text=FINETUNE + "  optimizer:\n    betas: [0.9, 0.99]\n    eps: 1e-6\n    no_decay_on_norms: true\n",
         messages=(
-            "{file}:19: train.optimizer.betas: given, but the optimizer is sgd; expected adam or adamw, or no betas",
-            "{file}:20: train.optimizer.eps: given, but the optimizer is sgd; expected adam or adamw, or no eps",
+            "{file}:19: train.optimizer.betas: not allowed if the optimizer is sgd; expected adam or adamw, or no betas",
+            "{file}:20: train.optimizer.eps: not allowed if the optimizer is sgd; expected adam or adamw, or no eps",
             "{file}:21: train.optimizer.no_decay_on_norms: true without weight_decay; expected weight_decay above 0",
         ),
     ),
@@ -766,7 +766,7 @@ BAD_SPECS = [
         name="a warm-up before one cycle",
         text=FINETUNE + "  lr_schedule: {name: one_cycle, warmup_steps: 5}\n",
         messages=(
-            "{file}:18: train.lr_schedule.warmup_steps: given, but one_cycle has a rise of its own; expected another schedule, or no warmup_steps",
+            "{file}:18: train.lr_schedule.warmup_steps: not allowed for one_cycle, which has its own rise; expected another schedule, or no warmup_steps",
         ),
     ),
     BadSpec(
@@ -793,16 +793,16 @@ BAD_SPECS = [
         ).replace("digits.npz", "scans")
         + "  loss: bce\n  label_smoothing: 0.1\n",
         messages=(
-            "{file}:18: train.loss: bce compares numbers, and the labels of images are names of folders; expected cross_entropy, or another input.format",
-            "{file}:19: train.label_smoothing: given, but the loss is bce; expected cross_entropy, or no label_smoothing",
+            "{file}:18: train.loss: bce needs numbers, but the labels of images are folder names; expected cross_entropy, or another input.format",
+            "{file}:19: train.label_smoothing: not allowed if the loss is bce; expected cross_entropy, or no label_smoothing",
         ),
     ),
     BadSpec(
         name="measures without a validation",
         text=FINETUNE + "  checkpoint: {best: val_accuracy}\n  early_stopping: {patience: 2}\n",
         messages=(
-            "{file}:18: train.checkpoint.best: val_accuracy is measured by a validation; expected train.validation, or another measure",
-            "{file}:19: train.early_stopping.metric: val_loss is measured by a validation; expected train.validation, or another measure",
+            "{file}:18: train.checkpoint.best: val_accuracy needs a validation; expected train.validation, or another measure",
+            "{file}:19: train.early_stopping.metric: val_loss needs a validation; expected train.validation, or another measure",
         ),
     ),
     BadSpec(
@@ -821,7 +821,7 @@ BAD_SPECS = [
         + "  early_stopping: {patience: 3}\n  validation: {source: digits.npz, every_epochs: 2}\n"
         + "  checkpoint: {every_epochs: 6}\n",
         messages=(
-            "{file}:18: train.early_stopping.patience: val_loss is measured 2 times, so that it never ends the training; expected less than 2",
+            "{file}:18: train.early_stopping.patience: val_loss is measured only 2 times, so it never ends the training; expected less than 2",
             "{file}:20: train.checkpoint.every_epochs: more than train.epochs; expected at most 5",
         ),
     ),
@@ -829,7 +829,7 @@ BAD_SPECS = [
         name="early stopping without patience",
         text=FINETUNE + "  early_stopping: {metric: loss}\n",
         messages=(
-            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one",
+            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one, after which the training ends",
         ),
     ),
     BadSpec(
@@ -838,7 +838,7 @@ BAD_SPECS = [
         + "  early_stopping: {metric: f1, min_delta: -1}\n  checkpoint: {best: f1}\n  validation: {every_epochs: 0}\n",
         messages=(
             "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
-            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one",
+            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one, after which the training ends",
             "{file}:18: train.early_stopping.min_delta: found -1; expected at least 0",
             "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
             "{file}:20: train.validation.source: missing; expected a file, a folder or a glob",
@@ -878,8 +878,8 @@ BAD_SPECS = [
         text=edit(("source: digits.npz", "source: digits.csv"), ("format: npz", "format: csv"), base=FINETUNE)
         + "  augment: {random_resized_crop: true, crop_padding: 4}\n",
         messages=(
-            "{file}:18: train.augment.crop_padding: given, and random_resized_crop too; expected random_resized_crop or crop_padding",
-            "{file}:18: train.augment.random_resized_crop: given, but csv holds no images; expected another input.format, or no random_resized_crop",
+            "{file}:18: train.augment.crop_padding: not allowed together with random_resized_crop; expected random_resized_crop or crop_padding",
+            "{file}:18: train.augment.random_resized_crop: not allowed for csv, which holds no images; expected another input.format, or no random_resized_crop",
         ),
     ),
     BadSpec(
@@ -974,7 +974,7 @@ BAD_SPECS = [
         name="only new, of a training",
         text=edit(("  format: npz", "  format: npz\n  only_new: true"), base=FINETUNE),
         messages=(
-            "{file}:10: input.only_new: given, but a training reads all its records in every epoch; expected none",
+            "{file}:10: input.only_new: not allowed in a training, which reads all records in every epoch; expected none",
         ),
     ),
     BadSpec(
@@ -1004,7 +1004,7 @@ BAD_SPECS = [
             ("  path: ../out/digits-score", "  path: ../out/digits-score\n  if_exists: replace"),
         ),
         messages=(
-            "{file}:15: output.if_exists: found replace, but with input.only_new it would remove what earlier runs published; expected fail, and an output.path of its own for each run",
+            "{file}:15: output.if_exists: found replace, but with input.only_new it would remove the output of earlier runs; expected fail, and an output.path of its own for each run",
         ),
     ),
     BadSpec(
@@ -1030,7 +1030,7 @@ BAD_SPECS = [
         + "notify: {on: [failed, failed, started], webhook: 'https://x.example.org/$A', command: [tell, '${A}']}\n",
         messages=(
             "{file}:16: notify.on[2]: found 'started'; expected failed, quarantined, missed, recovered or succeeded",
-            "{file}:16: notify.webhook: found a $ that begins no variable; expected ${NAME}, or %24 for the character itself",
+            "{file}:16: notify.webhook: found a $ without a variable's name; expected ${NAME}, or %24 for the character itself",
             "{file}:16: notify.command: found '${A}'; expected words without variables: the command gets the environment of the worker",
         ),
     ),

@@ -106,11 +106,11 @@ BAD_TIMERS = [
         NIGHTLY + "start: 2027-01-31\nend: 2027-01-01",
         "19: cron.end: found '2027-01-01', which is not after cron.start; expected a later time",
     ),
-    wrong("an end that is over", NIGHTLY + "end: 2026-11-22T11:00Z", "18: cron.end: found '2026-11-22T11:00Z', which is over; expected a time to come"),
+    wrong("an end that is over", NIGHTLY + "end: 2026-11-22T11:00Z", "18: cron.end: found '2026-11-22T11:00Z', which is in the past; expected a future time"),
     wrong(
         "no tick until the end",
         'expression: "0 0 1 1 *"\nend: 2026-12-24',
-        "18: cron.end: found '2026-12-24', and no tick is due until then; expected a later time",
+        "18: cron.end: found '2026-12-24', but no tick is due before that; expected a later time",
     ),
     wrong("none kept", NIGHTLY + "keep: 0", "18: cron.keep: found 0; expected at least 1"),
     wrong("a field of another system", NIGHTLY + "concurrencyPolicy: Forbid", "18: cron.concurrencyPolicy: unknown field; expected one of expression, timezone, overlap, catch_up, grace, jitter, start, end, keep"),

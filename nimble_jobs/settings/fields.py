@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSc
 
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Seconds, based
-from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show
+from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show, wrong
 
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SIZE_PATTERN = r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"
@@ -21,7 +21,7 @@ _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:]+\])(?::([0-9]{{1,5}
 def _daily(value: object) -> str:
     if value == "off" or (isinstance(value, str) and _CLOCK.fullmatch(value)):
         return str(value)
-    raise BadValue(f"found {show(value)}", "an hour of the day, UTC, such as 03:30, or off")
+    raise BadValue(wrong(value), "an hour of the day, UTC, such as 03:30, or off")
 
 
 def _host(text: str) -> str:
@@ -33,7 +33,7 @@ def _host(text: str) -> str:
 
 def _folder(text: str, base: Path | None) -> str:
     if text.startswith("~"):
-        raise BadValue(f"found {show(text)}, and ~ is not expanded", "an absolute path, or one relative to config.yaml")
+        raise BadValue(f"found {show(text)}, but ~ is not expanded", "an absolute path, or one relative to config.yaml")
     return paths.absolute(text, base)
 
 

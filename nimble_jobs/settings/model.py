@@ -12,7 +12,7 @@ from nimble_jobs.patience import DEFAULT_LIMIT_S
 from nimble_jobs.settings.fields import Daily, Folder, Host, Limit, Size, at_most
 from nimble_jobs.spec.fields import Device, Frozen, LimitOrOff, Seconds
 from nimble_jobs.spec.notify import NotifySpec
-from nimble_jobs.spec.units import BadValue, show
+from nimble_jobs.spec.units import BadValue, wrong
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 DEFAULT = "default"
@@ -20,7 +20,7 @@ DEFAULT = "default"
 
 def _version(value: object) -> object:
     if type(value) is not int or value != 1:
-        raise BadValue(f"found {show(value)}", "1")
+        raise BadValue(wrong(value), "1")
     return value
 
 
@@ -28,17 +28,18 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LimitSettings(Frozen):
-    """How long things may take."""
+    """Time limits."""
 
-    start: Limit = Field(default=600.0, description="How long a worker's child process may take to get ready.")
+    start: Limit = Field(default=600.0, description="Time limit for a worker's child process to get ready.")
     stall: Limit | None = Field(
-        default=1800.0, description="run.stall of specs that give none: a job without progress ends; null: never."
+        default=1800.0, description="Default of run.stall: how long a job may go without progress; null: for ever."
     )
     grace: Seconds = Field(
-        default=60.0, description="How long a job has to reach a safe point once its worker is told to stop."
+        default=60.0, description="How long a job may take to reach a safe point after its worker is asked to stop."
     )
     patience: Seconds = Field(
-        default=DEFAULT_LIMIT_S, description="How long a worker waits for a full disk, or for a database that is away."
+        default=DEFAULT_LIMIT_S,
+        description="How long a worker waits for space on a full disk, or for a missing database.",
     )
 
 
@@ -53,24 +54,22 @@ class RetentionSettings(Frozen):
     )
     per_name: Count | None = Field(default=None, description="How many finished jobs of a name stay; null: all.")
     logs: Limit | None = Field(default=30 * _DAY_S, description="How long logs stay; null: for ever.")
-    daily: Daily = Field(default="off", description="Hour of the day, UTC, when a worker prunes: HH:MM, or off.")
+    daily: Daily = Field(default="off", description="Time of day, UTC, when a worker prunes: HH:MM, or off.")
 
 
 class QueueSettings(Frozen):
-    """In which order jobs run."""
+    """The order in which jobs run."""
 
-    aging: Limit = Field(
-        default=_HOUR_S, description="How long a job must wait to be equal to one whose priority is higher by 1."
-    )
+    aging: Limit = Field(default=_HOUR_S, description="How long a job must wait to gain one step of priority.")
 
 
 class CacheSettings(Frozen):
-    """The store of schedules."""
+    """Stored schedules."""
 
-    size: Size | None = Field(default=None, description="Most bytes that schedules may take; null: no limit.")
+    size: Size | None = Field(default=None, description="Largest size of all schedules together; null: no limit.")
     build_after: LimitOrOff = Field(
         default=2.0,
-        description="How long a worker is idle before it builds schedules that jobs did without; off: never.",
+        description="How long a worker is idle before it builds schedules that earlier jobs missed; off: never.",
     )
 
 
@@ -84,11 +83,9 @@ class NotifySettings(NotifySpec):
         default=(), description="Folders whose programs may run as commands; by default none."
     )
     timeout: Annotated[Limit, at_most(600.0)] = Field(
-        default=10.0, description="Longest wait for a connection, and for an answer."
+        default=10.0, description="Longest wait for a connection, and then for an answer."
     )
-    command_timeout: Annotated[Limit, at_most(3600.0)] = Field(
-        default=60.0, description="Longest time that a command may take."
-    )
+    command_timeout: Annotated[Limit, at_most(3600.0)] = Field(default=60.0, description="Longest time for a command.")
     give_up: Limit = Field(default=_DAY_S, description="How long a notification is tried before it is given up.")
 
 
@@ -98,18 +95,18 @@ class Settings(Frozen):
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
         default=1, description="The version of this format, 1."
     )
-    device: Device = Field(default="auto", description="Device of workers that are started without --device.")
+    device: Device = Field(default="auto", description="Device of workers that start without --device.")
     gpu_memory: Size | None = Field(
-        default=None, description="Budget of a worker for resident models and graphs; null: what the device has."
+        default=None, description="Device memory for a worker's resident models and graphs; null: all of it."
     )
     allow_python: tuple[Folder, ...] = Field(
-        default=(), description="Folders whose Python files may be executed as models, beside those of --allow-python."
+        default=(), description="Folders whose Python files may be executed as models, in addition to --allow-python."
     )
-    limits: LimitSettings = Field(default=LimitSettings(), description="How long things may take.")
-    queue: QueueSettings = Field(default=QueueSettings(), description="In which order jobs run.")
-    cache: CacheSettings = Field(default=CacheSettings(), description="The store of schedules.")
-    retention: RetentionSettings = Field(default=RetentionSettings(), description="What prune leaves, and when.")
-    notify: NotifySettings = Field(default=NotifySettings(), description="Who is told about jobs, and how.")
+    limits: LimitSettings = Field(default=LimitSettings(), description="Time limits.")
+    queue: QueueSettings = Field(default=QueueSettings(), description="The order in which jobs run.")
+    cache: CacheSettings = Field(default=CacheSettings(), description="Stored schedules.")
+    retention: RetentionSettings = Field(default=RetentionSettings(), description="What prune keeps, and when it runs.")
+    notify: NotifySettings = Field(default=NotifySettings(), description="Notifications about jobs.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Which files of a spec are Python that the user must allow, and how to allow them."""
+"""Python files of a spec, which may run only from allowed folders."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nimble_jobs.spec.paths import parse_source
 
 
 def refused(spec: JobSpec, folders: Sequence[Path]) -> list[str]:
-    """A message for each `python:` source that lies in none of the allowed folders."""
+    """A message for each `python:` source outside the allowed folders."""
     return [why_refused(field, path) for field, path in _python_files(spec) if not allowed(path, folders)]
 
 
 def check(spec: JobSpec, folders: Sequence[Path]) -> None:
-    """Raises UsageError where a `python:` source of the spec lies in none of the allowed folders."""
+    """Raises UsageError if a `python:` source of the spec is outside the allowed folders."""
     if messages := refused(spec, folders):
         raise UsageError("\n".join(messages))
 
@@ -28,12 +28,12 @@ def allowed(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def why_refused(field: str, path: Path) -> str:
-    """What a user reads about a file that was not allowed; `field` is the spec's."""
+    """The message about a file that is not allowed; `field` is the spec's."""
     return f"{field}: {path.resolve()} may not be run; {how_to_allow(path)}"
 
 
 def how_to_allow(path: Path) -> str:
-    """What a user types to allow the folder of the file."""
+    """How to allow the folder of the file, for a message."""
     folder = path.resolve().parent
     return f"allow its folder with --allow-python {folder} or NIMBLE_JOBS_ALLOW_PYTHON={folder}"
 

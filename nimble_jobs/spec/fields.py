@@ -1,7 +1,7 @@
 """The types of fields that several sections of a spec share.
 
-Validators raise `BadValue`, which says what was found and what was expected. Relative paths become absolute where the
-validation context holds `base`.
+Validators raise `BadValue`, with the problem and what was expected. Relative paths become absolute if the validation
+context holds `base`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from nimble_jobs.spec import paths
-from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show
+from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show, wrong
 
 
 def based(make: Callable[[str, Path | None], str]) -> AfterValidator:
@@ -39,7 +39,7 @@ def _matching(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSche
 
     def validate(value: str) -> str:
         if not compiled.fullmatch(value):
-            raise BadValue(f"found {show(value)}", expected)
+            raise BadValue(wrong(value), expected)
         return value
 
     return AfterValidator(validate), WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$"})
@@ -48,20 +48,20 @@ def _matching(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSche
 def _pair(value: object) -> object:
     sizes = value if isinstance(value, list | tuple) else [value, value]
     if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 65_536 for n in sizes):
-        raise BadValue(f"found {show(value)}", "a size in pixels, or [height, width]")
+        raise BadValue(wrong(value), "a size in pixels, or [height, width]")
     return tuple(sizes)
 
 
 def _auto_or_count(value: object) -> object:
     if value == "auto" or (type(value) is int and 1 <= value <= 1024):
         return value
-    raise BadValue(f"found {show(value)}", "auto or a whole number from 1 to 1024")
+    raise BadValue(wrong(value), "auto or a whole number from 1 to 1024")
 
 
 def _auto_or_flag(value: object) -> object:
     if value == "auto" or type(value) is bool:
         return value
-    raise BadValue(f"found {show(value)}", "auto, true or false")
+    raise BadValue(wrong(value), "auto, true or false")
 
 
 def _limit_or_off(value: object) -> object:
@@ -152,7 +152,7 @@ class AfterSpec(Frozen):
     """Another job, and the end of it that a job waits for."""
 
     job: str
-    when: Literal["failure", "done"]  # one that must succeed is given by its name alone
+    when: Literal["failure", "done"]  # a job that must succeed is written as its name alone
 
 
 _WHENS = ("success", "failure", "done")
@@ -205,7 +205,7 @@ AfterItem = Annotated[
                             "enum": list(_WHENS),
                             "default": "success",
                             "title": "When",
-                            "description": "The end that is waited for.",
+                            "description": "How that job must end.",
                         },
                     },
                     "required": ["job"],

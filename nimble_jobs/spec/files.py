@@ -1,4 +1,4 @@
-"""Rules about files: what must exist, what its suffix says, and what the output folder must keep clear of."""
+"""Rules about files: inputs must exist, suffixes must fit, and the output folder must be apart from everything else."""
 
 # ruff: noqa: PTH110, PTH112, PTH114 - os.path answers no where Path raises: a name too long, a closed folder
 
@@ -29,7 +29,7 @@ SUFFIXES = {
 
 
 def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: Path | None = None) -> Iterator[Finding]:
-    """Everything about files that is wrong with the fields that are known. `home`: the state folder, where known."""
+    """Report what is wrong with the files that the spec names. `home`: the state folder, if known."""
     inputs = dict(_inputs(spec, known))
     if known(("input.format",)):
         for field, path in inputs.items():
@@ -67,8 +67,8 @@ def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
 
 
 def _expected(spec: JobSpec, inputs: dict[str, str]) -> dict[str, str]:
-    """The inputs that must be there. With a template each tick has an input of its own. With `only_new` nothing need
-    match a glob yet, but its folder must exist.
+    """The inputs that must exist. With a template each tick has its own input. With `only_new` no file need match a
+    glob yet, but its folder must exist.
     """
     if spec.cron is not None:
         inputs = {name: path for name, path in inputs.items() if "{{" not in path}
@@ -88,27 +88,27 @@ def _weights(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
 
 
 def _loss(spec: JobSpec, known: Known) -> Source | None:
-    """The file of a loss of the user's own."""
+    """The file of a custom loss."""
     if spec.train is None or not known(("train.loss",)) or ":" not in spec.train.loss:
         return None
     return parse_source(spec.train.loss)
 
 
 def _resume(spec: JobSpec, known: Known) -> str | None:
-    """The checkpoint that the training goes on from, where one is named."""
+    """The checkpoint that the training resumes from, if the spec names one."""
     named = spec.train is not None and known(("train.resume",)) and spec.train.resume not in ("auto", "never")
     return spec.train.resume if named and spec.train else None
 
 
 def _missing_checkpoint(spec: JobSpec, known: Known) -> Iterator[Finding]:
     path = _resume(spec, known)
-    if path is None or path.endswith(WEIGHTS_SUFFIXES):  # a rule of its own speaks of these
+    if path is None or path.endswith(WEIGHTS_SUFFIXES):  # another rule reports these
         return
     yield from _missing_file("train.resume", Path(path) / CHECKPOINT, f"a folder with a {CHECKPOINT}, auto or never")
 
 
 def _suffix(field: str, path: str, format_: str) -> Iterator[Finding]:
-    """A suffix that belongs to another format is a mistake; one that belongs to none is the reader's to judge."""
+    """A suffix of another format is a mistake. The reader judges unknown suffixes."""
     suffix = Path(path).suffix.lower()
     owner = next((name for name, suffixes in SUFFIXES.items() if suffix in suffixes), format_)
     if owner != format_ and not isdir(path):
@@ -126,7 +126,7 @@ def _missing_source(source: Source | None) -> Iterator[Finding]:
 
 
 def _missing_file(field: str, path: str | Path, expected: str = "an existing file") -> Iterator[Finding]:
-    """Finds what is missing, and what is there but could keep its reader waiting for ever."""
+    """Report a missing file, or one that could block its reader for ever, such as a pipe."""
     try:
         check_regular(path, os.stat(path).st_mode)  # noqa: PTH116 - as for the whole file
     except NotRegular as e:
@@ -148,7 +148,7 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
 
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:
-    """Publishing may replace the whole folder, so nothing that matters may lie in it, nor it in the input."""
+    """Publishing may replace the whole folder, so it may not hold anything else of value, nor lie in the input."""
     places: dict[str, str | Path] = {
         "the root folder": "/",
         "the home folder": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises where there is none

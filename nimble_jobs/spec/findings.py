@@ -1,4 +1,4 @@
-"""What a rule found, and the register of rules."""
+"""Findings of rules, and the register of rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec file and overrides to a `JobSpec`, or every problem at once, with lines; and a `JobSpec` to JSON and back."""
+"""Reads a spec file and overrides into a `JobSpec`, or reports all problems with lines; `JobSpec` to JSON and back."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def load(
     now: float | None = None,
     once: bool = False,
 ) -> JobSpec:
-    """Read a spec file, or standard input where `path` is `-`. Relative paths, those in overrides too, are relative to
-    the folder of the file, or to the current folder.
+    """Read a spec file, or standard input if `path` is `-`. Relative paths, also in overrides, are relative to the
+    folder of the file, or to the current folder.
 
     With `check_files` the files that the spec names must exist, unless earlier jobs (`run.after`) may still make them.
     With `home`, the state folder, the output must be apart from it. With `once`, the spec may have no `cron`. `now`,
@@ -56,7 +56,7 @@ def load(
 
 
 def read(path: Path, limit_bytes: int = MAX_BYTES, expected: str = "a job spec in YAML") -> bytes:
-    """What a file holds, or standard input. Raises SpecError where it cannot be read or holds more than the limit."""
+    """The bytes of a file, or of standard input. Raises SpecError if it cannot be read or exceeds the limit."""
     file = name_of(path)
     if str(path) == STDIN:
         return _standard_input(limit_bytes, expected)
@@ -83,7 +83,7 @@ def base_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """What messages call the spec at `path`."""
+    """The name of the spec at `path` in messages."""
     return _STDIN_NAME if str(path) == STDIN else str(path)
 
 
@@ -118,7 +118,7 @@ def spec_of(
     now: float | None = None,
     once: bool = False,
 ) -> JobSpec:
-    """As `loads`, for a document that was parsed. `fill` may change the tree before its values are checked."""
+    """As `loads`, for a parsed document. `fill` may change the tree before its values are checked."""
     if () not in tree.bad and not isinstance(tree.value, dict):
         empty = tree.value is None
         tree.report((), "the document is empty" if empty else f"found {show(tree.value)}", "a mapping of fields")
@@ -137,9 +137,9 @@ def spec_of(
 
 
 def check_files(spec: JobSpec, *, file: str, base: Path, home: Path) -> None:
-    """Look again at the files of a spec that was checked before, as `load` does. `file` is the name in messages.
+    """Check the files of a spec again, as `load` does. `file` is the name in messages.
 
-    Raises SpecError for what is missing, and for an output in a place that is not its own.
+    Raises SpecError for missing files, and for an output folder that is not apart from other files.
     """
     found = files.check(spec, lambda _fields: True, base=base, check_files=True, home=home)
     problems = [Problem(file=file, line=0, field=f.field, problem=f.problem, expected=f.expected) for f in found]
@@ -163,7 +163,7 @@ def dump(spec: JobSpec) -> dict[str, Any]:
 
 
 def restore(stored: dict[str, Any]) -> JobSpec:
-    """Inverse of `dump`. Files are not looked at and contradictions not looked for. Raises SpecError."""
+    """Inverse of `dump`. Checks neither files nor contradictions. Raises SpecError."""
     try:
         return JobSpec.model_validate_json(json.dumps(stored))
     except (ValidationError, TypeError, ValueError) as e:
@@ -178,7 +178,7 @@ def digest(spec: JobSpec) -> str:
 
 
 def _standard_input(limit_bytes: int, expected: str) -> bytes:
-    """What standard input holds. Raises SpecError when it is closed, or holds more than the limit."""
+    """The bytes of standard input. Raises SpecError if it is closed or exceeds the limit."""
     try:
         source: bytes = sys.stdin.buffer.read(limit_bytes + 1)
     except (AttributeError, OSError, ValueError) as e:  # None, or closed

@@ -1,4 +1,4 @@
-"""Several specs at once: one a line of a file, or one for each combination of a grid's values."""
+"""Several specs at once: one per line of a file, or one for each combination of a grid's values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from nimble_jobs.spec.tree import MAX_BYTES, Origin, Tree, parse
 from nimble_jobs.spec.units import show
 
 MOST_JOBS = 100_000
-_MOST_BYTES = 1 << 30  # of a file of lines
-_MOST_PROBLEMS = 100  # of a file that are listed
+_MOST_BYTES = 1 << 30  # specs in a file
+_MOST_PROBLEMS = 100  # problems of a file that are listed
 _LINES = "specs, one a line, in JSON"
-_FIELDS = (("name",), ("output", "path"), ("run", "key"))  # where a placeholder may stand
+_FIELDS = (("name",), ("output", "path"), ("run", "key"))  # fields that may hold placeholders
 _PLACEHOLDER = re.compile(r"\{\{\s*(index|grid:\s*[^{}]*?)\s*\}\}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """A spec, and where it is from."""
+    """A spec and its origin."""
 
     file: str
     line: int = 0  # 0 where no line applies
@@ -36,14 +36,14 @@ class Labelled:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
 def load_lines(
     path: Path, overrides: Sequence[str] = (), *, check_files: bool = True, home: Path | None = None
 ) -> list[JobSpec]:
-    """The specs of a file with one a line, each a JSON object; empty lines are left out.
+    """The specs of a file with one JSON object per line; empty lines are skipped.
 
     `{{ index }}` in `name`, `output.path` or `run.key` is the spec's place among them, from 0. Other arguments as for
     `load`; overrides hold for each line. Raises SpecError with the problems of all lines.
@@ -116,7 +116,7 @@ def load_grid(
 
 
 def check_outputs(found: Sequence[Labelled], *, hint: str = "") -> None:
-    """Raises SpecError where the output folder of one spec is that of another one, lies in it, or holds it."""
+    """Raises SpecError if the output folders of two specs are the same, or one lies in the other."""
     by_path: dict[Path, Labelled] = {}
     problems: list[Problem] = []
     expected = "a folder of its own" + (f", for instance with {hint} in the path" if hint else "")
@@ -168,7 +168,7 @@ def _no_constant(text: str) -> Any:
 
 
 def _filler(values: Mapping[str, str]) -> Callable[[Tree], None]:
-    """Puts values in the place of their placeholders, and reports those that have none."""
+    """Replaces placeholders by their values, and reports unknown ones."""
 
     def fill(tree: Tree) -> None:
         for where in _FIELDS:

@@ -1,6 +1,6 @@
 """A job spec as frozen values, and what each field may hold by itself. `training.py` has what is in `train`.
 
-Reading YAML into them, with line numbers, is `load.py`; what contradicts what is `rules.py`.
+`load.py` reads YAML into them, with line numbers; `rules.py` checks for contradictions.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from nimble_jobs.spec.fields import (
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
 from nimble_jobs.spec.training import TrainSpec
-from nimble_jobs.spec.units import BadValue, show
+from nimble_jobs.spec.units import BadValue, wrong
 
 
 def _version(value: object) -> object:
-    if type(value) is not int or value != 1:  # true and 1.0 equal 1 in Python
-        raise BadValue(f"found {show(value)}", "1")
+    if type(value) is not int or value != 1:  # in Python, true and 1.0 equal 1
+        raise BadValue(wrong(value), "1")
     return value
 
 
 def _share(value: float) -> float:
     if value == -1 or 0 <= value <= 1:
         return value
-    raise BadValue(f"found {show(value)}", "a share from 0 to 1, or -1 to tolerate all")
+    raise BadValue(wrong(value), "a share from 0 to 1, or -1 to tolerate all")
 
 
 def _output_path(value: object, info: ValidationInfo) -> object:
@@ -53,12 +53,12 @@ def _output_path(value: object, info: ValidationInfo) -> object:
         return Path(paths.absolute(value, (info.context or {}).get("base")))
     if isinstance(value, Path):
         return value
-    raise BadValue(f"found {show(value)}", "a folder")
+    raise BadValue(wrong(value), "a folder")
 
 
 def _key(value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value) > 200:
-        raise BadValue(f"found {show(value)}", "a text of 1 to 200 printable characters")
+        raise BadValue(wrong(value), "a text of 1 to 200 printable characters")
     return value
 
 
@@ -90,12 +90,12 @@ class FieldsSpec(Frozen):
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")
     label: str | None = Field(
-        default=None, min_length=1, description="Array or column of class labels, or of the numbers to be met."
+        default=None, min_length=1, description="Array or column of class labels, or of target numbers."
     )
 
 
 class TransformSpec(Frozen):
-    """What happens to each record before the model sees it."""
+    """How each record is prepared for the model."""
 
     resize: HeightWidth | None = Field(default=None, description="Size in pixels: one number, or [height, width].")
     center_crop: HeightWidth | None = Field(default=None, description="Size kept around the centre, after resizing.")
@@ -103,10 +103,14 @@ class TransformSpec(Frozen):
     scale: Positive | None = Field(
         default=None, description="Factor on raw values; by default 1/255 for 8-bit data, otherwise 1."
     )
-    mean: tuple[Number, ...] | None = Field(default=None, min_length=1, description="Subtracted, for each channel.")
-    std: tuple[Positive, ...] | None = Field(default=None, min_length=1, description="Divided by, for each channel.")
+    mean: tuple[Number, ...] | None = Field(
+        default=None, min_length=1, description="Mean to subtract, for each channel."
+    )
+    std: tuple[Positive, ...] | None = Field(
+        default=None, min_length=1, description="Deviation to divide by, for each channel."
+    )
     layout: Literal["chw", "hwc"] | None = Field(
-        default=None, description="Order of the dimensions of stored arrays; by default guessed from the shape."
+        default=None, description="Order of the dimensions of stored arrays; by default inferred from the shape."
     )
 
 
@@ -118,7 +122,7 @@ class OnlyNewSpec(Frozen):
         default="rescore", description="What to do with a file whose size or time changed since it was scored."
     )
     model_change: Literal["new", "all"] = Field(
-        default="new", description="Which files a changed model scores: new ones, or all of them again."
+        default="new", description="Which files a changed model scores: only new ones, or all of them again."
     )
 
 
@@ -134,10 +138,10 @@ class InputSpec(Frozen):
     )
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Which array or column holds what.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
-    transform: TransformSpec = Field(default=TransformSpec(), description="What happens to each record first.")
+    transform: TransformSpec = Field(default=TransformSpec(), description="How each record is prepared for the model.")
     decode: Literal["auto", "cpu", "gpu"] = Field(
         default="auto",
-        description="What decodes pictures: the CPU, or a CUDA device that has a decoder; auto: the device if it can.",
+        description="What decodes pictures: the CPU, or a CUDA device with a decoder; auto: the device if possible.",
     )
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
     only_new: Annotated[
@@ -157,12 +161,12 @@ class ScheduleSpec(Frozen):
     in_flight: AutoOrCount = Field(default="auto", description="Replays in flight at once.")
     budget: Seconds | None = Field(
         default=None,
-        description="Time for building a schedule: once it is over, no further candidate is begun; by default 15m.",
+        description="Time limit for building a schedule: after it, no further candidate is tried; by default 15m.",
     )
     progressive: AutoOrFlag = Field(
         default="auto",
-        description="Without a stored schedule: auto begins in eager and builds what pays; true begins on what is "
-        "built quickly; false builds first.",
+        description="Without a stored schedule: auto begins in eager and builds if it pays; true builds beside the "
+        "job; false builds first.",
     )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."
@@ -170,7 +174,7 @@ class ScheduleSpec(Frozen):
 
 
 class OutputSpec(Frozen):
-    """Where results go. The folder appears whole or not at all."""
+    """The folder of results. It appears whole or not at all."""
 
     path: Annotated[Path, PlainValidator(_output_path), WithJsonSchema({"type": "string", "minLength": 1})] = Field(
         description="The folder to publish; with cron, templates such as {{ tick:%Y-%m-%d }}.",
@@ -183,30 +187,32 @@ class OutputSpec(Frozen):
         description=f"Columns: {', '.join(KNOWN_OUTPUTS)}, or names of the model's outputs.",
     )
     if_exists: Literal["fail", "resume", "replace"] = Field(
-        default="fail", description="What to do where the folder exists already."
+        default="fail", description="What to do if the folder exists already."
     )
-    shard_size: int = Field(default=1024, ge=1, le=2**31, description="Records published together.")
+    shard_size: int = Field(default=1024, ge=1, le=2**31, description="Records in one file.")
 
 
 class RetrySpec(Frozen):
-    """When a job is tried again after a lost worker, a device fault, too little memory, or trouble with a disk."""
+    """How often and when a job is tried again after a lost worker, a device fault, lack of memory, or a disk error."""
 
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all.")
-    backoff: Literal["exponential", "constant"] = Field(default="exponential", description="How the wait grows.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all, including the first.")
+    backoff: Literal["exponential", "constant"] = Field(
+        default="exponential", description="How the wait between attempts grows."
+    )
     initial: Seconds = Field(default=5.0, description="Longest wait before the second attempt.")
     max: Seconds = Field(
-        default=600.0, description="Longest wait. Each wait is drawn from 0 to its longest, so jobs spread out."
+        default=600.0, description="Longest wait. Each wait is random, from 0 to its longest, so that jobs spread out."
     )
 
 
 class GroupSpec(Frozen):
-    """Jobs of which only so many run at once."""
+    """A group of jobs with a limit on how many run at once."""
 
     name: Name = Field(description=f"The group's name: {NAME_EXPECTED}.", examples=["gpu"])
     limit: int = Field(
         ge=1,
         le=10_000,
-        description="How many of the group's jobs run at once; the limit of the job that was queued last holds.",
+        description="How many of the group's jobs run at once; the job that was queued last sets it.",
         examples=[1],
     )
 
@@ -220,14 +226,14 @@ class RunSpec(Frozen):
         default=(),
         description="Ids or names of jobs that must succeed first, or {job: NAME, when: success | failure | done}.",
     )
-    group: GroupSpec | None = Field(default=None, description="Jobs of which only so many run at once.")
+    group: GroupSpec | None = Field(default=None, description="A group of jobs with a limit on how many run at once.")
     key: Annotated[str, AfterValidator(_key), TEMPLATED] | None = Field(
         default=None, description="Idempotency key: the same key and spec give the job that exists."
     )
-    timeout: Seconds | None = Field(default=None, description="Longest time that one attempt may take.")
+    timeout: Seconds | None = Field(default=None, description="Longest time for one attempt.")
     stall: LimitOrOff | None = Field(
         default=None,
-        description="Longest time without progress of an attempt, then its process is ended; off: no limit; null: "
+        description="Longest time without progress, after which the attempt's process is ended; off: no limit; null: "
         "limits.stall of the worker.",
     )
     error_threshold: Annotated[float, AfterValidator(_share)] = Field(
@@ -248,7 +254,8 @@ class CronSpec(Frozen):
         description="If the last job has not ended: skip the tick, let one wait, run both, or cancel the last job.",
     )
     catch_up: Literal["latest", "all", "none"] = Field(
-        default="latest", description="After a time in which nobody fired: run the latest missed tick, all, or none."
+        default="latest",
+        description="Which ticks to run that were missed while no worker ran: the latest, all, or none.",
     )
     grace: Seconds | None = Field(
         default=None, description="How late a tick may still start; by default until the next one is due."
@@ -272,8 +279,8 @@ class JobSpec(Frozen):
     model: ModelSpec = Field(description="The module to run, and its weights.")
     input: InputSpec = Field(description="The records.")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="How the model's schedule is found and built.")
-    output: OutputSpec = Field(description="Where results go.")
+    output: OutputSpec = Field(description="The folder of results, and its format.")
     run: RunSpec = Field(default=RunSpec(), description="Where, when and how patiently the job runs.")
-    notify: NotifySpec | None = Field(default=None, description="Who is told when the job ends, and how.")
+    notify: NotifySpec | None = Field(default=None, description="Notifications about how the job ends.")
     cron: CronSpec | None = Field(default=None, description="A timer that submits the job.")
     train: TrainSpec | None = Field(default=None, description="The fine-tuning; for kind: finetune only.")

@@ -1,7 +1,7 @@
-"""Who is told when a job ends: the `notify` part of specs and of config.yaml.
+"""Notifications about how jobs end: the `notify` part of specs and of config.yaml.
 
-Addresses may hold `${NAME}`, which is looked up in the environment of the process that sends. So a secret stands
-neither in a file nor in the database.
+Addresses may hold `${NAME}`, a variable of the process that sends. So a secret is neither in a file nor in the
+database.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def hosts_of(text: str) -> tuple[str, ...] | None:
 
 def _address(text: str) -> str:
     if "$" in VARIABLE.sub("", text):
-        raise BadValue("found a $ that begins no variable", "${NAME}, or %24 for the character itself")
+        raise BadValue("found a $ without a variable's name", "${NAME}, or %24 for the character itself")
     if hosts_of(text) is None and not text.startswith(("${", "http://", "https://")):
         raise BadValue(f"found {show(text)}", ADDRESS_EXPECTED)
     return text
@@ -79,10 +79,12 @@ Command = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_comman
 
 
 class NotifySpec(Frozen):
-    """Who is told what, and how."""
+    """Events to report, and where."""
 
     on: tuple[NotifyEvent, ...] = Field(
-        default=BAD_NEWS, min_length=1, description=f"What is told: {', '.join(EVENTS)}; by default bad news."
+        default=BAD_NEWS,
+        min_length=1,
+        description=f"Events to report: {', '.join(EVENTS)}; by default failed, quarantined and missed.",
     )
     webhook: Address | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from nimble_jobs.spec.units import show
 
 
 def apply(tree: Tree, assignment: str) -> None:
-    """Set one place of the tree, making the mappings on the way. Problems are named after the override's text."""
+    """Set one place of the tree, and make the mappings on the way. Problems name the override's text as their place."""
     key, equals, text = assignment.partition("=")
     label = _label(assignment)
     where: Where = tuple(part.strip() for part in key.split("."))
@@ -22,7 +22,7 @@ def apply(tree: Tree, assignment: str) -> None:
 
 
 def put(tree: Tree, where: Where, text: str, origin: Origin) -> None:
-    """Set the place `where` to what `text` means in YAML. Problems are named after the file of `origin`."""
+    """Set the place `where` to the YAML value of `text`. Problems name the file of `origin`."""
     *parents, last = (str(part) for part in where)
     target: dict[str, Any] = tree.value
     for depth, part in enumerate(parents, start=1):

@@ -1,4 +1,4 @@
-"""Paths and sources as written in a spec, made absolute. Texts only: whether anything exists is for the rules."""
+"""Makes the paths and sources of a spec absolute. It works on text only; the rules check that files exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nimble_jobs.spec.units import BadValue, show
 
-CHECKPOINT = "checkpoint.json"  # what makes a folder a checkpoint
+CHECKPOINT = "checkpoint.json"  # a folder with this file is a checkpoint
 WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth")
 SOURCE_EXPECTED = "torchvision:NAME, timm:NAME, transformers:DIR, python:FILE.py:FACTORY or exported:FILE.pt2"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -21,14 +21,14 @@ _NAMES = {"torchvision": re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "timm": re.compi
 
 
 def absolute(text: str, base: Path | None) -> str:
-    """`text` as an absolute path; a relative one is relative to `base`. `..` is taken off by name. Raises BadValue."""
+    """`text` as an absolute path; a relative one is relative to `base`. `..` is resolved by name. Raises BadValue."""
     if not text.strip():
         raise BadValue("found an empty path", "a path")
     if _CONTROL.search(text):
         raise BadValue(f"found {show(text)}, which holds control characters", "a path")
     if text.startswith("~"):
         raise BadValue(
-            f"found {show(text)}, and ~ is not expanded", "an absolute path, or one relative to the spec file"
+            f"found {show(text)}, but ~ is not expanded", "an absolute path, or one relative to the spec file"
         )
     if _URL.match(text):
         raise BadValue(f"found {show(text)}, which is a URL", "a local path")
@@ -56,13 +56,13 @@ def weights_file(text: str, base: Path | None) -> str:
     if text.endswith(WEIGHTS_SUFFIXES):
         return absolute(text, base)
     if text.strip() and exists(os.path.join(base or "", text, CHECKPOINT)):  # noqa: PTH110, PTH118 - Path raises
-        expected = "train.resume to go on with its training, or its model.safetensors to start a new one"
+        expected = "train.resume to continue its training, or its model.safetensors to start a new one"
         raise BadValue(f"found the checkpoint {show(text)}", expected)
     raise BadValue(f"found {show(text)}", "a .safetensors, .pt or .pth file")
 
 
 def is_file_of_weights(value: str) -> bool:
-    """Is `model.weights` a file, as against the name of a torchvision weights entry?"""
+    """Whether `model.weights` is a file, not the name of a torchvision weights entry."""
     return value.endswith(WEIGHTS_SUFFIXES)
 
 
@@ -76,7 +76,7 @@ class Source:
 
     @property
     def local(self) -> bool:
-        """Is `target` a path?"""
+        """Whether `target` is a path."""
         return self.scheme not in _NAMES
 
     def __str__(self) -> str:

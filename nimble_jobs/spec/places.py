@@ -1,4 +1,4 @@
-"""Where a folder lies, whatever it is called: through links, `..`, other cases of letters and other mounts."""
+"""Whether a folder lies in another one, seen through links, `..`, letter case and mounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Identity = tuple[int, int]
 
 
 def holds(folder: str | Path, path: str | Path) -> bool:
-    """Is `path` the folder, or does it lie in it? Neither need exist."""
+    """Whether `path` is the folder or lies in it. Neither need exist."""
     real = Path(os.path.realpath(path))
     if real.is_relative_to(os.path.realpath(folder)):
         return True
@@ -19,7 +19,7 @@ def holds(folder: str | Path, path: str | Path) -> bool:
 
 
 def about_home(output: Path, home: Path) -> str | None:
-    """What is wrong with an output folder that is the state folder, lies in it or holds it; None where it is apart."""
+    """The problem if an output folder is the state folder, lies in it or holds it; else None."""
     real, real_home = Path(os.path.realpath(output)), Path(os.path.realpath(home))
     identity = _identity(real)
     if real_home.is_relative_to(real) or (identity is not None and identity in _around(real_home)):
@@ -31,7 +31,7 @@ def about_home(output: Path, home: Path) -> str | None:
 
 
 def _folders(home: Path) -> Iterator[str]:
-    """The folders of a state folder: one of them may be mounted somewhere else, too."""
+    """The folders of a state folder, since one of them may also be mounted elsewhere."""
     yield str(home)
     for folder in (home, home / "artifacts"):
         try:

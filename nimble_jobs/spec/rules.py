@@ -1,8 +1,8 @@
-"""What contradicts what in a spec whose fields are each right by themselves, and which capabilities are not built yet.
+"""Contradictions between fields that are valid by themselves, and capabilities that do not exist yet.
 
-A rule names the fields that it looks at: it is left out where one of them is wrong already, so nobody reads about
-consequences.
-What needs the file system is in `files.py`, what is about a training in `training_rules.py`.
+A rule names the fields that it reads. It is skipped if one of them is wrong already, so that users do not read about
+consequences of one mistake. Rules about the file system are in `files.py`, rules about trainings in
+`training_rules.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nimble_jobs.spec.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotYet:
-    """A field whose capability is not built: what it may hold meanwhile."""
+    """A field whose capability does not exist yet, with the values that it may hold meanwhile."""
 
     field: str
     accepted: Callable[[JobSpec], bool]
@@ -50,7 +50,7 @@ def check(
     now: float,
     once: bool = False,
 ) -> None:
-    """Report every contradiction into the tree, and everything asked for that is not built yet.
+    """Report every contradiction, and every field whose capability does not exist yet, into the tree.
 
     `now`: Unix seconds, from which timers look ahead. With `once` a spec with `cron` is one of these contradictions.
     """
@@ -75,7 +75,9 @@ def check(
 
 
 def _spoils(bad: Where, need: Where) -> bool:
-    """Does a wrong value at `bad` leave a rule on `need` without sense? So it does around it, at it, or as its item."""
+    """Whether a wrong value at `bad` makes a rule on `need` pointless: it is at that place, around it, or an item of
+    it.
+    """
     return need[: len(bad)] == bad or (bad[: len(need)] == need and isinstance(bad[len(need)], int))
 
 
@@ -86,7 +88,7 @@ def _output_fields(spec: JobSpec) -> Iterator[Finding]:
         if name in fields[:index]:
             yield Finding("output.fields", f"{name} is given twice", "each field once", index=index)
         elif name == "label" and spec.input.fields.label is None:
-            yield Finding("output.fields", "label is asked for, but input.fields.label is not given", "", index=index)
+            yield Finding("output.fields", "label needs input.fields.label, which is not given", "", index=index)
 
 
 @rule("schedule.progressive", "schedule.on_miss")
@@ -100,7 +102,7 @@ def _progressive(spec: JobSpec) -> Iterator[Finding]:
 def _input_fields(spec: JobSpec) -> Iterator[Finding]:
     fields, format_ = spec.input.fields, spec.input.format
     given = {name: getattr(fields, name) for name in ("x", "id", "label") if getattr(fields, name) is not None}
-    if format_ in ("images", "npy"):  # they hold records without names
+    if format_ in ("images", "npy"):  # their records have no names
         names = {"id": "path", "label": "parent"} if format_ == "images" else {}
         for name, value in given.items():
             if name in fields.model_fields_set and value != names.get(name):
@@ -109,7 +111,7 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
         return
     for name in ("id", "label"):
         if name in given and given[name] in [given[n] for n in ("x", "id") if n in given and n != name]:
-            yield Finding(f"input.fields.{name}", f"{show(given[name])} is named twice", "different arrays or columns")
+            yield Finding(f"input.fields.{name}", f"{show(given[name])} is given twice", "different arrays or columns")
 
 
 @rule("input.decode", "input.format", "run.device")
@@ -124,16 +126,16 @@ def _decode(spec: JobSpec) -> Iterator[Finding]:
 @rule("input.only_new", "kind")
 def _only_new_kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.only_new is not None and spec.kind == "finetune":
-        yield Finding("input.only_new", "given, but a training reads all its records in every epoch", "none")
+        yield Finding("input.only_new", "not allowed in a training, which reads all records in every epoch", "none")
 
 
 @rule("input.only_new", "output.if_exists", "kind")
 def _only_new_output(spec: JobSpec) -> Iterator[Finding]:
-    """Each run publishes what is new and nothing else, so it must leave what earlier ones published."""
+    """Each run publishes new files only, so it must not remove the output of earlier runs."""
     if spec.input.only_new is None or spec.kind == "finetune":
         return
     if spec.output.if_exists == "replace":
-        problem = "found replace, but with input.only_new it would remove what earlier runs published"
+        problem = "found replace, but with input.only_new it would remove the output of earlier runs"
         yield Finding("output.if_exists", problem, "fail, and an output.path of its own for each run")
     elif spec.output.if_exists == "resume":
         problem = "found resume, but with input.only_new no two runs score the same files"
@@ -167,7 +169,7 @@ def _sizes(spec: JobSpec) -> Iterator[Finding]:
 @rule("input.transform.layout", "input.format")
 def _layout(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.format == "images" and spec.input.transform.layout is not None:
-        yield Finding("input.transform.layout", "given, but input.format is images", "no layout")
+        yield Finding("input.transform.layout", "not allowed if input.format is images", "no layout")
 
 
 @rule("model.source", "model.weights")
@@ -182,7 +184,7 @@ def _weights(spec: JobSpec) -> Iterator[Finding]:
 def _exported(spec: JobSpec) -> Iterator[Finding]:
     if parse_source(spec.model.source).scheme == "exported":
         if spec.model.args:
-            yield Finding("model.args", "given, but an exported program takes none", "no args")
+            yield Finding("model.args", "not allowed for an exported program", "no args")
         if spec.kind == "finetune":
             yield Finding("model.source", "an exported program cannot be trained", "another source")
 

@@ -1,4 +1,4 @@
-"""What an unquoted YAML scalar means, by the core schema of YAML 1.2.
+"""The meaning of an unquoted YAML scalar, by the core schema of YAML 1.2.
 
 YAML 1.1 reads `on` as true, `12:30:00` as 45000 and `1e-5` as a text; here the first two are texts and the third is a
 number.
@@ -32,7 +32,7 @@ def resolve(text: str) -> Scalar:
     if _INT.fullmatch(text):
         digits = text.lstrip("+-")
         if len(digits) > 1 and digits.startswith("0"):
-            # Octal to YAML 1.1, decimal to YAML 1.2: whichever is chosen surprises somebody.
+            # YAML 1.1 reads it as octal, YAML 1.2 as decimal: either would surprise some users.
             raise BadValue(
                 f"found {_short(text)}, which has a leading zero", "a number without it, or a text in quotes"
             )

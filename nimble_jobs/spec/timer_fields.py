@@ -13,7 +13,7 @@ from nimble_jobs.ticks import moments as written
 
 
 def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
-    """Keeps a text as it is, and says what `check` finds wrong with it."""
+    """A type whose text is kept unchanged after `check` has accepted it."""
 
     def validate(value: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""What contradicts what in a spec with `cron`: bounds without a tick, two ticks with one path, templates elsewhere."""
+"""Contradictions in a spec with `cron`: bounds without a tick, ticks that share a path, templates in other fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEANT = re.compile(r"\{\{\s*(?:previous_)?tick\b")
 
 
 def check(spec: JobSpec, known: Known, tree: Tree, *, now: float) -> Iterator[Finding]:
-    """Everything about timers that is wrong with the fields that are known. `now`: Unix seconds."""
+    """Report what is wrong with the timer's fields. `now`: Unix seconds."""
     if not known(("cron",)):
         return
     if spec.cron is None:
@@ -50,7 +50,7 @@ def check(spec: JobSpec, known: Known, tree: Tree, *, now: float) -> Iterator[Fi
 
 
 def only_once(file: str) -> Finding:
-    """For a spec with `cron` that is to be run, not kept as a timer."""
+    """The finding for a spec with `cron` that was given to a command that runs it."""
     shown = "-" if file.startswith("<") else file  # <stdin>
     return Finding("cron", "found a timer", f"`nimble-jobs cron add {shown}`, or cron=null to run the job once")
 
@@ -63,14 +63,14 @@ def _templated(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
 
 
 def _written(value: object, field: str) -> str:
-    """The text of a field before its path is made absolute; empty where there is none."""
+    """The text of a field before its path is made absolute; empty if there is none."""
     for part in place(field):
         value = value.get(part) if isinstance(value, dict) else None
     return value if isinstance(value, str) else ""
 
 
 def _elsewhere(value: object, where: Where = ()) -> Iterator[Where]:
-    """The places of templates where none may stand."""
+    """The places of templates in fields that do not allow them."""
     if isinstance(value, dict | list):
         pairs: Iterable[tuple[str | int, object]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in pairs:
@@ -80,7 +80,7 @@ def _elsewhere(value: object, where: Where = ()) -> Iterator[Where]:
 
 
 def _bounds(cron: CronSpec, now: float) -> tuple[float, float]:
-    """The year to look at: no tick is due at or before the first, and none after the second."""
+    """The year to look at: ticks after the first moment, up to the second."""
     start = parse_moment(cron.start, cron.timezone) if cron.start is not None else -math.inf
     end = parse_moment(cron.end, cron.timezone, last=True) if cron.end is not None else math.inf
     since = max(now, start - 1)
@@ -94,9 +94,9 @@ def _wrong_bounds(cron: CronSpec, expression: Expression, bounds: tuple[float, f
     if cron.start is not None and end <= parse_moment(cron.start, cron.timezone):
         yield Finding("cron.end", f"found {show(cron.end)}, which is not after cron.start", "a later time")
     elif end <= now:
-        yield Finding("cron.end", f"found {show(cron.end)}, which is over", "a time to come")
+        yield Finding("cron.end", f"found {show(cron.end)}, which is in the past", "a future time")
     elif next(expression.after(bounds[0]), math.inf) > end:
-        yield Finding("cron.end", f"found {show(cron.end)}, and no tick is due until then", "a later time")
+        yield Finding("cron.end", f"found {show(cron.end)}, but no tick is due before that", "a later time")
 
 
 def _spread(cron: CronSpec, expression: Expression, bounds: tuple[float, float], known: Known) -> Iterator[Finding]:

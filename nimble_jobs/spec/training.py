@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import DataPath, Frozen, Positive, WeightsFile, Whole, based, or_defaults
-from nimble_jobs.spec.units import BadValue, show
+from nimble_jobs.spec.units import BadValue, show, wrong
 
 LOSSES = ("cross_entropy", "mse", "bce")
 LOSS_EXPECTED = f"{', '.join(LOSSES)} or python:FILE.py:FUNCTION"
@@ -18,7 +18,7 @@ LOSS_EXPECTED = f"{', '.join(LOSSES)} or python:FILE.py:FUNCTION"
 def _betas(value: object) -> object:
     numbers = value if isinstance(value, list | tuple) else []
     if len(numbers) != 2 or not all(type(n) in (int, float) and 0 <= n < 1 for n in numbers):
-        raise BadValue(f"found {show(value)}", "two numbers from 0 to below 1")
+        raise BadValue(wrong(value), "two numbers from 0 to below 1")
     return tuple(float(n) for n in numbers)
 
 
@@ -75,7 +75,7 @@ _Ratios = Annotated[
 
 
 class OptimizerSpec(Frozen):
-    """How the weights are moved."""
+    """The optimizer, which updates the weights."""
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="The optimizer.")
     lr: Positive = Field(default=0.01, description="Learning rate, the largest one of the schedule.")
@@ -93,7 +93,7 @@ class LrScheduleSpec(Frozen):
     """How the learning rate changes."""
 
     name: Literal["constant", "cosine", "linear", "one_cycle"] = Field(
-        default="constant", description="Its shape after the warm-up; one_cycle has a rise of its own."
+        default="constant", description="Its shape after the warm-up; one_cycle has its own rise."
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate rises from zero.")
 
@@ -138,9 +138,7 @@ class CheckpointSpec(Frozen):
         default=None, description="Epochs between two checkpoints; 1 unless every_steps is given."
     )
     keep_last: int = Field(default=2, ge=1, description="How many checkpoints are kept.")
-    best: Metric | None = Field(
-        default=None, description="The measure whose best epoch is kept, and becomes model.safetensors."
-    )
+    best: Metric | None = Field(default=None, description="The measure whose best epoch becomes model.safetensors.")
 
     @property
     def epochs(self) -> int | None:
@@ -152,9 +150,11 @@ class EarlyStoppingSpec(Frozen):
     """When a training ends before its last epoch."""
 
     metric: Metric = Field(default="val_loss", description="The measure that must get better.")
-    patience: int = Field(ge=1, description="Measurements in a row without a new best one.", examples=[3])
+    patience: int = Field(
+        ge=1, description="Measurements in a row without a new best one, after which the training ends.", examples=[3]
+    )
     min_delta: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="By how much a new best one must be better."
+        default=0.0, ge=0, allow_inf_nan=False, description="By how much a new best measurement must be better."
     )
 
 
@@ -164,24 +164,24 @@ class TrainSpec(Frozen):
     epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the input.")
     loss: Annotated[str, based(_loss)] = Field(default="cross_entropy", description=f"The loss: {LOSS_EXPECTED}.")
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of each label spread over all classes.")
-    optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="How the weights are moved.")
+    optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="The optimizer and its settings.")
     lr_schedule: LrScheduleSpec = Field(default=LrScheduleSpec(), description="How the learning rate changes.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of all gradients together.")
     accumulate: int = Field(default=1, ge=1, le=65_536, description="Batches whose gradients make one step.")
     last_batch: Literal["keep", "drop"] = Field(
-        default="keep", description="What happens to the last batch of an epoch where it is short."
+        default="keep", description="What to do with the last batch of an epoch if it is short."
     )
     freeze: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Globs of the names of parameters that stay as they are."
+        default=(), description="Globs for names of parameters that are not trained."
     )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="Random changes to training images.")
     init_from: WeightsFile | None = Field(default=None, description="Weights file that a new training starts from.")
     resume: Annotated[str, based(_resume)] = Field(
-        default="auto", min_length=1, description="Which unfinished training goes on: auto, never, or a checkpoint."
+        default="auto", min_length=1, description="Which unfinished training to continue: auto, never, or a checkpoint."
     )
     checkpoint: CheckpointSpec | None = Field(
-        default=CheckpointSpec(), description="When the state of the training is kept; null: never."
+        default=CheckpointSpec(), description="When checkpoints are written; null: never."
     )
     validation: ValidationSpec | None = Field(default=None, description="Held-out records.")
     early_stopping: EarlyStoppingSpec | None = Field(default=None, description="When the training ends early.")
-    tensorboard: bool = Field(default=False, description="Write the measures for TensorBoard too.")
+    tensorboard: bool = Field(default=False, description="Also write the measures for TensorBoard.")

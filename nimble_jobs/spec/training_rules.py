@@ -1,4 +1,4 @@
-"""What contradicts what in the spec of a training."""
+"""Contradictions between the fields of a training's spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ rule = register(RULES)
 @rule("kind", "train")
 def _kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "score" and spec.train is not None:
-        yield Finding("train", "given, but kind is score", "kind: finetune, or no train")
+        yield Finding("train", "not allowed if kind is score", "kind: finetune, or no train")
     if spec.kind == "finetune" and spec.train is None:
         yield Finding("train", "missing", "a mapping, as kind is finetune", at="kind")
 
@@ -26,13 +26,13 @@ def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "finetune":
         for name in ("format", "fields", "shard_size"):
             if name in spec.output.model_fields_set:
-                yield Finding(f"output.{name}", "given, but kind is finetune", f"kind: score, or no {name}")
+                yield Finding(f"output.{name}", "not allowed if kind is finetune", f"kind: score, or no {name}")
 
 
 @rule("kind", "input.batch_size")
 def _batch_size(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "finetune" and spec.input.batch_size < 2:
-        problem = f"{spec.input.batch_size}, where kind is finetune"
+        problem = f"found {spec.input.batch_size}, but kind is finetune"
         yield Finding("input.batch_size", problem, "2 or more, as statistics over a batch need two records")
 
 
@@ -51,7 +51,7 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
 @rule("model.weights", "train.init_from")
 def _two_weights(spec: JobSpec) -> Iterator[Finding]:
     if spec.model.weights is not None and spec.train and spec.train.init_from is not None:
-        yield Finding("train.init_from", "given, and model.weights too", "one of them")
+        yield Finding("train.init_from", "not allowed together with model.weights", "one of them")
 
 
 @rule("train.resume", "train.init_from")
@@ -59,11 +59,11 @@ def _resume(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None or spec.train.resume in ("auto", "never"):
         return
     if spec.train.resume.endswith(WEIGHTS_SUFFIXES):
-        expected = "the folder of a checkpoint, or train.init_from for a new training from these weights"
+        expected = "the folder of a checkpoint, or train.init_from to start a new training from these weights"
         yield Finding("train.resume", f"found the weights file {spec.train.resume}", expected)
     elif spec.train.init_from is not None:
-        expected = "resume, which goes on with a training, or init_from, which starts a new one"
-        yield Finding("train.resume", "names a checkpoint, and train.init_from gives weights too", expected)
+        expected = "resume, to continue a training, or init_from, to start a new one"
+        yield Finding("train.resume", "names a checkpoint, but train.init_from is given too", expected)
 
 
 @rule("kind", "schedule.in_flight")
@@ -83,7 +83,7 @@ def _optimizer(spec: JobSpec) -> Iterator[Finding]:
     others, expected = (_OF_ADAM, "adam or adamw") if optimizer.name == "sgd" else (_OF_SGD, "sgd")
     for name in others:
         if name in optimizer.model_fields_set:
-            problem = f"given, but the optimizer is {optimizer.name}"
+            problem = f"not allowed if the optimizer is {optimizer.name}"
             yield Finding(f"train.optimizer.{name}", problem, f"{expected}, or no {name}")
     if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
         yield Finding("train.optimizer.nesterov", "true without momentum", "momentum above 0")
@@ -94,7 +94,7 @@ def _optimizer(spec: JobSpec) -> Iterator[Finding]:
 @rule("train.lr_schedule.name", "train.lr_schedule.warmup_steps")
 def _lr_schedule(spec: JobSpec) -> Iterator[Finding]:
     if spec.train and spec.train.lr_schedule.name == "one_cycle" and spec.train.lr_schedule.warmup_steps:
-        problem = "given, but one_cycle has a rise of its own"
+        problem = "not allowed for one_cycle, which has its own rise"
         yield Finding("train.lr_schedule.warmup_steps", problem, "another schedule, or no warmup_steps")
 
 
@@ -103,10 +103,10 @@ def _loss(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None:
         return
     if spec.train.label_smoothing and spec.train.loss != "cross_entropy":
-        problem = f"given, but the loss is {spec.train.loss}"
+        problem = f"not allowed if the loss is {spec.train.loss}"
         yield Finding("train.label_smoothing", problem, "cross_entropy, or no label_smoothing")
     if spec.train.loss in ("mse", "bce") and spec.input.format == "images":
-        problem = f"{spec.train.loss} compares numbers, and the labels of images are names of folders"
+        problem = f"{spec.train.loss} needs numbers, but the labels of images are folder names"
         yield Finding("train.loss", problem, "cross_entropy, or another input.format")
 
 
@@ -130,7 +130,7 @@ def _stopping(spec: JobSpec) -> Iterator[Finding]:
 
 def _measured(train: TrainSpec, field: str, metric: str) -> Iterator[Finding]:
     if metric.startswith("val_") and train.validation is None:
-        yield Finding(field, f"{metric} is measured by a validation", "train.validation, or another measure")
+        yield Finding(field, f"{metric} needs a validation", "train.validation, or another measure")
     if metric.endswith("accuracy") and train.loss in ("mse", "bce"):
         yield Finding(field, f"{train.loss} has no accuracy", metric.replace("accuracy", "loss"))
 
@@ -152,7 +152,7 @@ def _patience(spec: JobSpec) -> Iterator[Finding]:
     if stopping.metric.startswith("val_") and spec.train.validation is not None:
         measured //= spec.train.validation.every_epochs
     if stopping.patience >= measured:
-        problem = f"{stopping.metric} is measured {measured} times, so that it never ends the training"
+        problem = f"{stopping.metric} is measured only {measured} times, so it never ends the training"
         yield Finding("train.early_stopping.patience", problem, f"less than {measured}")
 
 
@@ -162,9 +162,9 @@ def _random_resized_crop(spec: JobSpec) -> Iterator[Finding]:
         return
     if spec.train.augment.crop_padding:
         expected = "random_resized_crop or crop_padding"
-        yield Finding("train.augment.crop_padding", "given, and random_resized_crop too", expected)
+        yield Finding("train.augment.crop_padding", "not allowed together with random_resized_crop", expected)
     if spec.input.format == "csv":
-        problem = "given, but csv holds no images"
+        problem = "not allowed for csv, which holds no images"
         yield Finding("train.augment.random_resized_crop", problem, "another input.format, or no random_resized_crop")
 
 

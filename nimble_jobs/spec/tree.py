@@ -1,7 +1,7 @@
-"""YAML text to plain values, each with the line that it came from.
+"""Reads YAML text into plain values, each with its line.
 
-Built from parser events, so nothing is ever constructed by tag. Refused here: aliases and anchors, equal keys, merge
-keys, foreign tags, several documents, deep nesting.
+Values are built from parser events, so nothing is ever constructed by tag. Aliases, anchors, equal keys, merge keys,
+foreign tags, several documents and deep nesting are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDS = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a file and a line, or an override (line 0)."""
+    """The place where a value was written: a file and a line, or an override (line 0)."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Tree:
-    """Plain values, where each came from, and what is wrong so far. Places in `bad` are reported already."""
+    """Plain values with their origins, and the problems so far. Places in `bad` have been reported."""
 
     value: Any = None
     origins: dict[Where, Origin] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Tree:
         self.report_at(self.origin(where if at is None else at), where, problem, expected)
 
     def report_at(self, origin: Origin, where: Where, problem: str, expected: str = "") -> None:
-        """Add a problem of the field `where`, found at `origin`. The same problem is kept once."""
+        """Add a problem of the field `where` at `origin`. Equal problems are kept once."""
         found = Problem(file=origin.file, line=origin.line, field=dotted(where), problem=problem, expected=expected)
         self._problems[found] = None
 
@@ -82,7 +82,7 @@ def dotted(where: Where) -> str:
 
 
 def parse(source: bytes | str, file: str, *, line: int | None = None, root: Where = ()) -> Tree:
-    """Read one YAML document. Never raises: what is wrong is in the tree.
+    """Read one YAML document. Never raises; problems are in the tree.
 
     `line`, where given, stands for every line; `root` is the place that the document fills in a larger one.
     """
@@ -148,7 +148,7 @@ class _Reader:
                 raise _Fatal(line, "found a tab", "spaces") from e
             raise _Fatal(line, f"not valid YAML: {_short(e.problem or e.context or 'cannot be read')}") from e
         except (yaml.YAMLError, ValueError, OverflowError) as e:
-            # PyYAML leaks what chr() and int() raise for an escape beyond Unicode or an odd version.
+            # PyYAML lets errors of chr() and int() through, for an escape beyond Unicode or an odd version.
             raise _Fatal(1, f"not valid YAML: {_short(str(e))}") from e
 
     def origin(self, event: Any) -> Origin:
@@ -248,6 +248,6 @@ def _short(text: str) -> str:
 
 
 def _check_text(text: str) -> None:
-    """Raises BadValue for what no file name, database or JSON text can hold."""
+    """Raises BadValue for characters that file names, databases or JSON cannot hold."""
     if any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
         raise BadValue("found a text with a character that cannot be stored", "ordinary text")

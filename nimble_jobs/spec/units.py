@@ -27,7 +27,7 @@ _BYTES = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 
 
 class BadValue(UsageError):
-    """A value that cannot be what its field holds: what was found, and what was expected."""
+    """A value that its field cannot hold, with the problem and what was expected."""
 
     def __init__(self, problem: str, expected: str = "") -> None:
         self.problem, self.expected = problem, expected
@@ -35,7 +35,7 @@ class BadValue(UsageError):
 
 
 def show(value: object) -> str:
-    """A value as a message shows it: one short line, whatever it holds."""
+    """A value for a message: always one short line."""
     match value:
         case None:
             return "nothing"
@@ -50,6 +50,11 @@ def show(value: object) -> str:
             return text if len(text) <= 60 else f"{text[:57]}...{text[0]}"
         case _:
             return str(value)
+
+
+def wrong(value: object) -> str:
+    """The problem with a wrong value, for a message: `found 'x'`, or `is empty` for null."""
+    return "is empty" if value is None else f"found {show(value)}"
 
 
 def parse_device(text: str) -> str:
@@ -69,9 +74,9 @@ def parse_duration(value: object) -> float:
         if sorted(units, key=SECONDS.__getitem__, reverse=True) == units and len(set(units)) == len(units):
             seconds = sum(float(n) * SECONDS[unit] for n, unit in _PART.findall(value)) if units else float(value)
     if math.isnan(seconds):
-        raise BadValue(f"found {show(value)}", DURATION_EXPECTED)
+        raise BadValue(wrong(value), DURATION_EXPECTED)
     if not 0 <= seconds <= LONGEST_S:
-        raise BadValue(f"found {show(value)}", "a duration between 0 and 3650d")
+        raise BadValue(wrong(value), "a duration between 0 and 3650d")
     return float(seconds)
 
 
@@ -99,7 +104,7 @@ def parse_bytes(value: object) -> int:
         if (factor := BYTES.get(unit.lower() or "b")) is not None:
             size = int(number) * factor if number.isdigit() else float(number) * factor
     if size < 0 or size > LARGEST_BYTES:
-        raise BadValue(f"found {show(value)}", BYTES_EXPECTED)
+        raise BadValue(wrong(value), BYTES_EXPECTED)
     return int(size)
 
 

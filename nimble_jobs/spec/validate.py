@@ -1,7 +1,7 @@
-"""The types of a tree's values, by pydantic, with its findings turned into our problems.
+"""Validates the types of a tree's values with pydantic, and turns its errors into our problems.
 
-A problem in one field must not hide one in another: what is wrong is taken out, and the rest is validated again, until
-there is a value that the rules can look at. `Tree.bad` says which of its fields are stand-ins.
+A problem in one field must not hide one in another. So wrong values are taken out and the rest is validated again,
+until there is a value for the rules to check. `Tree.bad` says which of its fields are stand-ins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nimble_jobs.spec.tree import Tree, Where
-from nimble_jobs.spec.units import BadValue, show
+from nimble_jobs.spec.units import BadValue, wrong
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -42,7 +42,7 @@ _EXPECTED = {
 
 
 def validate(tree: Tree, model: type[Model], base: Path) -> Model | None:
-    """Report what is wrong with the types in `tree.value`; the `model`, with stand-ins where `tree.bad` says, or None.
+    """Report wrong types in `tree.value`. Returns the `model`, with stand-ins at the places in `tree.bad`, or None.
 
     Relative paths are relative to `base`.
     """
@@ -65,7 +65,7 @@ def validate(tree: Tree, model: type[Model], base: Path) -> Model | None:
 
 def _report(tree: Tree, model: type[BaseModel], error: ErrorDetails) -> None:
     where, kind, context = error["loc"], error["type"], error.get("ctx", {})
-    problem, expected = f"found {show(error['input'])}", _EXPECTED.get(kind, "").format(**context)
+    problem, expected = wrong(error["input"]), _EXPECTED.get(kind, "").format(**context)
     if kind == "missing":
         description = _fields(model, where[:-1])[str(where[-1])].description or ""
         problem, expected = "missing", description[:1].lower() + description[1:].rstrip(".")
@@ -83,9 +83,9 @@ def _report(tree: Tree, model: type[BaseModel], error: ErrorDetails) -> None:
 
 
 def _repair(value: Any, model: type[BaseModel], error: ErrorDetails) -> None:
-    """Take the wrong value out, or put a stand-in where one is missing."""
+    """Take the wrong value out, or put in a stand-in for a missing one."""
     where = error["loc"]
-    # A list is wrong as a whole, or its other items would move.
+    # Take out the whole list, because removing one item would shift the others.
     names = [str(part) for part in where[: next((i for i, p in enumerate(where) if isinstance(p, int)), len(where))]]
     for name in names[:-1]:
         value = value[name]

@@ -114,8 +114,8 @@ def test_targets_that_are_not_allowed(cli: Cli, tmp_path: Path, command: str) ->
     assert answer.code == 2
     assert [line.partition(": ")[2] for line in answer.lines] == [
         "notify.webhook: the host hooks.example.org is not allowed; "
-        "expected a host of notify.hosts in config.yaml: none is there",
-        "notify.command: /bin/tell: may not be run; allow its folder under notify.commands in config.yaml",
+        "expected a host of notify.hosts in config.yaml: the list is empty",
+        "notify.command: /bin/tell may not be run; allow its folder under notify.commands in config.yaml",
     ]
     assert cli("ls", "--json").json == []
 
@@ -123,7 +123,7 @@ def test_targets_that_are_not_allowed(cli: Cli, tmp_path: Path, command: str) ->
 def test_nobody_to_tell(cli: Cli, tmp_path: Path) -> None:
     """An `on` without anybody to tell is a mistake."""
     answer = cli("validate", spec(tmp_path, "{on: [failed]}"))
-    assert "notify: names nobody, and neither does config.yaml; expected webhook, command or ping" in answer.err
+    assert "notify: names no target, and neither does config.yaml; expected webhook, command or ping" in answer.err
 
 
 def test_ls_and_retry(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:

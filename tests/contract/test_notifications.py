@@ -371,10 +371,10 @@ def test_commands_that_may_not_run(store: Store, tmp_path: Path) -> None:
     assert told(store, command, str(folder)) == f"{command[0]}: {because}"
     assert told(store, [str(folder / "link")], str(folder)) == f"{folder / 'link'}: {because}"
     other.chmod(0o777)
-    assert told(store, command, str(other)) == f"{command[0]}: may not be run; others can write to {other}"
+    assert told(store, command, str(other)) == f"{command[0]} may not be run, because others can write to {other}"
     other.chmod(0o700)
     assert (
-        told(store, [str(other / "none")], str(other)) == f"{other / 'none'}: cannot be run (No such file or directory)"
+        told(store, [str(other / "none")], str(other)) == f"{other / 'none'} cannot be run (No such file or directory)"
     )
     assert not (tmp_path / "ran").exists()
 
