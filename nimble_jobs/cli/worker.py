@@ -147,7 +147,7 @@ def stop(
     for worker in leaving:
         output.note(f"worker {worker.id} (process {worker.pid}): asked to stop")
     client.stop_workers([worker.id for worker in leaving], home=home, timeout_s=timeout_s)
-    output.note("gone")
+    output.note("stopped")
 
 
 def _rows(store: Store) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`python -m nimble_jobs.worker`: what a detached worker runs. It loads neither the command line nor torch."""
+"""`python -m nimble_jobs.worker`: the program of a detached worker. It loads neither the command line nor torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nimble_jobs.worker", description=main.__doc__)
     parser.add_argument("--home", type=Path, required=True, help="state folder")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; by default as configured")
-    parser.add_argument("--max-idle-s", type=float, help="end after so many seconds without work")
-    parser.add_argument("--gpu-memory-bytes", type=int, help="budget for what stays on the device between jobs")
+    parser.add_argument("--max-idle-s", type=float, help="stop after this many seconds without work")
+    parser.add_argument("--gpu-memory-bytes", type=int, help="device memory for models that stay between jobs")
     given = parser.parse_args()
     try:
         settings = Settings.load(given.home)

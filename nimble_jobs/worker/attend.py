@@ -1,4 +1,4 @@
-"""Being there for others to see: a process that holds a lock in the state folder until it is told to stop."""
+"""Holds a lock in the state folder, which shows others that this process runs, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Body = Callable[[Store, WorkerLease, StopSignals], bool]
 
 
 def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
-    """Hold a lock, which others see with `info`, and do `body` until SIGTERM or SIGINT, or until it says that it is
-    over; 0 then. Where it says that it is not, because its folder was replaced, all begins anew.
+    """Hold a lock, which shows `info` to others, and run `body` until SIGTERM, SIGINT or its end; return 0. If `body`
+    says that its folder was replaced, begin anew.
 
     Raises SettingsError, StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
     """
@@ -36,9 +36,9 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
             vouch(home, known)
         with closing(open_impatient(home, create=known is None)) as store:
             if known is None:
-                store.settings.now()  # nobody begins with a configuration that is not valid
+                store.settings.now()  # no worker starts with an invalid configuration
             known = known or identity(home)
-            # One that nobody can see must not begin: on a full disk it waits for room.
+            # Without a lock others cannot see this process, so on a full disk it waits for space first.
             limit_s = store.settings.usable().limits.patience
             patience = Patience(limit_s=limit_s, check=lambda _waited_s: _unless(signals), tell=_tell)
             with patience.through(partial(store.workers.hold, info)) as lease:
@@ -52,7 +52,7 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
 
 
 class _Told(Exception):
-    """To stop, before it had begun."""
+    """The process was asked to stop before it had begun."""
 
 
 def _unless(signals: StopSignals) -> None:
@@ -62,4 +62,4 @@ def _unless(signals: StopSignals) -> None:
 
 def _tell(reason: str | None) -> None:
     if reason is not None:
-        log.error("waits until this works again: %s", reason)
+        log.error("waiting until this works again: %s", reason)

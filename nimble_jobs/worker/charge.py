@@ -1,4 +1,4 @@
-"""The attempt that a worker answers for: claimed, watched while the child works on it, and ended in the store."""
+"""The attempt for which a worker is responsible: claims it, watches the child work on it, and ends it in the store."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ log = logging.getLogger(__name__)
 
 
 class Charge:
-    """What the child works on, if anything, and what the store must still be told. Times are of the monotonic clock.
+    """The attempt that the child works on, if any, and results that the store lacks. Times are of the monotonic clock.
 
-    How an attempt ended is owed to the store, since that may be unusable right now; `owed.pay` writes it.
+    The store may be unusable when an attempt ends. So its result is kept in `owed` until `owed.pay` can write it.
     """
 
     def __init__(self, store: Store, worker: str) -> None:
         self._store = store
         self._worker = worker
-        self._busy = False  # the last look found a job: another one is likely
+        self._busy = False  # the last look gave a job, so another one is likely
         self.running: Running | None = None
         self.owed = Owed()
 
     @property
     def job(self) -> Job | None:
-        """The job at hand."""
+        """The current job."""
         return self.running.job if self.running else None
 
     def take(self, child: Child, now: float) -> bool:
-        """Claim a job and hand it to the child. False where there is none for it."""
+        """Claim a job and hand it to the child. False if there is none for it."""
         assert child.device is not None
         job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
         self._busy = job is not None
@@ -50,36 +50,36 @@ class Charge:
         settings = self._store.settings.usable()
         self.running = Running.begin(job, now, stall_s=settings.limits.stall)
         self._note_settings(job, settings)
-        child.moved()  # what an earlier job left in the pipe
+        child.moved()  # drop what an earlier job left in the pipe
         child.run(job)
         return True
 
     def _note_settings(self, job: Job, settings: Settings) -> None:
-        """Keep what the attempt takes from the configuration, which may be another tomorrow."""
+        """Record the values that the attempt takes from the configuration, which may change later."""
         values = taken(job.spec, job.allow_python, settings)
         if values:
             text = ", ".join(f"{field} from {each['origin']}" for field, each in values.items())
             self._store.jobs.event_soon("settings", text, job.id, job.attempt, values, now=time.time())
 
     def done(self, job_id: str, attempt: int) -> bool:
-        """The child says that an attempt is over, and has told the store. False where it was not this one."""
+        """The child reports that an attempt is over and recorded. False if it was another attempt."""
         if self.running is None or (self.running.job.id, self.running.job.attempt) != (job_id, attempt):
             return False
         self.running = None
         return True
 
     def watch(self, child: Child, now: float) -> None:
-        """Kill the child when its job has no right to go on and does not stop by itself. Raises StoreError."""
+        """Kill the child if its job must stop and does not stop by itself. Raises StoreError."""
         running = self.running
         if running is None:
             return
         running.glance(child.moved(), now)
-        verdict = running.verdict(now)  # one that needs no store to say so comes first
+        verdict = running.verdict(now)  # verdicts that need no store come first
         if verdict is None:
             try:
                 running.look(self._store.jobs.get(running.job.id), now)
             except NotFound:
-                log.warning("%s: is no longer in the database; what it does is dropped", running.job.id)
+                log.warning("%s: the job is no longer in the database; its results are dropped", running.job.id)
                 child.kill()
                 return
             verdict = running.verdict(now)
@@ -87,10 +87,10 @@ class Charge:
             self._end(running, verdict, child)
 
     def lost(self, how: str) -> None:
-        """The child died, as `how` says."""
+        """The child died; `how` says how."""
         running, self.running = self.running, None
         if running:
-            self.owed.add(partial(self._lose, running.job, f"the process that ran it died ({how})"))
+            self.owed.add(partial(self._lose, running.job, f"the job's process died ({how})"))
 
     def give_back(self, child: Child, reason: str) -> None:
         """Kill the child; its job, if it has one, goes back to the queue."""
@@ -100,10 +100,10 @@ class Charge:
             self.owed.add(partial(endings.requeued, self._store.jobs, running.job, reason))
 
     def _end(self, running: Running, verdict: Verdict, child: Child) -> None:
-        log.warning("%s: %s; the process that runs it is killed", running.job.id, verdict)
+        log.warning("%s: %s; its process is killed", running.job.id, verdict)
         jobs, job = self._store.jobs, running.job
         if verdict is Verdict.RESTARTED:
-            self.give_back(child, "the process that ran it was restarted")
+            self.give_back(child, "its process was restarted")
             return
         self.running = None
         if verdict is Verdict.STALLED:
@@ -116,7 +116,7 @@ class Charge:
         self.owed.add(partial(tidy, self._store, job.id))
 
     def _stall(self, job: Job, reason: str) -> None:
-        with job_log(self._store.home, job.id):  # where the child has just written its stacks
+        with job_log(self._store.home, job.id):  # the child has just written its stacks there
             endings.stalled(self._store.jobs, job, reason)
 
     def _lose(self, job: Job, reason: str) -> None:

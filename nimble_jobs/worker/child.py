@@ -1,4 +1,4 @@
-"""The process that touches the device: it takes jobs from its supervisor, one at a time, and never outlives it."""
+"""The process that uses the device. It takes jobs from its supervisor, one at a time, and never outlives it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def main(
     *,
     make_station: MakeStation | None = None,
 ) -> None:
-    """Run jobs on `device` until the supervisor, whose process id is `parent`, says otherwise or is gone.
+    """Run jobs on `device` until the supervisor, whose process id is `parent`, asks to stop or dies.
 
-    Progress goes into the pipe `stamps`. The process leads a group of its own, so that what it starts can end with it.
-    `make_station(store, worker, device, gpu_memory_bytes)` says where they run; by default, on the real device.
+    Progress goes into the pipe `stamps`. The process leads its own group, so that processes that it starts can be ended
+    with it. `make_station(store, worker, device, gpu_memory_bytes)` says where they run; by default, on the real
+    device.
     """
     _die_with(parent)
     os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to every process; ours comes as a Drain
+    # A terminal sends signals to every process; this one is asked by a Drain message.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     logs.forgive_stderr()
@@ -87,7 +89,7 @@ def main(
             )
         _tell(link, Done(job_id=job.id, attempt=job.attempt, last=not sound))
         if not sound:
-            log.error("this process ends, so that no other job runs on what that job met")
+            log.error("this process ends, so that no other job runs on a faulty device")
             idle.over()
             _exit(UNFIT)
         idle.back()
@@ -97,7 +99,7 @@ def main(
 
 
 class _Inbox:
-    """Reads the pipe on a thread of its own: orders arrive while a job runs, and a dead supervisor is noticed."""
+    """Reads the pipe on its own thread, so that orders arrive while a job runs and a dead supervisor is noticed."""
 
     def __init__(self, link: Connection) -> None:
         self.draining = False
@@ -105,7 +107,7 @@ class _Inbox:
         threading.Thread(target=self._read, args=(link,), name="inbox", daemon=True).start()
 
     def next_job(self, idle: Idle) -> Job | None:
-        """The next job, waiting for it; None when there will be no more. The time until then is `idle`'s."""
+        """Wait for the next job; None if there will be no more. `idle` may use the time until then."""
         while True:
             try:
                 job = self._jobs.get(timeout=LOOK_S)
@@ -116,7 +118,7 @@ class _Inbox:
                 return job
 
     def check(self) -> None:
-        """Ends the process where it has been told to stop."""
+        """Ends the process if it was asked to stop."""
         if self.draining:
             _exit(0)
 

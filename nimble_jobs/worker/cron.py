@@ -1,4 +1,4 @@
-"""`cron serve`: fires timers and sends notifications where no worker runs. It runs no job, and never loads torch."""
+"""`cron serve`: fires timers and sends notifications without a worker. It runs no job and never loads torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nimble_jobs.worker.trouble import Trouble
 log = logging.getLogger(__name__)
 
 ROLE = "cron"  # in the lock's info; a worker's is `worker`
-LOOK_S = 0.5  # how often it is asked what is due
+LOOK_S = 0.5  # how often duties are checked
 BEAT_S = 5.0
 
 
@@ -29,12 +29,12 @@ def serve(home: Path) -> int:
     """Fire timers and send notifications until SIGTERM or SIGINT; 0 then. Meanwhile a lock in `workers/` with the role
     `cron` is held.
 
-    A store that is full, locked or read-only is waited for. Raises StoreError when the state folder cannot be used,
-    HomeReplaced when another one has its place.
+    It waits for a full, locked or read-only store. Raises StoreError if the state folder cannot be used, HomeReplaced
+    if another folder took its place.
     """
 
     def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
-        log.info("timers are fired by %s", lease.id)
+        log.info("%s fires timers", lease.id)
         courier = Courier(store, lease.id)
         over = Loop(store, lease, signals, (Fire(store), Reread(store), Send(courier))).run()
         courier.finish(LAST_NOTICES_S)
@@ -45,7 +45,7 @@ def serve(home: Path) -> int:
 
 
 class Loop:
-    """Does duties until told to stop."""
+    """Runs duties until it is asked to stop."""
 
     def __init__(self, store: Store, lease: WorkerLease, signals: StopSignals, duties: tuple[Duty, ...]) -> None:
         self._store = store
@@ -60,13 +60,13 @@ class Loop:
         self._beat_at = 0.0
 
     def run(self) -> bool:
-        """False where it must begin anew, since its lock is not in the state folder any more."""
+        """False if it must begin anew, because its lock is no longer in the state folder."""
         while not self._signals.count:
             try:
                 self._store.jobs.running()
                 self._duties.run(time.time())
                 if not self._lease.in_place:
-                    log.warning("the lock %s was replaced with its folder; begins anew", self._lease.id)
+                    log.warning("the lock %s was replaced together with its folder; beginning anew", self._lease.id)
                     return False
                 recovered = self._trouble.over()
                 if recovered or time.monotonic() >= self._beat_at:
@@ -86,5 +86,5 @@ class Loop:
             self._lease.update(
                 seen_at=time.monotonic(), database=self._store.database_file, failing=self._duties.failing, **info
             )
-        except StoreError as error:  # the next beat says it
+        except StoreError as error:  # the next beat reports it
             log.debug("%s", error)

@@ -1,4 +1,4 @@
-"""What a worker does now and then beside its jobs, as small objects that the supervisor's loop calls.
+"""Work that a worker does from time to time beside its jobs, as small objects that the supervisor's loop calls.
 
 To add one, write a class with `name`, `every_s` and `run` in a file of its own and list it in `worker.serve.duties_of`.
 """
@@ -16,49 +16,49 @@ from nimble_jobs.worker.owed import Owed
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # before a duty that failed is tried again, doubled with each failure in a row
+RETRY_S = 5.0  # wait before a failed duty is retried; it doubles with each failure in a row
 LONGEST_S = 600.0
 
-Record = Callable[[str, str], object]  # a duty's name and why it failed: keeps that for others to see
+Record = Callable[[str, str], object]  # takes a duty's name and its error, and records both for users to see
 
 
 class Duty(Protocol):
-    """Something that has to be done again and again."""
+    """Work that is repeated."""
 
     @property
     def name(self) -> str:
-        """What it does, for logs and events: `recover`, `prune`, `fire`."""
+        """Its name in logs and events: `recover`, `prune`, `fire`."""
 
     @property
     def every_s(self) -> float:
-        """How many seconds pass between two runs."""
+        """Seconds between two runs."""
 
     def run(self, now: float) -> bool | None:
-        """Do it, at `now` in Unix seconds. True where more is left to do, so that it is due again at once. May raise
+        """Run it at `now`, in Unix seconds. True if more is left to do, so that it is due again at once. May raise
         anything.
 
-        The worker hears no signal meanwhile: whatever takes longer than about a second does a part.
+        The worker handles no signal meanwhile, so work of more than about a second must be split into parts.
         """
 
 
 class Every:
-    """When something is due that is done every `seconds`. A clock that was set back makes it due at once."""
+    """Tells when repeated work is due. A clock that was set back makes it due at once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._done_at: float | None = None
 
     def due(self, now: float) -> bool:
-        """At first, and `seconds` after the last `done`."""
+        """True at first, and `seconds` after the last `done`."""
         return self._done_at is None or not self._done_at <= now < self._done_at + self._seconds
 
     def done(self, now: float) -> None:
-        """It was done at `now`."""
+        """Note that it was done at `now`."""
         self._done_at = now
 
 
 class Duties:
-    """Does what is due. A duty that fails is logged and recorded, tried again later, and never ends the worker."""
+    """Runs the due duties. A failed duty is logged, recorded and retried later, and never ends the worker."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Duties:
         leaves: Callable[[], bool] = lambda: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`leaves` says that the process is to end: no further duty is begun then, since each may wait seconds for a
-        store that somebody has locked.
+        """`leaves` says whether the process is about to end. Then no further duty begins, since each may wait seconds
+        for a locked store.
         """
         self._duties = tuple((duty, Every(duty.every_s)) for duty in duties)
         self._record = record
@@ -78,10 +78,10 @@ class Duties:
         self._unrecorded = Owed()
         self._again_at: dict[str, float] = {}  # by the monotonic clock
         self._in_a_row: dict[str, int] = {}
-        self.failing: dict[str, str] = {}  # why the last run of a duty failed, by its name
+        self.failing: dict[str, str] = {}  # error of a duty's last run, by its name
 
     def run(self, now: float) -> None:
-        """Do what is due at `now`. Raises HomeReplaced only: then the worker has to leave."""
+        """Run the duties that are due at `now`. Raises HomeReplaced only, after which the worker must leave."""
         for duty, every in self._duties:
             if self._leaves():
                 return
@@ -101,17 +101,19 @@ class Duties:
             self._unrecorded.pay()
         except HomeReplaced:
             raise
-        except StoreError as error:  # it stays in the list, and the loop meets the same trouble
-            log.debug("a failure could not be recorded: %s", error)
+        except StoreError as error:  # it stays in the list, and the loop will meet the same error
+            log.debug("recording a failure failed: %s", error)
 
     def _failed(self, name: str, error: Exception) -> None:
-        row = 1 if passes(error) else self._in_a_row.get(name, 0) + 1  # what passes is not left for long
+        row = 1 if passes(error) else self._in_a_row.get(name, 0) + 1  # the error may pass soon, so retry soon
         self._in_a_row[name] = row
         pause_s = min(RETRY_S * 2.0 ** min(row - 1, 30), LONGEST_S)
         self._again_at[name] = self._monotonic() + pause_s
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         foreseen = isinstance(error, StoreError)
-        log.error("%s failed, again in %.0f s: %s", name, pause_s, reason, exc_info=None if foreseen else error)
+        log.error(
+            "%s failed and will be retried in %.0f s: %s", name, pause_s, reason, exc_info=None if foreseen else error
+        )
         if self.failing.get(name) != reason:
             self.failing[name] = reason
             self._unrecorded.add(lambda: self._record(name, reason))

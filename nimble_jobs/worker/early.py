@@ -1,6 +1,7 @@
-"""What a `run` command begins while it still opens the store: one thread imports, another one starts the GPU.
+"""Work that a `run` command begins while it opens the store: one thread imports torch, another starts the GPU.
 
-Both take seconds, and neither needs the job. What goes wrong here is left to the job, which does the same again.
+Both take seconds, and neither needs the job. Errors are ignored here, because the job does the same again and reports
+them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _CUDA_DRIVER = "libcuda.so.1"
 
 
 class Early:
-    """The threads. Until `join` has returned, nobody else may import torch or use the device."""
+    """The threads. Until `join` has returned, no other code may import torch or use the device."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._torch = threading.Event()  # it is imported, or cannot be
+        self._torch = threading.Event()  # set once the import has succeeded or failed
         self._threads = [_started("imports", self._import)]
         if spec.run.device != "cpu":
             self._threads.append(_started("gpu", self._start_gpu))
 
     def join(self) -> None:
-        """Wait until all is there."""
+        """Wait until both threads are done."""
         for thread in self._threads:
             thread.join()
 
@@ -65,7 +66,7 @@ class Early:
 
 
 def _make_context(index: int) -> bool:
-    """Make the primary context of a GPU, which torch will use. False where there is no such GPU.
+    """Make the primary context of a GPU, which torch will use. False if there is no such GPU.
 
     The call needs no torch, and Python's lock is free while the driver works.
     """

@@ -37,24 +37,24 @@ Run = Callable[[JobContext], Outcome]
 OnReport = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]
 
-DRAIN_S = 20.0  # how long a wait goes on once the worker has been told to stop
+DRAIN_S = 20.0  # how long a wait goes on after the worker was asked to stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Station:
-    """Where attempts run: a device, what is resident on it, and the code that does the work."""
+    """The place where attempts run: a device, the models resident on it, and the code that does the work."""
 
     store: Store
     device: str  # cpu | cuda:N
     residents: Residents
     run: Run
-    builders: Builders | None = None  # for progressive jobs; without it they build like all others
-    described: str = ""  # the device in words, as schedules have it
-    decoders: Decoders | None = None  # of pictures; without them threads decode
-    memory_bytes: int | None = None  # the user's limit, if there is one: no schedule that needs more is built
+    builders: Builders | None = None  # for progressive jobs; without it they build first
+    described: str = ""  # the device's name, as in schedules
+    decoders: Decoders | None = None  # processes that decode pictures; without them threads do
+    memory_bytes: int | None = None  # the user's limit, if set: no schedule that needs more is built
 
     def close(self) -> None:
-        """Give up what is resident, and end the builds and decoders that still run."""
+        """Free resident models, and end builds and decoders that still run."""
         self.residents.clear()
         if self.builders is not None:
             self.builders.close()
@@ -73,11 +73,11 @@ def execute(
     on_move: Callable[[], None] = lambda: None,
     watched: Callable[[Pulse], AbstractContextManager[object]] = nullcontext,
 ) -> bool:
-    """Run `job`'s present attempt to its end and record it. False when this process must not run another job.
+    """Run `job`'s current attempt to its end and record it. False if this process must not run another job.
 
-    `retry=False` makes every failure final. A disk or a store that cannot be written is waited for, as `patience` says;
-    `on_wait` is told. `on_move` is called when this thread makes progress. The workload runs inside `watched`. Raises
-    StoreError when the store cannot be told how the attempt ended.
+    With `retry=False` every failure is final. It waits for a disk or store that cannot be written, as long as
+    `patience` allows, and reports waits to `on_wait`. `on_move` is called when this thread makes progress. The workload
+    runs inside `watched`. Raises StoreError if the end of the attempt cannot be recorded.
     """
     store = station.store
     jobs = store.jobs
@@ -90,17 +90,17 @@ def execute(
                 outcome = _run(job, station, pulse, patience)
         except FencedOut as fenced:
             if not _owned(store, pulse, patience):
-                log.warning("attempt %d no longer owns the job; what it did is dropped", job.attempt)
+                log.warning("attempt %d no longer owns the job; its results are dropped", job.attempt)
                 return True
-            found = _bare(DataError(str(fenced)))  # nobody but this attempt had a right to what is gone
+            found = _bare(DataError(str(fenced)))  # it still owns the job, so somebody else removed its files
             log.error("%s", found)
         except KeyboardInterrupt:  # the second signal of a `run` command
             raise
-        except BaseException as error:  # the model's code is the user's: anything may come
+        except BaseException as error:  # the model is user code and may raise anything
             found = explain(error, station.device)
             log.error("%s", found, exc_info=None if foreseen(error) else error)
             found = _bare(found)
-        with store.patient(patience.unconditional()):  # what has ended only has to be written down
+        with store.patient(patience.unconditional()):  # the attempt has ended and only needs to be recorded
             ended: Job | None = None
             if found is None:
                 ended = _record(job, store, outcome)
@@ -115,7 +115,9 @@ def execute(
 
 
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:
-    """What runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError where there is none such."""
+    """The station that runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError if there is no such
+    device.
+    """
     from nimble_jobs import workloads
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.engine.device import describe, resolve
@@ -140,13 +142,13 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
 
 
 def patience_of(pulse: Pulse, on_wait: OnWait, limit_s: float) -> Patience:
-    """How long an attempt waits for what it cannot write: until the worker wants it to end, but `limit_s` at most."""
+    """How long an attempt waits for a disk or the store: at most `limit_s`, and not after it is asked to end."""
     drained_at: float | None = None
 
     def check(_waited_s: float) -> None:
         nonlocal drained_at
         stop = pulse.stop()
-        if stop is Stop.DRAIN:  # the worker leaves, but not at once: a checkpoint may just be possible
+        if stop is Stop.DRAIN:  # the worker stops, but not at once, so that a checkpoint may still be written
             drained_at = drained_at or time.monotonic()
             if time.monotonic() - drained_at < DRAIN_S:
                 return
@@ -157,9 +159,9 @@ def patience_of(pulse: Pulse, on_wait: OnWait, limit_s: float) -> Patience:
         pulse.waits(reason)
         on_wait(reason)
         if reason is None:
-            log.warning("goes on: what it waited for works again")
+            log.warning("the wait is over; the job goes on")
         else:
-            log.warning("waits until this works again, for %s at most: %s", format_duration(limit_s), reason)
+            log.warning("waiting until this works again, for %s at most: %s", format_duration(limit_s), reason)
 
     return Patience(limit_s=limit_s, check=check, tell=tell)
 
@@ -197,7 +199,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
 
 
 def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
-    """Does the attempt still own its job, as far as the store knows?"""
+    """Whether the attempt still owns its job, as far as the store knows."""
     try:
         with store.patient(patience.unconditional()):
             pulse.flush(always=True)
@@ -207,7 +209,7 @@ def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
 
 
 def _record(job: Job, store: Store, outcome: Outcome) -> Job | None:
-    """Returns the job if it succeeded, in its final state."""
+    """Record the end of the attempt. Returns the job in its final state if it succeeded."""
     match outcome.stop:
         case Stop.GO:
             if endings.succeeded(store.jobs, job, outcome):
@@ -222,13 +224,13 @@ def _record(job: Job, store: Store, outcome: Outcome) -> Job | None:
 
 
 def _bare(error: NimbleError) -> NimbleError:
-    """Without its traceback, whose frames would keep tensors alive."""
+    """The error without its traceback, whose frames would keep tensors alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def _free(station: Station) -> None:
-    """Out of memory: the next attempt deserves an empty device."""
+    """After an out-of-memory error, free everything for the next attempt."""
     station.residents.clear()
     gc.collect()
     if station.device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""Turns whatever a job raised into the error that is kept with it, and tells when the device's context is lost."""
+"""Turns an exception of a job into the error that is stored with it, and recognises a lost device context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nimble_jobs.errors import DeviceFault, DiskTrouble, JobFailed, NimbleError, OutOfMemory
 from nimble_jobs.patience import is_trouble
 
-# How CUDA, cuBLAS and cuDNN word a fault after which every later call of the process fails too.
+# Messages of CUDA, cuBLAS and cuDNN about faults after which every later call of the process fails too.
 _FAULTS = (
     "device-side assert",
     "illegal memory access",
@@ -26,14 +26,14 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_fai
 
 
 def explain(error: BaseException, device: str) -> NimbleError:
-    """The error to keep with the job. A DeviceFault means that this process must not run another job on `device`."""
+    """The error to store with the job. After a DeviceFault this process must not run another job on `device`."""
     for cause in _chain(error):
         if isinstance(cause, DeviceFault | OutOfMemory):
             return cause
         if fault := _device_error(cause):
             return fault
     if not _context_answers(device):
-        return DeviceFault(f"{_words(error)}; the device does not answer any more")
+        return DeviceFault(f"{_words(error)}; the device no longer responds")
     if isinstance(error, NimbleError) and error.retryable:
         return error
     if any(is_trouble(cause, _text(cause), begun=False) for cause in _chain(error)):
@@ -76,14 +76,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """What an error says. Making the text is code of whoever raised it, and may fail too."""
+    """The text of an error. Making it may run user code, which may fail too."""
     try:
         return str(error)
     except Exception as e:  # noqa: BLE001  # whatever it is, the error that it belongs to is what counts
-        return f"(its message could not be made: {type(e).__name__})"
+        return f"(making its message failed: {type(e).__name__})"
 
 
 def _words(error: BaseException) -> str:
-    """Type and first paragraph: CUDA's messages go on with advice that fits a log better than a table."""
+    """Type and first paragraph. The rest of CUDA's messages is advice that belongs in a log, not in a table."""
     text = _text(error).strip().split("\n\n")[0].split("\nCUDA kernel errors")[0].strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

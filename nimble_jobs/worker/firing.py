@@ -15,7 +15,7 @@ _WARNED = (TickOutcome.MISSED, TickOutcome.ERROR)
 
 
 class Fire:
-    """Fires the timers that are due. All workers of a store do it: whoever is first."""
+    """Fires due timers. All workers of a store do this, and the first one wins."""
 
     name = "fire"
     every_s = 1.0
@@ -26,7 +26,7 @@ class Fire:
     def run(self, now: float) -> bool:
         try:
             fired = self._firer.run(now)
-        except StoreTrouble as error:  # the worker's loop waits for it, too, and says so
+        except StoreTrouble as error:  # the worker's loop waits for the same store, and reports it
             log.debug("%s", error)
             return False
         for tick in fired.ticks:

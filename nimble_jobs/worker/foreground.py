@@ -1,4 +1,4 @@
-"""The job of a `run` command: in the command's own process, once, and ended there also where it would never return."""
+"""Runs the job of a `run` command once, in the command's own process, and ends it there even if it hangs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run_inline(
 ) -> Job:
     """Run a foreground job to its end and return its final record. Nothing is retried.
 
-    The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. `leave` must end the process:
-    it is called, from a thread, with the final record of a job that was cancelled or timed out and does not stop, since
-    it blocks in a read for instance; without it such a job is waited for. Raises UsageError when the job is not waiting
-    for its `run` command, or waits for others; it is cancelled then.
+    The first SIGINT or SIGTERM cancels the job at its next batch, the second one at once. `leave` must end the process.
+    A thread calls it with the final record if a cancelled or timed-out job does not stop, for instance because it
+    blocks in a read. Without `leave` such a job is waited for. Raises UsageError, and cancels the job, if the job does
+    not wait for its `run` command or waits for other jobs.
     """
     with store.workers.hold({"role": "run"}) as lease:
         job = store.jobs.claim_foreground(job_id, lease.id, now=time.time())
@@ -80,21 +80,22 @@ def run_inline(
 
 
 def _not_claimed(store: Store, job_id: str) -> Job:
-    """What became of a foreground job that could not be claimed, where that is an end. Raises UsageError."""
+    """The final record of a foreground job that could not be claimed. Raises UsageError if it has not ended."""
     job = store.jobs.get(job_id)
     if job.state.final and job.attempt == 0:  # a job in run.after ended badly
         return job
     if job.foreground and job.state is JobState.QUEUED:
         parents = store.jobs.awaited([job_id]).get(job_id, [])
         full = store.jobs.group_limits([job.group]) if job.group else {}
-        store.jobs.cancel(job_id, time.time())  # nobody else would ever run it
+        store.jobs.cancel(job_id, time.time())  # nothing else would ever run it
         if not parents:
             running, most = full.get(job.group or "", (0, 0))
             raise UsageError(
-                f"run.group: {running} of {most} jobs of {job.group} run already; expected room, or submit, which waits"
+                f"run.group: {running} of {most} jobs of the group {job.group} are running; wait, or use "
+                "submit, which waits for room"
             )
         waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents)
-        raise UsageError(f"run.after: {waits}; expected jobs that have ended, or submit, which waits for them")
+        raise UsageError(f"run.after: {waits}; wait, or use submit, which waits for other jobs")
     raise UsageError(f"job {job_id} does not wait to be run in the foreground")
 
 
@@ -108,7 +109,7 @@ class _Moves:
         self._count += 1
 
     def any(self) -> bool:
-        """Was there progress since the last call?"""
+        """Whether there was progress since the last call."""
         taken, self._taken = self._taken, self._count
         return taken != self._taken
 
@@ -117,9 +118,9 @@ class _Moves:
 def _watched(
     store: Store, running: Running, moves: _Moves, interrupted: Interrupts, leave: Leave, pulse: Pulse
 ) -> Iterator[None]:
-    """Inside the block a thread ends the job, and with `leave` the process, when it does not stop as it should.
+    """Inside the block a thread ends the job, and with `leave` the process, if the job does not stop when it should.
 
-    While C code holds the interpreter's lock no thread can look.
+    While C code holds the interpreter's lock, no thread can check.
     """
     over = threading.Event()
     job = running.job
@@ -139,8 +140,9 @@ def _watched(
                 continue
             try:
                 ended = _give_up(store, running, stop)
-            except StoreError as error:  # it passes, or the next command finds that this process is gone
-                log.warning("its end could not be written: %s", error)
+            # The error may pass; if not, the next command notices that this process is gone.
+            except StoreError as error:
+                log.warning("recording its end failed: %s", error)
                 continue
             if not over.is_set():  # it may have stopped at the last moment
                 leave(ended)
@@ -156,7 +158,7 @@ def _watched(
 
 
 def _wanted(pulse: Pulse, interrupted: Interrupts) -> tuple[Stop, float]:
-    """What is wanted of the job, and how many seconds it has for that."""
+    """Why the job must stop, and how many seconds it may take."""
     try:
         stop = pulse.stop()
     except FencedOut:  # ended by `cancel --now`
@@ -168,7 +170,7 @@ def _wanted(pulse: Pulse, interrupted: Interrupts) -> tuple[Stop, float]:
 
 def _give_up(store: Store, running: Running, stop: Stop) -> Job:
     job = running.job
-    log.warning("%s: does not stop; it ends with this process", job.id)
+    log.warning("%s: the job does not stop; it ends with this process", job.id)
     if stop is Stop.GO:
         running.look(store.jobs.get(job.id), time.monotonic())
         endings.stalled(store.jobs, job, running.stalled(), retry=False)

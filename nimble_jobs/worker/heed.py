@@ -1,4 +1,4 @@
-"""A duty of every worker: it reads what it has been asked to do."""
+"""A duty of every worker: reads the orders of `worker pause`, `drain`, `resume` and `restart`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ log = logging.getLogger(__name__)
 
 
 class Heed:
-    """Knows what is wanted of this worker: to go on, to pause, to drain, to restart its child."""
+    """Knows this worker's order: to run, to pause, to drain, or to restart its child."""
 
     name = "orders"
-    every_s = 0.5  # how long somebody waits who asks for something
+    every_s = 0.5  # a user waits this long for an answer
 
     def __init__(self, store: Store, worker: str, *, on_change: Callable[[], None]) -> None:
         self._store = store
         self._worker = worker
         self._on_change = on_change
         self.order = Order()
-        self.restarted = 0  # of the restarts that were asked for, so many are begun
+        self.restarted = 0  # number of requested restarts that have begun
 
     def run(self, now: float) -> None:
         order = self._store.orders.of(self._worker)
-        self.restarted = min(self.restarted, order.restarts)  # a restored database knows of fewer
+        self.restarted = min(self.restarted, order.restarts)  # a restored database may hold a lower number
         if order != self.order:
             before, self.order = self.order, order
             if order.wanted is not before.wanted:
@@ -34,11 +34,11 @@ class Heed:
 
     @property
     def wanted(self) -> Wanted:
-        """What to do about new jobs."""
+        """Whether to take new jobs."""
         return self.order.wanted
 
     def restart(self) -> bool:
-        """Is a fresh child wanted? True once for each time that it was asked for."""
+        """Whether a fresh child was requested. True once for each request."""
         wanted = self.order.restarts > self.restarted
         self.restarted = self.order.restarts
         return wanted

@@ -1,7 +1,6 @@
-"""What a worker's child does while it has no job: it builds schedules that jobs did without, the most promising first.
+"""While a worker's child has no job, it builds schedules that earlier jobs missed, the most promising first.
 
-Each is built by a process of its own (`planner.jobs.background`), which ends at once when a job comes or the worker
-leaves.
+Each build runs in its own process (`planner.jobs.background`), which ends at once if a job comes or the worker stops.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often an idle child looks
-_TROUBLE_S = 30.0  # before the store is asked again that could not be
-_TRIES = 3  # builds of one schedule that may end for want of memory and the like
+_TROUBLE_S = 30.0  # wait before the store is tried again after an error
+_TRIES = 3  # tries of a build that ended for want of memory or the like
 
 
 class Idle:
@@ -36,7 +35,7 @@ class Idle:
         self._not_before = 0.0
 
     def look(self) -> None:
-        """There is no job right now: begin a build, or see how the one at hand ended."""
+        """Called while there is no job: begin a build, or handle the end of the current one."""
         builders, now = self._station.builders, self._now()
         after_s = self._station.store.settings.usable().cache.build_after
         if builders is None or after_s == "off" or now < max(self._since + after_s, self._not_before):
@@ -46,11 +45,11 @@ class Idle:
             if self._key is None and not builders.busy:
                 self._begin()
         except StoreError as error:
-            log.warning("schedules that jobs did without are not built: %s", error)
+            log.warning("missed schedules are not built: %s", error)
             self._not_before = now + _TROUBLE_S
 
     def over(self) -> None:
-        """A job has come, or the worker leaves: end what was begun. It waits for the next idle time."""
+        """A job has come, or the worker stops: end the current build. It waits for the next idle time."""
         self._since = self._now()
         builders = self._station.builders
         if builders is None:
@@ -77,9 +76,7 @@ class Idle:
         wanted = store.wanted.take(self._worker, self._station.described, alive=alive, now=time.time())
         if wanted is None:
             return
-        log.info(
-            "idle: builds schedule %s of %s, which %d jobs did without", wanted.key[:12], wanted.model, wanted.misses
-        )
+        log.info("idle: building schedule %s of %s, which %d jobs missed", wanted.key[:12], wanted.model, wanted.misses)
         self._key = wanted.key
         builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)

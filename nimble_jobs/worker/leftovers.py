@@ -1,4 +1,4 @@
-"""What a job leaves beside its output is removed when the job is over, whoever ended it."""
+"""Removes the files that a job left beside its output once the job is over."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def tidy(store: Store, job_id: str, ended: Job | None = None) -> None:
-    """Nothing stays but checkpoints that the same training can go on from; the job says where they are.
+    """Remove everything except checkpoints from which the same training can resume; an event names them.
 
-    Not for a job that may run again. `ended`: the job, where its final state is known.
+    Not for a job that may run again. `ended`: the job, if its final state is known.
     """
     try:
         job = ended or store.jobs.get(job_id)
-    except NotFound:  # the database was replaced by one that does not know it
+    except NotFound:  # the database was replaced by one without this job
         return
     told = hidden.tidy(job)
     if told is not None:

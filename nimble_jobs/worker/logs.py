@@ -1,4 +1,4 @@
-"""Where a worker and its jobs write what they do: UTC times, one file a job. Lines wait for a disk that is full."""
+"""Logs of a worker and its jobs: UTC times, one file per job. On a full disk, lines wait for space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s"
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_KEPT_BYTES = 1 << 20  # of lines that wait for the disk; more than that is counted, not kept
+_KEPT_BYTES = 1 << 20  # most bytes that wait for the disk; further lines are only counted
 
 
 def _formatter() -> logging.Formatter:
@@ -34,14 +34,14 @@ def to_stderr() -> None:
 
 
 def forgive_stderr() -> None:
-    """What prints to stderr, a model's code for instance, must not fail where that is a file on a full disk."""
+    """Let writes to stderr, by a model's code for instance, succeed even if stderr is a file on a full disk."""
     sys.stderr = io.TextIOWrapper(
         _Forgiving(sys.stderr.fileno()), encoding="utf-8", errors="backslashreplace", write_through=True
     )
 
 
 def job_log_path(home: Path, job_id: str) -> Path:
-    """The log of one job; its attempts follow each other in it."""
+    """The log file of one job, for all of its attempts."""
     return home / "logs" / f"{job_id}.log"
 
 
@@ -49,7 +49,7 @@ def job_log_path(home: Path, job_id: str) -> Path:
 def job_log(home: Path, job_id: str) -> Iterator[None]:
     """Append everything that this process logs to the job's own log."""
     ours = logging.getLogger("nimble_jobs")
-    if ours.level != logging.INFO:  # setting it makes all loggers forget what they know
+    if ours.level != logging.INFO:  # setting it clears the caches of all loggers
         ours.setLevel(logging.INFO)
     handler = _JobLog(job_log_path(home, job_id))
     handler.setFormatter(_formatter())
@@ -63,7 +63,7 @@ def job_log(home: Path, job_id: str) -> Iterator[None]:
 
 
 class _JobLog(logging.Handler):
-    """Appends to the file that has the path now. Lines that cannot be written wait for the next one."""
+    """Appends to the file at the path, even if it was replaced. Lines that cannot be written wait for the next one."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -82,9 +82,10 @@ class _JobLog(logging.Handler):
 
     def close(self) -> None:
         self._write()
-        if self._waiting:  # they are not lost where stderr is another file
+        if self._waiting:  # they are not lost if stderr is another file
             sys.stderr.write(
-                f"{self._path}: could not be written; it lacks:\n{self._waiting.decode('utf-8', 'replace')}"
+                f"{self._path}: could not be written; these lines are "
+                f"missing:\n{self._waiting.decode('utf-8', 'replace')}"
             )
         super().close()
 
@@ -106,7 +107,7 @@ class _JobLog(logging.Handler):
 
 
 class _Forgiving(io.RawIOBase):
-    """A descriptor to which writes do not fail. What is lost is counted, and said once it can be."""
+    """A descriptor to which writes do not fail. Lost bytes are counted, and the count is written once that works."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,4 @@
-"""What the supervisor and its child say to each other over their pipe. The order to run a job is its `Job` record."""
+"""Messages between the supervisor and its child over their pipe. A `Job` record is the order to run that job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """From the child: it can never run a job as it was started; trying again is of no use."""
+    """From the child: it can never run a job with its arguments, so starting another child would not help."""
 
     message: str
     exit_code: int
@@ -38,4 +38,4 @@ class Done:
 
     job_id: str
     attempt: int
-    last: bool = False  # the process ends now, and takes no other job
+    last: bool = False  # whether the process ends now and takes no other job

@@ -1,4 +1,4 @@
-"""Writes that a supervisor owes the store: how attempts ended while it could not be written."""
+"""Writes that a supervisor owes the store: ends of attempts that could not be recorded yet."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ log = logging.getLogger(__name__)
 
 
 class Owed:
-    """Writes in the order in which they are due. Each must bear being done twice."""
+    """Pending writes, in order. Each must be safe to repeat."""
 
     def __init__(self) -> None:
         self._writes: list[Callable[[], object]] = []
 
     def add(self, write: Callable[[], object]) -> None:
-        """One more, to be done by the next `pay`."""
+        """Add a write for the next `pay`."""
         self._writes.append(write)
 
     def pay(self) -> None:
-        """Do them. Raises StoreError; those that are left are done by a later call."""
+        """Do the writes. Raises StoreError; a later call does the remaining ones."""
         while self._writes:
             self._writes[0]()
             del self._writes[0]
 
     def settle(self, limit_s: float) -> None:
-        """The last chance. What cannot be written is left to the next worker, which finds jobs by free locks."""
+        """Last try before the process ends. What still fails is left to the next worker, which recovers jobs by free
+        locks.
+        """
         until = time.monotonic() + limit_s
         while self._writes:
             try:
                 self.pay()
             except StoreError as error:
                 if time.monotonic() > until:
-                    log.error("left unwritten, the next worker takes the job back: %s", error)
+                    log.error("the end of the job was not recorded; the next worker recovers it: %s", error)
                     return
                 time.sleep(0.1)

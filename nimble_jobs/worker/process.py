@@ -1,4 +1,4 @@
-"""The supervisor's side of its child: start, talk, kill, and say how it died."""
+"""The supervisor's side of its child: starts it, talks to it, kills it, and says how it died."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ log = logging.getLogger(__name__)
 
 Target = Callable[[Connection, Path, str, str, int | None, int, Connection], None]  # child.main
 
-STACKS_S = 1.0  # how long a process that hangs has to write down where it is
-SEND_S = 1.0  # how long it may take to hear an order
+STACKS_S = 1.0  # time for a hanging process to write its stacks
+SEND_S = 1.0  # time for it to read an order
 SMALL_BYTES = 32 << 10  # of a message that a pipe takes at once, of 200 KiB where a few small ones lie at most
-LEAVING_S = 30.0  # how long one that ends by itself may take
+LEAVING_S = 30.0  # time for it to end by itself
 
 
 class Child:
     """One child process from its start to its death."""
 
     def __init__(self, target: Target, home: Path, worker: str, device: str, gpu_memory_bytes: int | None) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA, nor our connections
+        # A forked process could use neither CUDA nor our database connections.
+        context = multiprocessing.get_context("spawn")
         self.link, theirs = context.Pipe()
         self._stamps, their_stamps = context.Pipe(duplex=False)
         os.set_blocking(self._stamps.fileno(), False)
-        self._sending = threading.Lock()  # one message after the other
+        self._sending = threading.Lock()  # sends messages one at a time
         self.started_at = time.monotonic()
-        self.leaving_since: float | None = None  # it ends by itself, after what it ran
+        self.leaving_since: float | None = None  # it will end by itself after its job
         self.device: str | None = None  # known once it is ready
         self.draining = False
         self._process = context.Process(
@@ -52,9 +53,10 @@ class Child:
             args=(theirs, home, worker, device, gpu_memory_bytes, os.getpid(), their_stamps),
             name="nimble-jobs child",
         )
-        resource_tracker.ensure_running()  # started by `start` otherwise, which would unblock the signals too early
+        resource_tracker.ensure_running()  # otherwise `start` would start it, and unblock the signals too early
         ours = (signal.SIGINT, signal.SIGTERM)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # inherited: none may kill it before it can ignore them
+        # The child inherits the blocked signals, so none can kill it before it ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         try:
             self._process.start()
         finally:
@@ -74,24 +76,24 @@ class Child:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether it is ready for another job, now or once it is done with one."""
+        """Whether it takes another job, now or after its current one."""
         return self.device is not None and self.leaving_since is None and not self.draining
 
     def moved(self) -> bool:
-        """Has the thread that computes made progress since the last call?"""
+        """Whether the computing thread made progress since the last call."""
         return stamps.any_of(self._stamps)
 
     def late(self, now: float, start_s: float) -> str | None:
-        """Why it must be ended at `now`, of the monotonic clock, without a job: it hangs while it starts or ends."""
+        """Why it must be ended at `now`, of the monotonic clock, if it hangs while it starts or ends; else None."""
         if self.leaving_since is not None:
             hangs = now - self.leaving_since > LEAVING_S
-            return f"did not end within {format_duration(LEAVING_S)}" if hangs else None
+            return f"did not exit within {format_duration(LEAVING_S)}" if hangs else None
         if self.device is None and now - self.started_at > start_s:
             return f"was not ready within {format_duration(start_s)}"
         return None
 
     def run(self, job: Job) -> None:
-        """Hand it a job. One that just died is noticed by its sentinel."""
+        """Send it a job. If it has just died, its sentinel tells."""
         self._send(job)
 
     def drain(self) -> None:
@@ -100,7 +102,7 @@ class Child:
         self._send(Drain())
 
     def messages(self) -> list[Ready | Refused | Waits | Done]:
-        """What it has said since the last call."""
+        """Its messages since the last call."""
         said: list[Ready | Refused | Waits | Done] = []
         try:
             while self.link.poll():
@@ -110,15 +112,15 @@ class Child:
         return said
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it has started, and wait until it is gone."""
+        """Send SIGKILL to it and to all processes that it started, and wait until it is gone."""
         self._signal(signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
     def end(self) -> bool:
-        """Let it write down where it hangs, then `kill`. False where it hung because a signal had stopped it.
+        """Let it write its stacks, then `kill` it. False if it hung because a signal had stopped it.
 
-        A stopped process is not continued for that: it would go on with its job for a moment.
+        A stopped process is not continued for this, since its job would go on for a moment.
         """
         stopped = self._stopped()
         if not stopped:
@@ -128,10 +130,10 @@ class Child:
         return not stopped
 
     def bury(self) -> str:
-        """Wait for its end and free what belongs to it; how it ended, in words."""
+        """Wait for its end and free its resources. Returns how it ended, in words."""
         self._process.join()
         code = self._process.exitcode or 0
-        held = self._sending.acquire(timeout=SEND_S)  # an order that was under way fails now that nobody can read it
+        held = self._sending.acquire(timeout=SEND_S)  # a pending order fails now, because nothing can read it any more
         self.link.close()
         if held:
             self._sending.release()
@@ -146,14 +148,15 @@ class Child:
             return False
 
     def _signal(self, number: signal.Signals) -> None:
-        """To its process group. Without one, it has only just begun."""
+        """Send a signal to its process group, or to the process itself if it has not made a group yet."""
         pid = self._process.pid
-        if pid is not None and self._process.exitcode is None:  # not waited for, so nobody else has its number
+        # It has not been waited for, so no other process can have its id.
+        if pid is not None and self._process.exitcode is None:
             with suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
     def _send(self, message: Any) -> None:
-        """Nobody must wait for a process that was stopped. A message that could fill its pipe goes in a thread."""
+        """Send without blocking, since the process may be stopped. A thread sends messages that could fill the pipe."""
         if not self._sending.locked() and _fits(self.link, message):
             self._send_whole(message)
             return
@@ -161,20 +164,20 @@ class Child:
         sender.start()
         sender.join(SEND_S)
         if sender.is_alive():
-            log.warning("the child process does not take its orders")
+            log.warning("the child process does not read its orders")
 
     def _send_whole(self, message: Any) -> None:
         try:
             with self._sending:
                 self.link.send(message)
-        except (OSError, TypeError) as e:  # the latter where the pipe is closed while it writes
+        except (OSError, TypeError) as e:  # ValueError: the pipe was closed during the write
             if isinstance(e, TypeError) and not self.link.closed:
                 raise
             log.warning("the child process no longer listens")
 
 
 def _fits(link: Connection, message: Any) -> bool:
-    """Does the pipe take the message at once? A socket says that it can be written while most of its buffer is free."""
+    """Whether the pipe takes the message at once. A socket is writable while most of its buffer is free."""
     if len(ForkingPickler.dumps(message)) > SMALL_BYTES:
         return False
     poll = select.poll()

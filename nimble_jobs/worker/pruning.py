@@ -16,7 +16,7 @@ _TURN = "prune"
 
 
 class Prune:
-    """Prunes as `retention` of the configuration says, from `retention.daily` on, a small step at each call.
+    """Prunes once a day from `retention.daily` on, by the rules in `retention`, a small step at each call.
 
     If no worker ran at that hour, the next one that starts does it.
     """
@@ -26,7 +26,7 @@ class Prune:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._slot: float | None = None  # the last one that somebody has taken
+        self._slot: float | None = None  # the last day that a worker has taken
         self._sweep: Sweep | None = None
         self._steps: Iterator[object] = iter(())
 
@@ -37,7 +37,7 @@ class Prune:
         try:
             step = next(self._steps, None)
         except BaseException:
-            self._steps = self._sweep.steps()  # from the first one on: what is removed is not found again
+            self._steps = self._sweep.steps()  # starts from the beginning, since removed jobs are not listed again
             raise
         if step is None:
             self._end(self._sweep, now)

@@ -1,4 +1,4 @@
-"""Carries a job's progress to the store and the wish to stop back, a few times a second, off the computing thread."""
+"""Writes a job's progress to the store and reads requests to stop, a few times a second, off the computing thread."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ INTERVAL_S = 0.25
 
 
 class Pulse:
-    """One attempt's link to the store. Between batches it costs no more than a look at a flag.
+    """One attempt's link to the store. Between batches it only checks a flag.
 
-    `wish` says what the process wants of the attempt (GO, DRAIN or CANCEL); `on_report` sees every report at once;
-    `on_move` is called whenever the thread that entered this object reports or asks whether to stop: it gets on.
+    `wish` returns what the process wants from the attempt (GO, DRAIN or CANCEL). `on_report` gets every report at once.
+    `on_move` is called whenever the thread that entered this object reports or asks whether to stop, which is progress.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Pulse:
         self._dirty = False
         self._cancel = False
         self._fenced = False
-        self._waiting: list[float] = []  # since when threads of the attempt wait, by the monotonic clock
+        self._waiting: list[float] = []  # when each waiting thread began to wait, by the monotonic clock
         self._lock = threading.Lock()  # guards _values, _dirty and _waiting
-        self._writing = threading.Lock()  # one write at a time, so that an older count never lands last
+        self._writing = threading.Lock()  # one write at a time, so that no older count overwrites a newer one
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"pulse-{job.id}", daemon=True)
 
@@ -68,7 +68,7 @@ class Pulse:
         self._thread.join()
 
     def stop(self) -> Stop:
-        """What the workload should do now. Raises FencedOut when the attempt no longer owns the job."""
+        """What the workload should do now. Raises FencedOut if the attempt no longer owns the job."""
         self.moved()
         self._check_fence()
         if self._cancel:
@@ -78,7 +78,7 @@ class Pulse:
         return self._wish()
 
     def waits(self, reason: str | None) -> None:
-        """A thread of the attempt waits for a disk or the store from now on; None: it goes on.
+        """Note that a thread of the attempt waits for a disk or the store from now on; None: it goes on.
 
         The job's phase says so, and its timeout does not run meanwhile.
         """
@@ -110,7 +110,7 @@ class Pulse:
         schedule: dict[str, Any] | None = None,
         timings: dict[str, Any] | None = None,
     ) -> None:
-        """Take the newest values; None leaves one as it was. "publish" is written with the publication's own fence."""
+        """Take new values; None keeps the old one. "publish" is written together with the publication's own fence."""
         self.moved()
         self._check_fence()
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
@@ -124,7 +124,7 @@ class Pulse:
             self.flush_soon()
 
     def flush(self, *, always: bool = False) -> None:
-        """Write what is not written yet. Raises FencedOut and StoreError."""
+        """Write pending values. Raises FencedOut and StoreError."""
         with self._writing:
             with self._lock:
                 if not (self._dirty or always):
@@ -140,14 +140,14 @@ class Pulse:
         self._check_fence()
 
     def flush_soon(self) -> None:
-        """Let what is not written yet be part of the store's next transaction: the publication's, or the job's end."""
+        """Add pending values to the store's next transaction: the publication's, or the job's end."""
         with self._writing, self._lock:
             if self._dirty:
                 self._dirty = False
                 self._jobs.progress_soon(self._job.id, self._job.attempt, **self._values)
 
     def moved(self) -> None:
-        """There was progress, if it is the computing thread that says so."""
+        """Note progress, if the caller is the computing thread."""
         if threading.get_ident() == self._computing:
             self._on_move()
 
@@ -162,9 +162,9 @@ class Pulse:
                 self.flush()
                 self._cancel = self._cancel or self._jobs.cancel_wanted(self._job.id, self._job.attempt)
                 troubled = False
-            except FencedOut:  # the computing thread meets it at its next report or question
+            except FencedOut:  # the computing thread gets the error at its next report or question
                 return
             except StoreError as error:  # progress can wait; a store that stays broken fails the job at its end
                 if not troubled:
-                    log.warning("progress could not be written: %s", error)
+                    log.warning("writing progress failed: %s", error)
                 troubled = True

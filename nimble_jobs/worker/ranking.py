@@ -1,4 +1,4 @@
-"""A duty of every worker: the queue ages as config.yaml says."""
+"""A duty of every worker: applies `queue.aging` of config.yaml to the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Ranking:
-    """Ranks the queued jobs anew when `queue.aging` is another than they were ranked by."""
+    """Ranks the queued jobs anew when `queue.aging` has changed."""
 
     name = "ranking"
     every_s = 5.0
@@ -22,4 +22,4 @@ class Ranking:
     def run(self, now: float) -> None:
         seconds = self._store.settings.usable().queue.aging
         if self._store.jobs.set_aging(seconds, now):
-            log.info("the queue is ranked anew: %s of waiting make up for a priority of 1", format_duration(seconds))
+            log.info("the queue is ranked anew: a wait of %s now equals one step of priority", format_duration(seconds))

@@ -1,4 +1,4 @@
-"""What stays on the device between jobs: least recently used goes first, under a budget of bytes."""
+"""Models and graphs that stay on the device between jobs, within a budget of bytes; the least recently used leave."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEVICE_SHARE = 0.8  # the rest is for what one job allocates beside its graphs, and for the libraries' workspaces
+_DEVICE_SHARE = 0.8  # the rest is for allocations beside the graphs, and for the libraries' workspaces
 _HOST_SHARE = 0.5
 
 
 class Residents:
-    """Values by key, with their bytes under a budget. Whatever the present job touched is in use and stays."""
+    """Values by key, within a budget of bytes. Values that the current job has used stay."""
 
     def __init__(self, budget_bytes: int, on_change: Callable[[tuple[str, ...]], None] = lambda _keys: None) -> None:
         self.budget_bytes = budget_bytes
@@ -43,7 +43,7 @@ class Residents:
         self._in_use.clear()
 
     def get(self, key: str) -> Resident | None:
-        """The value kept under `key`, now the most recently used and in use."""
+        """The value under `key`, which becomes the most recently used and counts as in use."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
@@ -51,7 +51,7 @@ class Residents:
         return value
 
     def put(self, key: str, value: Resident) -> None:
-        """Keep `value`, in use; evict others as the budget asks. One larger than the budget alone is kept, too."""
+        """Keep `value`, as in use, and evict others to fit the budget. A value larger than the budget is kept too."""
         old = self._values.pop(key, None)
         if old is not None and old is not value:
             old.close()
@@ -61,7 +61,7 @@ class Residents:
         self._on_change(self.keys)
 
     def make_room(self, nbytes: int) -> None:
-        """Evict, least recently used first, until `nbytes` more fit the budget or all that is left is in use."""
+        """Evict the least recently used until `nbytes` more fit the budget, or all remaining values are in use."""
         if self._evict(nbytes):
             self._on_change(self.keys)
 
@@ -91,7 +91,7 @@ class Residents:
 def default_budget_bytes(device: str) -> int:
     """80 % of a GPU's memory; on the CPU half of what this process may use of the host's."""
     if device.startswith("cuda"):
-        torch = sys.modules["torch"]  # whoever found the device has loaded it
+        torch = sys.modules["torch"]  # torch was loaded to find the device
         return int(torch.cuda.get_device_properties(device).total_memory * _DEVICE_SHARE)
     total = int(psutil.virtual_memory().total)
     try:

@@ -1,4 +1,4 @@
-"""What a supervisor knows of the attempt that its child works on, and whether it may go on."""
+"""The supervisor's view of the attempt that its child works on, and the decision whether it may go on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
 
 
 class Verdict(StrEnum):
-    """Why the process that runs an attempt has to be ended."""
+    """Why the attempt's process must be ended."""
 
-    OVERTIME = "does not stop after its timeout"
+    OVERTIME = "timed out, and does not stop"
     CANCELLED = "cancelled, and does not stop"
-    RESTARTED = "its process is to be restarted"
+    RESTARTED = "its process must be restarted"
     STALLED = "makes no progress"
 
 
-_GLANCE_S = 2.0  # longer than that between two looks, it is not the child that stood still
+_GLANCE_S = 2.0  # after a longer gap between two looks, this process itself was stopped
 
 
 @dataclass
@@ -30,24 +30,24 @@ class Running:
     job: Job
     deadline: float | None  # after it the child is killed
     seen: Job | None = None  # as the store had it last
-    kill_at: float = math.inf  # earlier once the job has been cancelled under it
-    restart_at: float = math.inf  # earlier once its process is to be replaced
-    waits_since: float | None = None  # for a disk or the store; its time does not run meanwhile
-    stall_s: float | None = None  # after so long without progress the child is ended
-    still_s: float = 0.0  # for how long it was seen to make none
+    kill_at: float = math.inf  # moved forward when the job is cancelled
+    restart_at: float = math.inf  # moved forward when its process must be replaced
+    waits_since: float | None = None  # waits for a disk or the store; its timeout does not run meanwhile
+    stall_s: float | None = None  # the child is ended after this long without progress
+    still_s: float = 0.0  # how long it has made no progress
     moved_at: float = 0.0  # when the computing thread last made progress
     looked_at: float = 0.0
 
     @classmethod
     def begin(cls, job: Job, now: float, *, stall_s: float | None = None) -> Running:
-        """`job`'s attempt is handed to the child. `stall_s`: the limit of jobs whose spec says none; None: none."""
+        """The child gets `job`'s attempt. `stall_s`: default limit of specs without run.stall; None: no limit."""
         deadline = None if job.timeout_s is None else now + job.timeout_s + OVERTIME_S
         return cls(job=job, deadline=deadline, stall_s=stall_of(job, stall_s), moved_at=now, looked_at=now)
 
     def glance(self, moved: bool, now: float) -> None:
         """Note whether the child `moved` since the last glance.
 
-        Time counts as standing still only while this process looked on: not while it was stopped, or the machine slept.
+        Time without progress counts only while this process was running, not while it was stopped or the machine slept.
         """
         if moved:
             self.still_s, self.moved_at = 0.0, now
@@ -56,7 +56,7 @@ class Running:
         self.looked_at = now
 
     def look(self, job: Job, now: float) -> None:
-        """Take what the store says of the job."""
+        """Take the store's current record of the job."""
         self.seen = job
         if job.state is JobState.CANCELLED:
             self.kill_at = min(self.kill_at, now + CANCELLED_S)
@@ -64,7 +64,7 @@ class Running:
             self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)
 
     def waits(self, reason: str | None, now: float) -> None:
-        """It waits, or goes on."""
+        """Note that the attempt waits, or goes on."""
         if reason is not None:
             self.waits_since = self.waits_since or now
         elif self.waits_since is not None:
@@ -73,7 +73,7 @@ class Running:
             self.waits_since = None
 
     def verdict(self, now: float) -> Verdict | None:
-        """Why it must not go on; None while it may."""
+        """Why the attempt must end; None while it may go on."""
         if self.deadline is not None and self.waits_since is None and now > self.deadline:
             return Verdict.OVERTIME
         if now > self.kill_at:
@@ -85,7 +85,7 @@ class Running:
         return None
 
     def stalled(self, *, stopped: bool = False) -> str:
-        """How far it came, in words. `stopped`: a signal had stopped its process."""
+        """How far it got, in words. `stopped`: a signal had stopped its process."""
         job = self.seen or self.job
         words = f"no progress for {format_duration(self.stall_s or 0.0)} (run.stall) in phase {job.phase or 'start'}"
         if job.records_total is not None:
@@ -94,6 +94,6 @@ class Running:
 
 
 def stall_of(job: Job, default_s: float | None) -> float | None:
-    """A job's run.stall in seconds: `default_s` where its spec says nothing, None where it says off."""
+    """A job's run.stall in seconds: `default_s` if its spec sets none, None if it says off."""
     given = job.spec.get("run", {}).get("stall")
     return default_s if given is None else None if given == "off" else float(given)

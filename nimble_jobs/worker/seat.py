@@ -1,4 +1,4 @@
-"""The place of a worker's child process: taken, or empty until another one starts."""
+"""The place of a worker's child process: taken, or empty until the next one starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nimble_jobs.worker.process import Child
 
 log = logging.getLogger(__name__)
 
-STARTS = 5  # child processes in a row that die before they are ready
-BACKOFF_S = 0.2  # before the next start, doubled each time
+STARTS = 5  # after this many children in a row that died before they were ready, give up
+BACKOFF_S = 0.2  # wait before the next start; it doubles each time
 
 
 class Seat:
@@ -21,10 +21,10 @@ class Seat:
         self._spawn = spawn
         self._failed_starts = 0
         self.child: Child | None = None
-        self.start_at = 0.0  # when an empty seat is taken again
+        self.start_at = 0.0  # when an empty seat is filled again
 
     def fill(self, now: float) -> None:
-        """Start a child if there is none and it is time."""
+        """Start a child if there is none and the wait is over."""
         if self.child is None and now >= self.start_at:
             self.child = self._spawn()
 
@@ -33,13 +33,13 @@ class Seat:
         self._failed_starts = 0
 
     def check(self, now: float, start_s: float) -> None:
-        """End a child that hangs while it starts, for longer than `start_s`, or while it ends."""
+        """End a child that takes longer than `start_s` to start, or that hangs while it ends."""
         if self.child and (late := self.child.late(now, start_s)):
             log.error("the child process %s and is killed", late)
             self.child.end()
 
     def bury(self, now: float) -> str:
-        """The child is dead: free its seat, and say how it ended. Raises NimbleError where none ever gets ready."""
+        """The child is dead: free its seat and return how it ended. Raises NimbleError if no child ever gets ready."""
         assert self.child is not None
         was_ready = self.child.device is not None
         how = self.child.bury()

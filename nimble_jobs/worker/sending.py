@@ -1,10 +1,10 @@
-"""A duty of every worker: it has the courier look whether notifications are due."""
+"""A duty of every worker: lets the courier send due notifications."""
 
 from __future__ import annotations
 
 from nimble_jobs.courier import Courier
 
-LAST_NOTICES_S = 5.0  # how long a process that leaves tries to send what is due
+LAST_NOTICES_S = 5.0  # how long a process that ends tries to send due notifications
 
 
 class Send:

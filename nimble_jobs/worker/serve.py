@@ -1,4 +1,4 @@
-"""A worker's life: it holds a lock, supervises a child that runs jobs, and does its duties."""
+"""A worker's life: it holds a lock, supervises a child that runs jobs, and runs its duties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def duties_of(store: Store) -> tuple[Duty, ...]:
-    """What each worker of a state folder does beside its jobs, in this order."""
+    """The duties of each worker beside its jobs, in order."""
     return (Recover(store), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store))
 
 
@@ -38,11 +38,11 @@ def run(
     grace_s: float | None = None,
     target: Target = child_process.main,
 ) -> int:
-    """Be a worker until SIGTERM, SIGINT or `max_idle_s` without work; 0 when it ended as asked.
+    """Run a worker until SIGTERM, SIGINT or `max_idle_s` without work; return 0 if it ended as requested.
 
-    After a signal the job that runs has `grace_s`, by default limits.grace, to reach a safe point.
-    Raises SettingsError, UsageError where `device` is not there, StoreError when the state folder cannot be used,
-    HomeReplaced when another one has its place, NimbleError when no child process comes up.
+    After a signal the running job has `grace_s`, by default limits.grace, to reach a safe point. Raises SettingsError,
+    UsageError if there is no `device`, StoreError if the state folder cannot be used, HomeReplaced if another folder
+    took its place, NimbleError if no child process gets ready.
     """
 
     def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:

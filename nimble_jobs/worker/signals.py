@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as something to wait on, or to ask for between batches."""
+"""SIGTERM and SIGINT as a descriptor to wait on, or as a count to check between batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StopSignals:
 
 
 class Interrupts:
-    """How many SIGINT and SIGTERM there were."""
+    """The number of SIGINT and SIGTERM so far."""
 
     count = 0
 
@@ -62,7 +62,7 @@ def interrupts() -> Iterator[Interrupts]:
     """Counts SIGINT and SIGTERM; from the second on they raise KeyboardInterrupt."""
     interrupted = Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield interrupted  # Python hands signals to the main thread only
+        yield interrupted  # Python delivers signals to the main thread only
         return
 
     def handle(_number: int, _frame: FrameType | None) -> None:

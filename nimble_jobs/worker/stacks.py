@@ -1,6 +1,6 @@
-"""On SIGTERM a child does nothing but write down where its threads are: what one that hangs was last seen doing.
+"""On SIGTERM a child writes the stacks of its threads, which show where it hangs, and does nothing else.
 
-The interpreter's lock is not needed for that, so it works while C code spins.
+This does not need the interpreter's lock, so it works while C code holds it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def to_stderr() -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Inside the block they are appended to `path`; to stderr where it cannot be opened, and after the block."""
+    """Inside the block stacks are appended to `path`; after it, or if `path` cannot be opened, they go to stderr."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:

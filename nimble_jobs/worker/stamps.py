@@ -1,7 +1,7 @@
-"""How the thread that computes shows its progress to the supervisor: a byte in a pipe now and then.
+"""The computing thread shows its progress to the supervisor by a byte in a pipe from time to time.
 
-Only that thread writes. A thread that merely lives on beside it, as the one that beats for a lease, says nothing about
-the computation.
+Only that thread writes. A thread that merely runs beside it, such as one that renews a lease, proves nothing about the
+computation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-_APART_S = 0.1  # more stamps than that say nothing new
+_APART_S = 0.1  # at most one stamp in this time
 _AT_ONCE = 4096
 
 
@@ -24,17 +24,17 @@ class Stamps:
         os.set_blocking(link.fileno(), False)
 
     def __call__(self) -> None:
-        """There was progress. Costs one look at the clock, and never waits for the supervisor."""
+        """Note progress. It costs one look at the clock and never waits for the supervisor."""
         now = time.monotonic()
         if now < self._next_at:
             return
         self._next_at = now + _APART_S
-        with suppress(BlockingIOError, BrokenPipeError):  # full: those that wait in it say enough
+        with suppress(BlockingIOError, BrokenPipeError):  # the pipe is full of unread stamps
             os.write(self._link.fileno(), b".")
 
 
 def any_of(link: Connection) -> bool:
-    """Was there progress since the last call? `link` is the supervisor's end, which must not block."""
+    """Whether there was progress since the last call. `link` is the supervisor's end, which must be non-blocking."""
     found = False
     with suppress(BlockingIOError):
         while os.read(link.fileno(), _AT_ONCE):

@@ -1,6 +1,6 @@
 """The worker: claims jobs and hands them to one child process that has the device. It never touches the device itself.
 
-The child may die at any moment, and so may this process: what was claimed is found by `recover` and queued again.
+The child may die at any moment, and so may this process. `recover` then finds the claimed jobs and queues them again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from nimble_jobs.worker.upkeep import Reclaim
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often an idle worker looks for jobs
-JUST_DUE_S = 1.0  # a retry that has been due for less may have come since the last look for a job
-WATCH_S = 0.25  # how often the job that runs is looked at
-BEAT_S = 5.0  # how often the worker gives a sign
-DUTIES_S = 0.5  # how often, at least, duties are asked whether they are due
-LAST_S = 5.0  # how long a worker that leaves tries to write what it still owes the store
+JUST_DUE_S = 1.0  # a retry may have become due since the last look for a job
+WATCH_S = 0.25  # how often the running job is checked
+BEAT_S = 5.0  # how often the worker gives a sign of life
+DUTIES_S = 0.5  # how often, at least, duties are checked
+LAST_S = 5.0  # how long a worker that stops tries to write what it owes the store
 
 
 class Supervisor:
-    """One worker's event loop and what it knows."""
+    """One worker's event loop and its state."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Supervisor:
         self._duties = Duties(mine, record=self._record, leaves=lambda: self._signals.count > 0)
         self._idle_since = time.monotonic()
         self._beat_at = 0.0
-        self._news: dict[str, object] = {}  # what the next beat says besides
+        self._news: dict[str, object] = {}  # what else the next beat reports
         self._watch_at = 0.0
         self._claim_at = 0.0
         self._trouble = Trouble(self._limits.patience)
-        self._trusted_at = 0.0  # after trouble: when the store is asked again, so that a good step means something
+        self._trusted_at = 0.0  # after store errors: when the next step can prove that the store works
 
     def loop(self) -> bool:
-        """Work until told to stop, or idle for too long. False where a worker must begin anew, since its lock is not
-        in the state folder any more.
+        """Work until asked to stop, or idle for too long. False if the worker must begin anew, because its lock is no
+        longer in the state folder.
         """
         while not self._signals.count:
             try:
@@ -107,7 +107,7 @@ class Supervisor:
         return self._charge.running
 
     def _step(self) -> bool:
-        """Whatever is due now. True when the worker has been idle for long enough, or is drained."""
+        """Do everything that is due now. True if the worker has been idle for too long or is drained."""
         now = time.monotonic()
         self._hear()
         self._owed.pay()
@@ -128,7 +128,7 @@ class Supervisor:
         return over
 
     def _seek(self, now: float) -> bool:
-        """Look for a job, if one is wanted. True when the worker should leave."""
+        """Look for a job, if the worker takes jobs. True if the worker should stop."""
         match self._heed.wanted:
             case Wanted.DRAIN:
                 log.info("drained")
@@ -146,9 +146,9 @@ class Supervisor:
         return self._idle_for_too_long(now)
 
     def _restart(self, now: float) -> None:
-        """Begin with a fresh child. A job gets the time of a stopped worker to reach a safe point first."""
+        """Replace the child. A running job first gets as much time to reach a safe point as when the worker stops."""
         log.info("asked to restart the child process")
-        self._beat()  # that is the answer
+        self._beat()  # this is the answer to the order
         if self._running and self._child:
             self._child.drain()
             self._running.restart_at = now + self._patient_s()
@@ -158,7 +158,7 @@ class Supervisor:
             self._beat(status="starting", waits_for=None)
 
     def _next_at(self) -> float:
-        """When the next step is due, if nothing happens before."""
+        """When the next step is due, if nothing happens earlier."""
         at = min(self._beat_at, time.monotonic() + DUTIES_S)
         if self._child is None:
             return min(at, self._seat.start_at)
@@ -174,7 +174,7 @@ class Supervisor:
         self._signals.clear()
 
     def _hear(self) -> None:
-        """Take the child's messages, then its death if it died: the last message may say that the job was done."""
+        """Handle the child's messages, then its death if it died: the last message may say that the job was done."""
         if self._child is None:
             return
         dead = not self._child.alive
@@ -198,7 +198,7 @@ class Supervisor:
                         self._idle_since = time.monotonic()
                         self._claim_at = 0.0
                         self._news["waits_for"] = None
-                        self._beat_at = 0.0  # after the look for another job, which says more
+                        self._beat_at = 0.0  # after the next claim, so that the beat can report it
         if dead:
             self._mourn()
 
@@ -212,7 +212,7 @@ class Supervisor:
     def _idle_for_too_long(self, now: float) -> bool:
         if self._max_idle_s is None or now - self._idle_since < self._max_idle_s:
             return False
-        if self._store.jobs.retries_due(time.time() - JUST_DUE_S):  # that is work
+        if self._store.jobs.retries_due(time.time() - JUST_DUE_S):  # a due retry counts as work
             return False
         log.info("idle for %.0f s", now - self._idle_since)
         return True
@@ -221,9 +221,9 @@ class Supervisor:
         return self._limits.grace if self._grace_s is None else self._grace_s
 
     def _drain(self) -> None:
-        """Let the job that runs reach a safe point, but no longer than the grace period or until a second signal."""
+        """Let the running job reach a safe point, but not beyond the grace period or a second signal."""
         self._beat(status="draining")
-        log.info("told to stop%s", f"; {self._running.job.id} finishes its shard" if self._running else "")
+        log.info("asked to stop%s", f"; {self._running.job.id} finishes its shard" if self._running else "")
         deadline = time.monotonic() + (self._patient_s() if self._running else 0.0)
         if self._child and self._running:
             self._child.drain()
@@ -239,15 +239,15 @@ class Supervisor:
                     self._charge.watch(self._child, now)
             except HomeReplaced:
                 raise
-            except StoreError as error:  # the child has until the deadline
+            except StoreError as error:  # the child may take until the deadline
                 self._endure(error)
             if self._running:
                 self._wait(min(deadline, self._watch_at))
         self._owed.settle(LAST_S)
 
     def _move_out(self) -> None:
-        """The lock is not where others look for it: give the job back, and let `run` take another one."""
-        log.warning("the lock %s was replaced with its folder; this worker begins anew", self._lease.id)
+        """The lock is not where others look for it: give the job back, and let `run` take another lock."""
+        log.warning("the lock %s was replaced together with its folder; this worker begins anew", self._lease.id)
         if self._running and self._child:
             self._charge.give_back(self._child, "the state folder was replaced under its worker")
             self._owed.pay()
@@ -256,7 +256,7 @@ class Supervisor:
         self._store.jobs.event("duty", f"worker {self._lease.id}: {duty} failed: {reason}", now=time.time())
 
     def _beat(self, **info: object) -> None:
-        """Tell others how it goes. `seen_at` and the like are of the monotonic clock, which no clock change moves."""
+        """Publish the worker's state. `seen_at` and similar times are of the monotonic clock, which is never set."""
         running, said = self._running, self._news | info
         self._beat_at = time.monotonic() + BEAT_S
         try:
@@ -272,11 +272,11 @@ class Supervisor:
                 **said,
             )
             self._news.clear()
-        except StoreError as error:  # the next beat says it
+        except StoreError as error:  # the next beat reports it
             log.debug("%s", error)
 
     def _endure(self, error: StoreError) -> None:
-        """Jobs that run go on; what is due is tried again in a second. Raises the error after too long."""
+        """Keep running jobs going and retry in a second. Raises the error if it has lasted too long."""
         self._trouble.met(error)
         self._beat(trouble=str(error))
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""How long a supervisor bears a store that it cannot use, and what it says meanwhile."""
+"""How long a supervisor tolerates an unusable store, and what it reports meanwhile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nimble_jobs.spec.units import format_duration
 
 log = logging.getLogger(__name__)
 
-TROUBLE_S = 60.0  # how long the store may be broken before the worker gives up; what passes is waited for longer
-GONE_S = 300.0  # how long the state folder may be away
+TROUBLE_S = 60.0  # how long the store may be broken before the worker gives up; temporary errors get longer
+GONE_S = 300.0  # how long the state folder may be missing
 
 
 class Trouble:
-    """Trouble with the store, from its first error to the first thing that works again."""
+    """A time of store errors, from the first error to the first success."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -24,7 +24,7 @@ class Trouble:
         self._told = False
 
     def met(self, error: StoreError) -> None:
-        """One more error. Raises it where it has lasted for too long."""
+        """Handle one more error. Raises it if the trouble has lasted too long."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -34,10 +34,10 @@ class Trouble:
             raise error
         if waited_s >= TELL_AFTER_S and not self._told:
             self._told = True
-            log.error("waits until this works again, for %s at most: %s", format_duration(limit_s), error)
+            log.error("waiting until this works again, for %s at most: %s", format_duration(limit_s), error)
 
     def over(self) -> bool:
-        """Everything works. True where it did not before."""
+        """The store works. True if it did not before."""
         since, self._since = self._since, None
         if since is not None and self._told:
             log.warning("the store works again, after %.0f s", time.monotonic() - since)

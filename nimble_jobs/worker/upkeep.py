@@ -1,4 +1,4 @@
-"""Duties of every worker: no job is forgotten whose worker is gone, or that waits for what can never come."""
+"""Duties of every worker: recover jobs of dead workers, and end jobs whose wait can never end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL_S = 5.0
 
 
 class Recover:
-    """Gives up the attempts of workers that died, and queues their jobs again."""
+    """Ends the attempts of dead workers, and queues their jobs again."""
 
     name = "recover"
     every_s = INTERVAL_S
@@ -31,7 +31,7 @@ class Recover:
 
 
 class Sweep:
-    """Fails queued jobs that wait for one that ended badly."""
+    """Cancels queued jobs that wait for an end that can no longer happen."""
 
     name = "sweep"
     every_s = INTERVAL_S
@@ -44,7 +44,7 @@ class Sweep:
 
 
 class Reclaim:
-    """Queues jobs that the store says this worker runs, though it does not: a restored database may say so."""
+    """Queues jobs that this worker runs according to the store, but not in fact, as after a restored database."""
 
     name = "reclaim"
     every_s = INTERVAL_S
@@ -59,4 +59,4 @@ class Reclaim:
         mine = running and (running.id, running.attempt)
         for job in self._store.jobs.running():
             if job.worker == self._worker and (job.id, job.attempt) != mine:
-                endings.requeued(self._store.jobs, job, "its worker lost track of it")
+                endings.requeued(self._store.jobs, job, "its worker no longer ran it")

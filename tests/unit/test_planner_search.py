@@ -150,7 +150,7 @@ def test_a_lost_device_is_no_reason_to_try_another_candidate(monkeypatch: pytest
     assert candidates.failed("a", EngineError("no"), CPU).reason == "not built: no"
     assert candidates.failed("a", CheckFailed("differs", error=0.5), CPU).error == 0.5
     monkeypatch.setattr(candidates, "synchronize", broken)
-    with pytest.raises(DeviceFault, match="a: KeyError: 'x'; the device does not answer any more: CUDA error"):
+    with pytest.raises(DeviceFault, match="a: KeyError: 'x'; the device no longer responds: CUDA error"):
         candidates.failed("a", KeyError("x"), CPU)
 
 

@@ -239,7 +239,7 @@ def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> Non
     """A job in run.after that has not ended: refused and cancelled, for nobody else would run it. A bad end, too."""
     parent = submit()
     child = submit(foreground=True, after=[parent.id])
-    with pytest.raises(UsageError, match=rf"^run.after: n {parent.id} is queued; expected"):
+    with pytest.raises(UsageError, match=rf"^run.after: n {parent.id} is queued; wait, or use submit"):
         run_inline(store, child.id)
     assert store.jobs.get(child.id).state is JobState.CANCELLED
     store.jobs.cancel(parent.id, time.time())
