@@ -41,7 +41,7 @@ from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.training import job as training_job
 from nimble_jobs.workloads.training.loop import Loop
-from nimble_jobs.workloads.training.setup import evaluating
+from nimble_jobs.workloads.training.step.setup import evaluating
 
 TRANSFORM = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 BAR = 0.95
@@ -56,26 +56,28 @@ RATE = 1e-4
 
 
 class Timed(Loop):
-    """A training's loop, with its time and, afterwards, that of what it launched on the device."""
+    """A training's loop that also measures its own time and, afterwards, the time of what it launched."""
 
     seconds = 2.0  # of each bare loop
     figures: dict[str, Any]
 
     def run(self) -> Stop:
-        synchronize(self.device)
+        step, validation, epochs = self.stages.step, self.stages.validation, self.plan.epochs
+        assert validation is not None
+        assert epochs.data.held_out is not None
+        x, y = step.inputs.values()
+        synchronize(x.device)
         start = time.perf_counter()
         stop = super().run()
-        synchronize(self.device)
+        synchronize(x.device)
         run_s = time.perf_counter() - start
-        x, y = self.step.inputs.values()
-        step_s = self._bare(lambda: self.step.run(x, y, RATE))
-        with evaluating(self.setup.module):
-            forward_s = self._bare(lambda: self.forward(x))
-        assert self.held_out is not None
-        validated = -(-self.held_out.total // self.sampler.batch_size) * len(self.progress.epochs)
+        step_s = self._bare(lambda: step.run(x, y, RATE), x.device)
+        with evaluating(validation.setup.module):
+            forward_s = self._bare(lambda: validation.forward(x), x.device)
+        validated = -(-epochs.data.held_out.total // epochs.sampler.batch_size) * len(self.progress.epochs)
         steps_s = self.progress.step * step_s
         Timed.figures = {
-            "device": describe(self.device),
+            "device": describe(x.device),
             "steps": self.progress.step,
             "run_s": run_s,
             "step_ms": step_s * 1e3,
@@ -86,7 +88,7 @@ class Timed(Loop):
         }
         return stop
 
-    def _bare(self, launch: Callable[[], Any]) -> float:
+    def _bare(self, launch: Callable[[], Any], device: torch.device) -> float:
         """Seconds of one call: the median of rounds, over the seconds that are to be spent."""
         rounds = []
         for warm_up in (True, False):
@@ -96,7 +98,7 @@ class Timed(Loop):
                 start = time.perf_counter()
                 for _ in range(ROUND):
                     launch()
-                synchronize(self.device)
+                synchronize(device)
                 rounds.append((time.perf_counter() - start) / ROUND)
         return statistics.median(rounds)
 

@@ -34,11 +34,10 @@ from nimble_jobs.models.build import build
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.store import home, open_store
 from nimble_jobs.worker.foreground import run_inline
-from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.learning_rate import LearningRate
-from nimble_jobs.workloads.training.pixels import Pixels
-from nimble_jobs.workloads.training.sampler import Sampler
-from nimble_jobs.workloads.training.setup import evaluating
+from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
+from nimble_jobs.workloads.training.batches.epochs import Sampler
+from nimble_jobs.workloads.training.step.learning_rate import LearningRate
+from nimble_jobs.workloads.training.step.setup import evaluating
 
 BAR = 0.98  # accuracy on records held out
 

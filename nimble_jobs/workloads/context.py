@@ -18,6 +18,8 @@ from nimble_jobs.store import Store
 if TYPE_CHECKING:
     from nimble_jobs.decoding.pool import Decoders
 
+Event = Callable[[str, str, dict[str, Any]], None]  # kind, message, data
+
 
 class Stopped(BaseException):
     """The worker wants the job to end: while it waited, or between two batches. No failure, so no Exception."""
@@ -44,7 +46,7 @@ class JobContext:
     stop: Callable[[], Stop]
     # report(phase=..., done=..., total=..., bad=..., schedule=..., timings=...); raises FencedOut
     report: Callable[..., None]
-    event: Callable[[str, str, dict[str, Any]], None]  # kind, message, data
+    event: Event
     allowed_python: tuple[Path, ...] = ()
     patience: Patience = NONE  # for writes to the output's disk; raises Stopped where the job is to end
     decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads do

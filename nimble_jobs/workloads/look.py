@@ -21,8 +21,8 @@ from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, f
 from nimble_jobs.models.build import shapes_only
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.losses import targets
+from nimble_jobs.workloads.training.batches.augment import Augment
+from nimble_jobs.workloads.training.step.losses import targets
 
 
 @dataclass(kw_only=True)

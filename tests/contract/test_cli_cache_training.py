@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nimble_jobs.workloads.training import ahead, job
+from nimble_jobs.workloads.training.step import validation as validations
 from tests.cli import Cli, beside
 from tests.trainings import lay_out
 
@@ -94,8 +94,7 @@ def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.
 
 def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they are replayed: the job that comes needs to build nothing."""
-    for module in (ahead, job):
-        monkeypatch.setattr(module, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validations, "REPLAYED_ON", ("cpu",))
     given = (spec, "train.validation.source=held-out.npz", "--json")
     step, validation = cli("cache", "build", *given).json
     assert (step["input"], validation["input"]) == ("x:float32[8, 1, 8, 8], y:int64[8]", "x:float32[8, 1, 8, 8]")
@@ -129,7 +128,7 @@ def reads():
     return Reads(nn.Flatten(), nn.Linear(64, 4))
 """
     )
-    monkeypatch.setattr(ahead, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validations, "REPLAYED_ON", ("cpu",))
     answer = cli("cache", "build", spec, "model.source=python:model.py:reads", "train.validation.source=held-out.npz")
     assert (answer.code, "jobs will run in eager: validations: " in answer.err) == (100, True)
     assert "model.py:" in answer.err

@@ -14,12 +14,11 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine.pictures import available
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
-from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import Feed
-from nimble_jobs.workloads.training.intake import Intake
-from nimble_jobs.workloads.training.pixels import Pixels
-from nimble_jobs.workloads.training.reading import read
-from nimble_jobs.workloads.training.segments import Segment
+from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
+from nimble_jobs.workloads.training.batches.epochs import Segment, in_turn
+from nimble_jobs.workloads.training.batches.feed import Feed
+from nimble_jobs.workloads.training.batches.intake import Intake
+from nimble_jobs.workloads.training.batches.lots import Draws, read
 from tests.photographs import jpeg, photographs
 
 _BUSY_CYCLES = 500_000  # of the device before it reads a batch: the host is far ahead of it
@@ -45,13 +44,13 @@ def test_batches_are_those_of_the_host(tmp_path: Path, device: torch.device, tog
                 for epoch in range(1, 5):
                     order = np.random.default_rng(epoch).permutation(total)
                     places = partial(augment.places, epoch=epoch)
-                    for given in ({"order": order, "places": places}, {}):
-                        lots = read(reader, batch_size=8, together=together, intake=intake, **given)  # type: ignore[arg-type]
+                    for draws in (Draws(order=order, places=places), Draws()):
+                        lots = read(reader, intake, batch_size=8, together=together, draws=draws)
                         yield Segment(lots=lots, batches=-(-total // 8))
 
             found = []
             pixels = Pixels(transform, padding=2)
-            with closing(Feed(segments(), pixels, on, batch_bytes=1, together=together, stream=intake.stream)) as feed:
+            with closing(Feed(in_turn(segments()), pixels, intake, batch_bytes=1, together=together)) as feed:
                 for _ in range(8):
                     for batch in feed.segment():
                         if on.type == "cuda":
@@ -91,11 +90,11 @@ def test_pictures_decoded_on_the_device(tmp_path: Path, device: torch.device) ->
                 for epoch in (1, 2):
                     order = np.random.default_rng(epoch).permutation(reader.total)
                     places, crops = partial(augment.places, epoch=epoch), augment.crops(epoch)
-                    for more in ({"order": order, "places": places, "crops": crops}, {}):
-                        yield Segment(lots=read(reader, batch_size=16, intake=intake, **more), batches=4)  # type: ignore[arg-type]
+                    for draws in (Draws(order=order, places=places, crops=crops), Draws()):
+                        yield Segment(lots=read(reader, intake, batch_size=16, draws=draws), batches=4)
 
             found = []
-            with closing(Feed(segments(), Pixels(transform), on, stream=intake.stream)) as feed:
+            with closing(Feed(in_turn(segments()), Pixels(transform), intake)) as feed:
                 for _ in range(4):
                     for batch in feed.segment():
                         if on.type == "cuda":

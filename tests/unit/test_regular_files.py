@@ -24,7 +24,7 @@ from nimble_jobs.regular import NotRegular, open_regular, read_regular
 from nimble_jobs.spec import load
 from nimble_jobs.spec.model import InputSpec, ModelSpec
 from nimble_jobs.store.bundle import Bundle
-from nimble_jobs.workloads.training import checkpoint
+from nimble_jobs.workloads.training.keep import checkpoint
 
 Put = Callable[[Path], None]
 

@@ -19,8 +19,9 @@ from nimble_jobs import spec as specs
 from nimble_jobs.data.files import remove_tree
 from nimble_jobs.errors import CheckpointGone, Damaged, DataError, JobFailed, ModelError
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import checkpoint, random_state
-from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.batches.epochs import Sampler
+from nimble_jobs.workloads.training.keep import checkpoint
+from nimble_jobs.workloads.training.keep.state import random_states, restore_random
 from tests.trainings import RECORDS, Attempt, digests, lay_out, metrics, spec_of
 
 CPU = torch.device("cpu")
@@ -90,7 +91,7 @@ def test_a_damaged_checkpoint(
     second.run()
     (said,) = second.said("checkpoint-damaged")
     assert str(newest / file) in said
-    assert said.endswith(f"; the one after step {int(before.name[5:])} is used")
+    assert said.endswith(f"; the checkpoint after step {int(before.name[5:])} is used")
     (resumed,) = second.said("resumed")
     assert f"goes on after step {int(before.name[5:])} of 14" in resumed
     assert digests(spec.output.path) == undisturbed
@@ -106,7 +107,7 @@ def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> N
     second.run()
     said = second.said("checkpoint-damaged")
     assert len(said) == len(found)
-    assert all(text.endswith("; starts anew, as there is no other") for text in said)
+    assert all(text.endswith("; the training starts anew, as there is no other checkpoint") for text in said)
     assert second.said("resumed") == []
     assert digests(spec.output.path) == undisturbed
 
@@ -357,7 +358,7 @@ def test_a_frozen_glob_that_matches_nothing(folder: Path) -> None:
     with pytest.raises(ModelError) as caught:
         Attempt(eager(folder, output="freeze/net", train__freeze=["6.weigth"])).run()
     assert str(caught.value).startswith(
-        "train.freeze[0]: '6.weigth' matches no parameter of the model; names near it: 6.w"
+        "train.freeze[0]: '6.weigth' matches no parameter of the model; similar names: 6.w"
     )
 
 
@@ -409,10 +410,10 @@ def test_two_jobs_of_one_training(folder: Path, undisturbed: dict[str, str]) -> 
         if asked == 10:
             while not kept(spec):  # a thread writes them
                 time.sleep(0.001)
-            states = random_state.capture(CPU)  # other jobs run in other processes
+            states = random_states(CPU)  # other jobs run in other processes
             inner.append(Attempt(spec, job="inner", stop=lambda n: Stop.DRAIN if n >= 2 else Stop.GO))
             inner[0].run()
-            random_state.restore(states, CPU)
+            restore_random(states, CPU)
         return Stop.GO
 
     Attempt(spec, job="outer", stop=meanwhile).run()

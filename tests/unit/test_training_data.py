@@ -21,13 +21,14 @@ from nimble_jobs.chance import below, draws
 from nimble_jobs.data import Reader, Signature, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
-from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import Feed, _part, lot_size
-from nimble_jobs.workloads.training.pixels import Pixels
-from nimble_jobs.workloads.training.reading import HostBatch, Lot, read
-from nimble_jobs.workloads.training.sampler import Sampler
-from nimble_jobs.workloads.training.segments import Segment, in_turn
+from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
+from nimble_jobs.workloads.training.batches.epochs import Sampler, Segment, in_turn
+from nimble_jobs.workloads.training.batches.feed import Feed, _part, lot_size
+from nimble_jobs.workloads.training.batches.intake import Intake
+from nimble_jobs.workloads.training.batches.lots import Checks, Draws, HostBatch, Lot, read
 from tests.augmented import changed
+
+HOST = Intake(torch.device("cpu"))
 
 
 @given(
@@ -139,7 +140,7 @@ def write(path: Path, x: np.ndarray, y: np.ndarray, transform: TransformSpec = T
 
 def segment(reader: Reader, **given_: Any) -> Segment:
     """All of a reader's records."""
-    return Segment(lots=read(reader, **given_), batches=-(-reader.total // given_["batch_size"]))
+    return Segment(lots=read(reader, HOST, **given_), batches=-(-reader.total // given_["batch_size"]))
 
 
 def plain() -> Pixels:
@@ -175,7 +176,17 @@ def test_reading_on_is_reading(
 
     def batches(skip: int, together: int = 1) -> list[tuple[HostBatch, list[float], list[int]]]:
         with open_reader(spec) as reader:
-            lots = list(read(reader, batch_size=size, order=order, skip=skip, at_least=at_least, together=together))
+            lots = list(
+                read(
+                    reader,
+                    HOST,
+                    batch_size=size,
+                    draws=Draws(order=order),
+                    skip=skip,
+                    at_least=at_least,
+                    together=together,
+                )
+            )
         assert all(len(lot.batches) <= together for lot in lots)
         return [(b, lot.x[b.rows, 0].tolist(), lot.y[b.rows].tolist()) for lot in lots for b in lot.batches]
 
@@ -207,12 +218,12 @@ def test_batches_of_a_lot_are_those_read_alone(tmp_path: Path, together: int) ->
         with open_reader(spec, targets="numbers") as reader:
             augment = Augment(AugmentSpec(crop_padding=2, flip="both"), reader.signature, seed=3)
             segments = [
-                segment(reader, batch_size=4, places=partial(augment.places, epoch=1), together=together),
+                segment(reader, batch_size=4, draws=Draws(places=partial(augment.places, epoch=1)), together=together),
                 segment(reader, batch_size=4, together=together),
-                segment(reader, batch_size=4, places=partial(augment.places, epoch=2), together=together),
+                segment(reader, batch_size=4, draws=Draws(places=partial(augment.places, epoch=2)), together=together),
             ]
             pixels = Pixels(transform, padding=2)
-            with closing(Feed(segments, pixels, torch.device("cpu"), batch_bytes=1, together=together)) as feed:
+            with closing(Feed(in_turn(segments), pixels, HOST, batch_bytes=1, together=together)) as feed:
                 found = [(n, batch) for n in range(3) for batch in feed.segment()]
         return [(n, b.host.taken, b.host.bad, b.x.numpy().tobytes(), b.y.tolist()) for n, b in found]
 
@@ -232,7 +243,8 @@ def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
     labels = np.array([0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 3, 0])
     spec = write(tmp_path / "d.npz", np.zeros((12, 1), dtype=np.float32), labels)
     with open_reader(spec) as reader:
-        feed = Feed([segment(reader, batch_size=4, classes=3, together=together)], plain(), torch.device("cpu"))
+        segments = [segment(reader, batch_size=4, checks=Checks(classes=3), together=together)]
+        feed = Feed(in_turn(segments), plain(), HOST)
         batches = feed.segment()
         assert [next(batches).y.tolist(), next(batches).y.tolist()] == [[0, 1, 2, 0], [1, 1, 0, 2]]
         with pytest.raises(DataError, match=r"found the label 3 of record 10 \(.*d\.npz: record 10\); expected 0 to 2"):
@@ -245,7 +257,7 @@ def test_a_label_in_a_batch_that_is_left_out(tmp_path: Path) -> None:
     spec = write(tmp_path / "d.npz", x, np.array([0, 1, 0, 9, 1, 0]))
     for together in (1, 3):
         with open_reader(spec) as reader:
-            lots = list(read(reader, batch_size=2, classes=2, at_least=2, together=together))
+            lots = list(read(reader, HOST, batch_size=2, checks=Checks(classes=2), at_least=2, together=together))
         assert [lot.y[b.rows].tolist() for lot in lots for b in lot.batches] == [[0, 1], [1, 0]]
 
 
@@ -274,7 +286,7 @@ def test_one_segment_after_the_other(tmp_path: Path) -> None:
                 begun.append(name)
                 yield segment(reader, batch_size=4, skip=skip)
 
-    with closing(Feed(segments(), plain(), torch.device("cpu"), batch_bytes=1)) as feed:
+    with closing(Feed(in_turn(segments()), plain(), HOST, batch_bytes=1)) as feed:
         first = feed.segment()
         sizes = [len(next(first).x)]
         while len(begun) < 3:

@@ -19,9 +19,9 @@ from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import ScheduleState, Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import job
-from nimble_jobs.workloads.training.forward import Forward
-from nimble_jobs.workloads.training.setup import evaluating
+from nimble_jobs.workloads.training.step import validation
+from nimble_jobs.workloads.training.step.setup import evaluating
+from nimble_jobs.workloads.training.step.validation import Forward
 from tests.trainings import Attempt, lay_out, metrics, spec_of
 
 STEP = {"model.source": "test", "mode": "training", "input": "x, y", "train.loss": "mse", "train.optimizer": "sgd"}
@@ -197,7 +197,7 @@ def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, m
     """They measure what eager measures. Without leave to build there is eager, and the job says why."""
     lay_out(tmp_path)
     measured = []
-    monkeypatch.setattr(job, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
     for number, on_miss in enumerate(("eager", "build", "fail", "eager")):
         spec = spec_of(tmp_path, output=f"out-{number}/net", schedule__on_miss=on_miss, model__args={"dropout": 0.0})
         attempt = Attempt(spec, home=tmp_path / "home")
@@ -221,7 +221,7 @@ def test_a_resume_says_that_other_kernels_validate(tmp_path: Path, monkeypatch: 
     lay_out(tmp_path)
     spec = spec_of(tmp_path)
     Attempt(spec, stop=lambda asked: Stop.DRAIN if asked == 4 else Stop.GO).run()
-    monkeypatch.setattr(job, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
     second = Attempt(spec, number=2)
     assert second.run().schedule["validation"] == "schedule"
     (text,) = second.said("resumed")

@@ -20,8 +20,8 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.errors import DataError, JobFailed, ModelError, NimbleError
 from nimble_jobs.models.build import build
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import curves
-from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training.batches.epochs import Sampler
+from nimble_jobs.workloads.training.gauge import curves
 from tests.augmented import changed
 from tests.trainings import HELD_OUT, RECORDS, Attempt, digests, lay_out, metrics, spec_of
 
@@ -480,7 +480,7 @@ def test_early_stopping(folder: Path) -> None:
 def test_nothing_but_short_batches(folder: Path) -> None:
     """Dropping the last batch of an input that fills none leaves nothing to train on."""
     spec = spec_of(folder, output="x/net", input__batch_size=64, train__last_batch="drop")
-    with pytest.raises(DataError, match=r"train\.last_batch: drop leaves nothing of 52 records in batches of 64"):
+    with pytest.raises(DataError, match=r"train\.last_batch: drop leaves none of 52 records in batches of 64"):
         Attempt(spec).run()
 
 

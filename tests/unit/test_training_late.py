@@ -13,9 +13,11 @@ import torch
 
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import checkpoint, figures, loop
-from nimble_jobs.workloads.training.figures import Batch, Gauge, Measured, Steps
-from nimble_jobs.workloads.training.sampler import Sampler
+from nimble_jobs.workloads.training import job
+from nimble_jobs.workloads.training.batches.epochs import Sampler
+from nimble_jobs.workloads.training.gauge import figures
+from nimble_jobs.workloads.training.gauge.figures import Batch, Gauge, Measured, Steps
+from nimble_jobs.workloads.training.keep import checkpoint
 from tests.trainings import RECORDS, Attempt, digests, lay_out, spec_of
 
 CPU = torch.device("cpu")
@@ -35,7 +37,7 @@ class Late(figures._Block):
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Figures leave five batches at a time and arrive a few steps later."""
     monkeypatch.setattr(figures, "_Block", Late)
-    monkeypatch.setattr(loop, "Gauge", partial(Gauge, rows=5))
+    monkeypatch.setattr(job, "Gauge", partial(Gauge, rows=5))
     return
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.workloads.training.flat import Flat
-from nimble_jobs.workloads.training.live import Live
+from nimble_jobs.workloads.training.keep.flat import Flat
+from nimble_jobs.workloads.training.keep.state import Live
 
 CPU = torch.device("cpu")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,11 @@ from torch import nn
 
 from nimble_jobs.errors import JobFailed, ModelError
 from nimble_jobs.spec import CheckpointSpec, EarlyStoppingSpec, LrScheduleSpec, OptimizerSpec
-from nimble_jobs.workloads.training import curves, random_state
-from nimble_jobs.workloads.training.flat import Flat
-from nimble_jobs.workloads.training.learning_rate import LearningRate
-from nimble_jobs.workloads.training.progress import Progress, better
-from nimble_jobs.workloads.training.setup import freeze, in_training, recipe
+from nimble_jobs.workloads.training.gauge import curves
+from nimble_jobs.workloads.training.keep.flat import Flat
+from nimble_jobs.workloads.training.keep.state import Progress, better, random_states, restore_random, seed_random
+from nimble_jobs.workloads.training.step.learning_rate import LearningRate
+from nimble_jobs.workloads.training.step.setup import freeze, in_training, recipe
 
 CPU = torch.device("cpu")
 
@@ -123,14 +125,12 @@ def test_what_is_not_finite_is_found_in_any_type(dtype: torch.dtype, value: floa
 
 def test_random_states_come_back() -> None:
     """Every generator goes on where it was, through JSON."""
-    import json
-
-    random_state.seed_all(5, CPU)
+    seed_random(5, CPU)
     torch.rand(3), np.random.rand(3), random.gauss(0, 1), np.random.randn()
-    states = json.loads(json.dumps(random_state.capture(CPU)))
+    states = json.loads(json.dumps(random_states(CPU)))
     first = (torch.rand(4).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1), random.random())
-    random_state.seed_all(6, CPU)
-    random_state.restore(states, CPU)
+    seed_random(6, CPU)
+    restore_random(states, CPU)
     assert (torch.rand(4).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1), random.random()) == first
 
 
@@ -161,7 +161,7 @@ def test_early_stopping_counts_measurements() -> None:
         ended.append(progress.finished)
     assert ended == [False] * 6 + [True]
     assert progress.best == {"step": 0, "epoch": 7, "metric": "val_loss", "value": 0.625}
-    assert Progress.from_json(progress.to_json()) == progress
+    assert Progress(**json.loads(json.dumps(asdict(progress)))) == progress
 
 
 def test_frozen_norms_keep_their_statistics() -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,11 @@ from nimble_jobs.resizing import to_bytes, weights
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.look import look
-from nimble_jobs.workloads.training.augment import Augment
-from nimble_jobs.workloads.training.feed import Feed
-from nimble_jobs.workloads.training.intake import Intake
-from nimble_jobs.workloads.training.pixels import Pixels
-from nimble_jobs.workloads.training.reading import read
-from nimble_jobs.workloads.training.segments import Segment
+from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
+from nimble_jobs.workloads.training.batches.epochs import Segment, in_turn
+from nimble_jobs.workloads.training.batches.feed import Feed
+from nimble_jobs.workloads.training.batches.intake import Intake
+from nimble_jobs.workloads.training.batches.lots import Draws, read
 from tests.photographs import jpeg, photographs
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
@@ -128,8 +128,9 @@ def test_parts_of_joined_tables_are_those_of_one(tmp_path: Path) -> None:
     assert found[0].tobytes() == found[1].tobytes()
 
 
-def epochs(folder: Path, intake: Intake | None = None, decoders: Decoders | None = None) -> list[bytes]:
+def epochs(folder: Path, decoders: Decoders | None = None) -> list[bytes]:
     """The batches of two epochs with a validation after each."""
+    intake = Intake(torch.device("cpu"))
     with open_reader(spec(folder)) as reader, open_reader(spec(folder)) as held_out:
         for each in (reader, held_out):
             if decoders is not None:
@@ -140,18 +141,13 @@ def epochs(folder: Path, intake: Intake | None = None, decoders: Decoders | None
         def segments() -> Iterator[Segment]:
             for epoch in (1, 2):
                 order = np.random.default_rng(epoch).permutation(reader.total)
-                lots = read(
-                    reader,
-                    batch_size=7,
-                    order=order,
-                    places=lambda indexes, epoch=epoch: changes.places(indexes, epoch),  # type: ignore[misc]
-                    crops=changes.crops(epoch),
-                    intake=intake,
-                )
+                places = partial(changes.places, epoch=epoch)
+                draws = Draws(order=order, places=places, crops=changes.crops(epoch))
+                lots = read(reader, intake, batch_size=7, draws=draws)
                 yield Segment(lots=lots, batches=-(-reader.total // 7))
-                yield Segment(lots=read(held_out, batch_size=7, intake=intake), batches=-(-reader.total // 7))
+                yield Segment(lots=read(held_out, intake, batch_size=7), batches=-(-reader.total // 7))
 
-        with closing(Feed(segments(), Pixels(TransformSpec()), torch.device("cpu"))) as feed:
+        with closing(Feed(in_turn(segments()), Pixels(TransformSpec()), intake)) as feed:
             return [b.x.numpy().tobytes() + b.y.numpy().tobytes() for _ in range(4) for b in feed.segment()]
 
 

@@ -13,7 +13,7 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DeviceFault
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import loop
+from nimble_jobs.workloads.training.batches import epochs
 from tests import prefork
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
@@ -87,7 +87,7 @@ def test_stopped_among_batches_that_were_read_together(
     folder: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """As for a GPU: other batches make a lot after a resume, and what is published is the same."""
-    monkeypatch.setattr(loop, "lot_size", lambda *_: 3)
+    monkeypatch.setattr(epochs, "lot_size", lambda *_: 3)
     spec = spec_of(folder, output=f"together-{number}/net")
     assert Attempt(spec, **interrupted(number)).run().stop is Stop.DRAIN  # type: ignore[arg-type]
     assert Attempt(spec, number=2).run().stop is Stop.GO

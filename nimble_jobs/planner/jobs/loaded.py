@@ -32,8 +32,8 @@ from nimble_jobs.schedule import Schedule
 
 T = TypeVar("T")
 
-_BUFFERS, _FEW_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
-_BUFFER_BYTES = 2 << 30  # more than that, and there are few
+_BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
+_BUFFER_BYTES = 2 << 30  # in all, unless the fewest buffers need more
 
 
 class Resident(Protocol):
@@ -129,9 +129,9 @@ class Loaded:
         if self._buffers is None or self._buffers.nbytes < nbytes:
             if self._buffers is not None:
                 self._buffers.close()
-            count = _FEW_BUFFERS if _BUFFERS * nbytes > _BUFFER_BYTES else _BUFFERS
-            self._buffers = Buffers(count, nbytes)
-            pin(self._buffers.memory, self.device)
+            self._buffers = pinned_buffers(
+                nbytes, self.device, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES
+            )
         return self._buffers
 
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
@@ -223,3 +223,13 @@ def keep_resident(loaded: Loaded, residents: Residents) -> None:
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def pinned_buffers(nbytes: int, device: torch.device, *, most: int, fewest: int, limit_bytes: int) -> Buffers:
+    """Buffers of `nbytes` on the host: as many as `limit_bytes` hold, but from `fewest` to `most`.
+
+    They are pinned if `device` copies from host memory. The caller closes them.
+    """
+    buffers = Buffers(max(fewest, min(most, limit_bytes // max(1, nbytes))), nbytes)
+    pin(buffers.memory, device)
+    return buffers

@@ -1,4 +1,4 @@
-"""The schedules of a fine-tuning's step, without its job: are they stored, and if not, why; build them now."""
+"""The schedules of a fine-tuning without its job: whether they are stored, why not, and building them now."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up
 from nimble_jobs.planner.keys.step import code_parts, forward_parts, program_parts, step_parts
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.lookup.why import Why, why_of
-from nimble_jobs.planner.step.prepare import PreparedStep, prepare_stored_step
+from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
-from nimble_jobs.workloads.training import setup
-from nimble_jobs.workloads.training.forward import REPLAYED_ON, Forward, have_replayed
-from nimble_jobs.workloads.training.losses import targets
+from nimble_jobs.workloads.training.step import setup
+from nimble_jobs.workloads.training.step.losses import targets
+from nimble_jobs.workloads.training.step.prepare import Means, prepare_step, replay_validations
+from nimble_jobs.workloads.training.step.validation import Forward, replayable
 
 
 def why(spec: JobSpec, *, store: Store) -> Why:
-    """Hit or miss of the step's programs, and then of what its validations replay, and what differs; of several misses
-    the first. Nothing is built.
+    """Hit or miss of the step's programs and of what its validations replay, and what differs for the first miss.
+
+    Nothing is built.
     """
     keys, x = _asked(spec)
-    found = [why_of(parts, store=store) for parts in keys.values()]
-    missed = next((answer for answer in found if not answer.hit), None)
+    answers = [why_of(parts, store=store) for parts in keys.values()]
+    missed = next((answer for answer in answers if not answer.hit), None)
     if missed is not None or not _replays_validations(spec):
-        return missed or found[0]
-    assert found[0].schedule is not None
-    validation = why_of(forward_parts(keys[True], x, found[0].schedule.layout), store=store)
-    return found[0] if validation.hit else replace(validation, reason=f"validation: {validation.reason}")
+        return missed or answers[0]
+    assert answers[0].schedule is not None
+    validation = why_of(forward_parts(keys[True], x, answers[0].schedule.layout), store=store)
+    return answers[0] if validation.hit else replace(validation, reason=f"validation: {validation.reason}")
 
 
 def explain(
     spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...] = (), told: Told = lambda _: None
 ) -> dict[bool, Answer]:
-    """The schedules of the step's programs, by whether they update the weights; those that do come first.
+    """The schedules of the step's programs, by whether they update the weights; the one that does comes first.
 
-    On a miss of one, all are built and stored if `build`. Raises ModelError, DataError, OutOfMemory.
+    If one is missing and `build` is set, all are built and stored. Raises ModelError, DataError, OutOfMemory.
     """
-    found = {update: look_up_parts(parts, store=store) for update, parts in _asked(spec)[0].items()}
-    if not build or all(answer.schedule is not None for answer in found.values()):
-        return found
-    prepared, _, _ = _prepared(spec, store, allowed_python, told)
+    answers = {update: look_up_parts(parts, store=store) for update, parts in _asked(spec)[0].items()}
+    if not build or all(answer.schedule is not None for answer in answers.values()):
+        return answers
+    prepared, _, _ = _prepare(spec, store, allowed_python, told)
     return {
         update: replace(
             answer,
@@ -59,28 +61,8 @@ def explain(
             fallback=prepared.step.fallback,
             load_s=None,
         )
-        for update, answer in found.items()
+        for update, answer in answers.items()
     }
-
-
-def _asked(spec: JobSpec) -> tuple[dict[bool, dict[str, str]], torch.Tensor]:
-    """The parts of the keys of the step's programs, by whether they update the weights, and an example of its input."""
-    device, train = devices.resolve(spec.run.device), spec.train
-    assert train is not None
-    with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
-        x, y = setup.example(
-            setup.first_batch(reader, spec.input.batch_size),
-            min(spec.input.batch_size, reader.total),
-            torch.device("cpu"),
-        )
-        parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
-    programs = (True, False) if train.accumulate > 1 else (True,)
-    return {update: program_parts(parts, update=update) for update in programs}, x
-
-
-def _replays_validations(spec: JobSpec) -> bool:
-    assert spec.train is not None
-    return spec.train.validation is not None and devices.resolve(spec.run.device).type in REPLAYED_ON
 
 
 def build(
@@ -91,80 +73,77 @@ def build(
     allowed_python: tuple[Path, ...] = (),
     told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
-    """Build the schedules of a step of each batch size (none: the spec's own), and of its validations where they are
-    replayed, one after the other.
+    """Build the schedules of a step, and of its validations if they are replayed, for one batch size after the other.
 
-    Counts as a use, hit or miss, as a job's would. Raises ModelError, DataError, OutOfMemory.
+    Without `batch_sizes`, the spec's own. Counts as a use, hit or miss, as a job's would. Raises ModelError, DataError,
+    OutOfMemory.
     """
     for size in batch_sizes or (spec.input.batch_size,):
-        sized = spec.input.model_copy(update={"batch_size": size})
-        prepared, validation, shape = _prepared(
-            spec.model_copy(update={"input": sized}), store, allowed_python, told, validations=True
+        sized = spec.model_copy(update={"input": spec.input.model_copy(update={"batch_size": size})})
+        prepared, validation, shape = _prepare(sized, store, allowed_python, told, validations=True)
+        step = prepared.step
+        yield Ahead.of(
+            step.schedule,
+            key=prepared.key,
+            input=shape,
+            hit=prepared.hit,
+            miss_reason=prepared.miss_reason,
+            fallback=step.fallback,
+            build_s=sum(each.build_s for each in step.schedules.values()) if step.schedule else None,
         )
-        yield _of_step(prepared, shape)
         if validation is not None:
-            yield _of_validation(validation)
+            yield Ahead.of(
+                validation.schedule,
+                key=validation.key,
+                input=validation.input,
+                hit=validation.hit,
+                miss_reason=validation.miss_reason,
+                fallback=None if validation.failure is None else f"validations: {validation.failure}",
+            )
 
 
-def _of_step(prepared: PreparedStep, shape: str) -> Ahead:
-    step = prepared.step
-    return Ahead.of(
-        step.schedule,
-        key=prepared.key,
-        input=shape,
-        hit=prepared.hit,
-        miss_reason=prepared.miss_reason,
-        fallback=step.fallback,
-        build_s=sum(each.build_s for each in step.schedules.values()) if step.schedule else None,
-    )
+def _asked(spec: JobSpec) -> tuple[dict[bool, dict[str, str]], torch.Tensor]:
+    """The key parts of the step's programs, by whether they update the weights, and an example of the step's input."""
+    device, train = devices.resolve(spec.run.device), spec.train
+    assert train is not None
+    with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
+        size = spec.input.batch_size
+        x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
+        parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
+    programs = (True, False) if train.accumulate > 1 else (True,)
+    return {update: program_parts(parts, update=update) for update in programs}, x
 
 
-def _of_validation(found: PreparedForward) -> Ahead:
-    return Ahead.of(
-        found.schedule,
-        key=found.key,
-        input=found.input,
-        hit=found.hit,
-        miss_reason=found.miss_reason,
-        fallback=None if found.failure is None else f"validations: {found.failure}",
-    )
+def _replays_validations(spec: JobSpec) -> bool:
+    assert spec.train is not None
+    return spec.train.validation is not None and replayable(devices.resolve(spec.run.device))
 
 
-def _prepared(
+def _prepare(
     spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told, *, validations: bool = False
 ) -> tuple[PreparedStep, PreparedForward | None, str]:
-    """The step, from the store or built now and closed again, with `validations` also what they replay, and the step's
-    input with its shape.
+    """Load or build the step and, with `validations`, what they replay, and close both; third, the step's input.
+
+    Raises ModelError, DataError, OutOfMemory.
     """
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     report, validation = reporter(told), None
+    means = Means(
+        store=store,
+        on_miss="build",
+        report=report,
+        trying=lambda candidate: told(f"validations: trying {candidate}"),
+        waiting=lambda _: told(WAITING),
+    )
     report(phase="load")
     try:
         with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
             ready = setup.prepare(spec, reader, device, allowed_python)
-            prepared = prepare_stored_step(
-                ready.request,
-                ready.parts,
-                device=device,
-                store=store,
-                on_miss="build",
-                check_code=lambda: ready.check_code(spec),
-                report=report,
-                waiting=lambda _: told(WAITING),
-            )
-            with closing(prepared.step), closing(Forward(ready.module, spec.model.dtype)) as forward:
+            step = prepare_step(ready, means)
+            with closing(step.step), closing(Forward(ready.module, spec.model.dtype)) as forward:
                 if validations and _replays_validations(spec):
-                    validation = have_replayed(
-                        forward,
-                        ready,
-                        prepared.step,
-                        on_miss="build",
-                        store=store,
-                        check_code=lambda: ready.check_code(spec),
-                        told=lambda candidate: told(f"validations: trying {candidate}"),
-                        waiting=lambda _: told(WAITING),
-                    )
+                    validation = replay_validations(forward, ready, step.step, means)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for a training step: {e}") from e
-    return prepared, validation, ready.parts["input"]
+    return step, validation, ready.parts["input"]

@@ -1,15 +1,12 @@
-"""The figures of each step: gathered on the device without waiting for it, kept in columns, written as JSON lines."""
+"""The figures of each step: gathered without waiting for the device, and kept in columns."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,25 +14,25 @@ import torch
 
 from nimble_jobs.planner.step.build import TrainingStep
 
-ROWS = 16  # batches whose figures leave a GPU together
-_BLOCKS = 4  # of so many that are on their way or being filled
+ROWS = 16  # batches whose figures leave a GPU together, as one block
+_BLOCKS = 4  # being filled or on their way
 _FIGURES = ("loss", "correct", "found_inf", "grad_norm")  # of a batch, as they leave the device
-_COLUMNS = {  # of a step, with their type in `array`
+_COLUMNS = {  # figures of a step -> type code of `array`
     "epoch": "i",
     "records": "i",
     "correct": "i",
     "loss": "d",
     "lr": "d",
-    "grad_norm": "d",  # NaN where none was measured
+    "grad_norm": "d",  # NaN: not measured
     "skipped": "b",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What the host knows of a batch when it is launched."""
+    """What the host knows of a batch when it launches it."""
 
-    step: int  # the optimizer's step that it belongs to, from 1
+    step: int  # of the optimizer, from 1
     epoch: int
     records: int
     lr: float
@@ -44,7 +41,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the device found for a batch."""
+    """What the device computed for a batch."""
 
     batch: Batch
     loss: float
@@ -54,19 +51,19 @@ class Measured:
 
 
 class _Block:
-    """Figures of some batches, on the device and, once they were sent, on the host."""
+    """Figures of some batches, on the device and, once sent, on the host."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self.there = torch.zeros(rows, len(_FIGURES), device=device)
-        self.slots = [tuple(row.unbind()) for row in self.there]
-        self.here = torch.zeros(rows, len(_FIGURES), pin_memory=True) if cuda else self.there
+        self.on_device = torch.zeros(rows, len(_FIGURES), device=device)
+        self.slots = [tuple(row.unbind()) for row in self.on_device]
+        self.on_host = torch.zeros(rows, len(_FIGURES), pin_memory=True) if cuda else self.on_device
         self.filled = 0
         self._sent = torch.cuda.Event() if cuda else None
 
     def send(self) -> None:
         if self._sent is not None:
-            self.here.copy_(self.there, non_blocking=True)
+            self.on_host.copy_(self.on_device, non_blocking=True)
             self._sent.record()
 
     def arrived(self, *, wait: bool) -> bool:
@@ -78,17 +75,17 @@ class _Block:
 
 
 class Gauge:
-    """Reads a step's figures a little later than they are made, so that the device never waits.
+    """Reads the figures of steps a little after the device has computed them, so that the device never waits.
 
-    `take` returns what is known by now, `rest` waits for everything, and `hurry` has what is known to the device sent
-    without waiting for it.
+    Each method returns figures that have arrived, each figure once and in order.
     """
 
     def __init__(
         self, step: TrainingStep, device: torch.device, *, scaled: bool = True, rows: int | None = None
     ) -> None:
-        """`scaled` for losses that are scaled, so that updates may be skipped. `rows` is of how many batches figures
-        leave the device together; None: at once on a CPU.
+        """With `scaled`, losses are scaled, and an update that overflows is skipped.
+
+        `rows` batches send their figures together; None means 16 on a GPU and 1 on a CPU.
         """
         self._step = step
         self._scaled = scaled
@@ -100,7 +97,7 @@ class Gauge:
         self._flights: deque[_Block] = deque()
 
     def take(self, batch: Batch) -> list[Measured]:
-        """Note the figures of the batch just launched."""
+        """Note the figures of the batch that was just launched."""
         self._launched.append(batch)
         block, step = self._block, self._step
         skipped = step.found_inf if self._scaled else None
@@ -112,28 +109,28 @@ class Gauge:
         return self.hurry() if block.filled == self._rows else self._landed(wait=False)
 
     def hurry(self) -> list[Measured]:
-        """Send what was noted. What is known by now, as `take`; it waits only where too much is on its way."""
+        """Send all that was noted. This waits only if all blocks are on their way."""
         if not self._block.filled:
             return self._landed(wait=False)
         self._block.send()
         self._flights.append(self._block)
-        found = self._landed(wait=not self._free)
+        landed = self._landed(wait=not self._free)
         self._block = self._free.popleft()
-        return found
+        return landed
 
     def rest(self) -> list[Measured]:
-        """All figures that were not returned yet."""
-        found = self.hurry()
+        """Wait for all figures that were not returned yet."""
+        landed = self.hurry()
         while self._flights:
-            found += self._landed(wait=True)
-        return found
+            landed += self._landed(wait=True)
+        return landed
 
     def _landed(self, *, wait: bool) -> list[Measured]:
-        """Those of the oldest block, if it has arrived or is waited for."""
+        """The figures of the oldest block on its way, if it has arrived; `wait` waits for it."""
         if not self._flights or not self._flights[0].arrived(wait=wait):
             return []
         block = self._flights.popleft()
-        rows = block.here[: block.filled].tolist()
+        rows = block.on_host[: block.filled].tolist()
         block.filled = 0
         self._free.append(block)
         return [self._measured(*row) for row in rows]
@@ -146,39 +143,23 @@ class Gauge:
         )
 
 
-@dataclass(kw_only=True)
-class _Sums:
-    """Over the steps of an epoch, in their order."""
-
-    epoch: int | None = None
-    loss: float = 0.0
-    correct: int = 0
-    records: int = 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.epoch = row["epoch"]
-        self.loss += row["loss"] * row["records"]
-        self.correct += row["correct"]
-        self.records += row["records"]
-
-
 class Steps:
-    """Figures of all finished steps, and of the batches of the step under way."""
+    """The figures of all finished steps, and of the batches of the step under way."""
 
     def __init__(self, columns: Mapping[str, torch.Tensor] | None = None) -> None:
         self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
         for name, column in (columns or {}).items():
             self._columns[name].frombytes(column.numpy().tobytes())
         self._open: list[Measured] = []
-        self._epoch = _Sums()
-        for i in range(self._first_of_last_epoch(), len(self)):
-            self._epoch.add({name: column[i] for name, column in self._columns.items()})
+        self._sums = (0, 0.0, 0, 0)  # epoch, loss, correct, records: over the steps of the newest epoch, in order
+        for row in self.rows():
+            self._sum(row)
 
     def __len__(self) -> int:
         return len(self._columns["loss"])
 
     def add(self, measured: Measured) -> dict[str, Any] | None:
-        """Take a batch; the figures of its step if that is finished by it."""
+        """Add a batch. If it is the last one of its step, return the step's figures."""
         self._open.append(measured)
         if not measured.batch.last:
             return None
@@ -195,9 +176,7 @@ class Steps:
         }
         for name, value in row.items():
             self._columns[name].append(value)
-        if row["epoch"] != self._epoch.epoch:
-            self._epoch = _Sums()
-        self._epoch.add(row)
+        self._sum(row)
         return row
 
     def column(self, name: str) -> np.ndarray:
@@ -205,7 +184,7 @@ class Steps:
         return np.array(self._columns[name])
 
     def tensors(self, count: int) -> dict[str, torch.Tensor]:
-        """The columns of the first steps, for a checkpoint."""
+        """The columns of the first `count` steps, for a checkpoint."""
         return {name: torch.from_numpy(np.array(column[:count])) for name, column in self._columns.items()}
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -214,55 +193,11 @@ class Steps:
             yield dict(zip(self._columns, values, strict=True))
 
     def of_epoch(self, epoch: int) -> tuple[float, float, int]:
-        """Mean loss and accuracy over the records of the newest epoch so far, and how many they are; of others none."""
-        found = self._epoch if self._epoch.epoch == epoch else _Sums()
-        return found.loss / max(found.records, 1), found.correct / max(found.records, 1), found.records
+        """Mean loss, accuracy and number of the records so far, if `epoch` is the newest one; otherwise zeros."""
+        newest, loss, correct, records = self._sums
+        return (loss / records, correct / records, records) if newest == epoch else (0.0, 0.0, 0)
 
-    def _first_of_last_epoch(self) -> int:
-        epochs = self._columns["epoch"]
-        return epochs.index(epochs[-1]) if epochs else 0  # epochs rise
-
-
-class MetricsFile:
-    """metrics.jsonl: a line for each step and each epoch, in order, the same for equal trainings.
-
-    Lines are kept until `flush` has written them: one that fails is called again later.
-    """
-
-    def __init__(self, path: Path, *, classes: bool) -> None:
-        self._path = path
-        self._descriptor = -1
-        self._waiting = bytearray()
-        self._classes = classes
-
-    def step(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a step's line; what it holds."""
-        line = {"kind": "step", "step": number, "epoch": row["epoch"], "lr": row["lr"], "loss": row["loss"]}
-        if self._classes:
-            line["accuracy"] = row["correct"] / row["records"]
-        if not math.isnan(row["grad_norm"]):
-            line["grad_norm"] = row["grad_norm"] if math.isfinite(row["grad_norm"]) else None
-        if row["skipped"]:
-            line["skipped"] = True  # by loss scaling
-        self._write(line)
-        return line
-
-    def epoch(self, metrics: Mapping[str, Any]) -> None:
-        """Write an epoch's line."""
-        self._write({"kind": "epoch", **metrics})
-
-    def flush(self) -> None:
-        """Write what is not written yet. Raises OSError; then nothing is lost, nor will it be written twice."""
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        while self._waiting:
-            del self._waiting[: os.write(self._descriptor, self._waiting)]
-
-    def close(self) -> None:
-        """Let go of the file, whether all is written or not. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._waiting += f"{json.dumps(line)}\n".encode()
+    def _sum(self, row: Mapping[str, Any]) -> None:
+        newest, loss, correct, records = self._sums if self._sums[0] == row["epoch"] else (row["epoch"], 0.0, 0, 0)
+        loss += row["loss"] * row["records"]
+        self._sums = newest, loss, correct + row["correct"], records + row["records"]

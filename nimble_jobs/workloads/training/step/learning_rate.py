@@ -11,11 +11,12 @@ import math
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.spec import LrScheduleSpec
 
-_RISE, _FIRST, _LAST = 0.3, 1 / 25, 1 / 25 / 1e4  # share of the steps; shares of the largest rate
+_RISE = 0.3  # share of the steps
+_FIRST, _LAST = 1 / 25, 1 / 25 / 1e4  # shares of the largest rate
 
 
 class LearningRate:
-    """Rates of a training of `steps` steps. Raises JobFailed where it ends before its warm-up does."""
+    """The rates of a training of `steps` steps. Raises JobFailed if the training ends before its warm-up."""
 
     def __init__(self, schedule: LrScheduleSpec, base: float, steps: int) -> None:
         if schedule.warmup_steps >= steps and schedule.warmup_steps:
@@ -23,15 +24,16 @@ class LearningRate:
                 f"train.lr_schedule.warmup_steps: found {schedule.warmup_steps}, but the training has {steps} steps; "
                 f"expected fewer"
             )
-        self._schedule, self._base, self._steps = schedule, base, steps
+        self.steps = steps
+        self._schedule, self._base = schedule, base
 
     def __call__(self, step: int) -> float:
-        """Of the step that follows `step` others."""
-        return self._base * factor(self._schedule, step, self._steps)
+        """The rate of the step that follows `step` others."""
+        return self._base * factor(self._schedule, step, self.steps)
 
 
 def factor(schedule: LrScheduleSpec, step: int, steps: int) -> float:
-    """Share of the base rate at `step` of `steps`: a linear warm-up, then the schedule's shape."""
+    """The share of the base rate at `step` of `steps`: a linear warm-up, then the schedule's shape."""
     if schedule.name == "one_cycle":
         return _one_cycle(step, steps)
     if step < schedule.warmup_steps:
@@ -47,7 +49,7 @@ def factor(schedule: LrScheduleSpec, step: int, steps: int) -> float:
 
 
 def _one_cycle(step: int, steps: int) -> float:
-    """Up from 1/25 of the base rate to all of it, then down to nearly nothing, both by half a cosine."""
+    """Rise from 1/25 of the base rate to all of it, then fall to nearly nothing, each along half a cosine."""
     top = _RISE * steps - 1
     if top > 0 and step <= top:
         return _between(_FIRST, 1.0, step / top)

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-_SMOOTH = 50  # points that a smoothed curve has about
-_DRAWN = 1000  # pieces of many steps, of which the least and the largest loss are drawn
+_SMOOTH = 50  # points of a smoothed curve, roughly
+_DRAWN = 1000  # pieces of a long training; the smallest and largest loss of each are drawn
 
 
 def available() -> bool:
-    """Is matplotlib installed?"""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(path: Path, loss: np.ndarray, epochs: Sequence[dict[str, Any]], *, title: str) -> None:
-    """Write a PNG: the loss of each step and its running mean, and what epochs and validations measured.
+    """Write a PNG with the loss of each step, its running mean, and the measures of epochs and validations.
 
     `loss` is float64 [steps].
     """
@@ -34,7 +34,7 @@ def draw(path: Path, loss: np.ndarray, epochs: Sequence[dict[str, Any]], *, titl
         axes[0].plot(*envelope(loss), color="#9aa7b5", linewidth=0.6, label="each step")
     smooth = running_mean(loss, width)
     label = f"mean of {width:,} steps" if width > 1 else "each step"
-    marker = "o" if len(loss) == 1 else None  # a line of one point is none
+    marker = "o" if len(loss) == 1 else None  # a line of one point would not show
     axes[0].plot(np.arange(width, len(loss) + 1), smooth, color="#5b84b1", marker=marker, markersize=3, label=label)
     _points(axes[0], epochs, "val_loss", "held out")
     axes[0].set(ylabel="loss")
@@ -54,13 +54,13 @@ def draw(path: Path, loss: np.ndarray, epochs: Sequence[dict[str, Any]], *, titl
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Means of each `width` values in a row: [n] to [n - width + 1]."""
+    """The mean of each `width` consecutive values: [n] to [n - width + 1]."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray((sums[width:] - sums[:-width]) / width)
 
 
 def envelope(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a line that looks like that through all of them: of many, the least and largest in turn."""
+    """Steps and values to draw. If there are many, the smallest and largest of each piece: the line looks the same."""
     if len(values) <= 2 * _DRAWN:
         return np.arange(1, len(values) + 1), values
     starts = np.linspace(0, len(values), _DRAWN, endpoint=False).astype(np.int64)
@@ -69,7 +69,7 @@ def envelope(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _points(axis: Any, epochs: Sequence[dict[str, Any]], metric: str, label: str) -> None:
-    found = [(e["step"], e[metric]) for e in epochs if e.get(metric) is not None]
-    if found:
+    points = [(e["step"], e[metric]) for e in epochs if e.get(metric) is not None]
+    if points:
         colour = "#5b84b1" if label == "training" else "#d1495b"
-        axis.plot(*zip(*found, strict=True), color=colour, marker="o", markersize=3, label=label)
+        axis.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=label)

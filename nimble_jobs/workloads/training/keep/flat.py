@@ -1,7 +1,7 @@
-"""Named tensors as the bytes of one safetensors file, copied off the device in one piece.
+"""Named tensors as the bytes of one safetensors file, copied from the device in one piece.
 
-The format (https://github.com/huggingface/safetensors): the length of a JSON header as 8 bytes, the header, the values.
-Larger element types come first, so that every tensor is aligned without gaps.
+The format (https://github.com/huggingface/safetensors): the length of a JSON header in 8 bytes, the header, the values.
+Larger element types come first, so every tensor is aligned without gaps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _Together = dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.
 
 
 class Flat:
-    """A copy of tensors of fixed names, shapes and types, on their device and on the host.
+    """A copy of tensors with fixed names, shapes and types, on their device and on the host.
 
-    On CUDA `take` costs copies on the device; the way to the host runs beside later work, on a stream of its own.
+    On CUDA, `take` copies on the device only. The copy to the host runs on its own stream, beside later work.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
@@ -70,19 +70,19 @@ class Flat:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the values that the tensors have after all work launched so far.
+        """Copy the values that the tensors have after all work that was launched so far.
 
-        The copy before must be used up: it is overwritten. Tensors that lie where they lay cost least. Raises
-        ModelError, naming it, for a tensor that has another shape or type than at first.
+        This overwrites the copy before it. It is fastest if no tensor was replaced or moved since. Raises ModelError
+        for a tensor whose shape or type has changed.
         """
-        found = [tensors[name] for name in self._names]
+        now = [tensors[name] for name in self._names]
         if not self._sources or not all(
-            t is source and lies(t) == lay for t, (source, lay) in zip(found, self._sources, strict=True)
+            t is source and lies(t) == lay for t, (source, lay) in zip(now, self._sources, strict=True)
         ):
-            for name, view, tensor in zip(self._names, self._views, found, strict=True):
+            for name, view, tensor in zip(self._names, self._views, now, strict=True):
                 _check(name, view, tensor)
-            self._sources = [(t, lies(t)) for t in found]
-            self._together = _together(self._views, found)
+            self._sources = [(t, lies(t)) for t in now]
+            self._together = _together(self._views, now)
         for views, values in self._together.values():
             torch._foreach_copy_(views, values)
         if self._device.type == "cuda":
@@ -92,15 +92,16 @@ class Flat:
                 self._copied.record()
 
     def values(self) -> memoryview:
-        """The host's copy, once it is complete."""
+        """Wait until the host's copy is complete, and return its bytes."""
         if self._device.type == "cuda":
             self._copied.synchronize()
         return self._host.numpy().data
 
     def not_finite(self, names: Collection[str]) -> str | None:
-        """One of these names whose tensor, in the host's copy, holds NaN or infinity."""
+        """The first of these names whose tensor, in the host's copy, holds NaN or infinity; None if all are finite."""
+        # A loop over all tensors would take the interpreter from the training's thread again and again.
         if all(bool(torch.stack(span.aminmax()).isfinite().all()) for span in self._floating()):
-            return None  # a look at each tensor takes the interpreter from the training's thread time and again
+            return None
         for name, view in zip(self._names, self._views, strict=True):
             start, end = self._places[name]
             if name in names and not self._host[start:end].view(view.dtype).isfinite().all():
@@ -108,7 +109,7 @@ class Flat:
         return None
 
     def _floating(self) -> Iterator[torch.Tensor]:
-        """The host's copy of all tensors of one floating type, for each; they lie side by side."""
+        """For each floating type, the host's copy of all tensors of that type: they lie side by side."""
         ends: dict[torch.dtype, tuple[int, int]] = {}
         for name, view in zip(self._names, self._views, strict=True):
             if view.is_floating_point():
@@ -120,23 +121,23 @@ class Flat:
 
 
 def lies(tensor: torch.Tensor) -> _Lies:
-    """Where and how its values lie: equal for tensors that are the same memory, read in the same way."""
+    """Where the values lie and how they are read; equal for tensors that view the same memory in the same way."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _check(name: str, view: torch.Tensor, found: object) -> None:
-    """Raises ModelError for what does not have the shape and type of the view."""
-    if not isinstance(found, torch.Tensor) or found.shape != view.shape or found.dtype != view.dtype:
-        now = f"{found.dtype}{list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+def _check(name: str, view: torch.Tensor, value: object) -> None:
+    """Raises ModelError if the value is not a tensor with the shape and type of the view."""
+    if not isinstance(value, torch.Tensor) or value.shape != view.shape or value.dtype != view.dtype:
+        now = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ModelError(
             f"{name} of the training's state is {now} now; expected {view.dtype}{list(view.shape)}, as it was at first"
         )
 
 
-def _together(views: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> _Together:
-    """What is copied by one kernel: it takes equal types, and equal strides on both sides."""
+def _together(views: Iterable[torch.Tensor], tensors: Iterable[torch.Tensor]) -> _Together:
+    """Groups that one kernel can copy: equal types, and equal strides of source and target."""
     groups: _Together = {}
-    for view, tensor in zip(views, found, strict=True):
+    for view, tensor in zip(views, tensors, strict=True):
         alike = seen_as(tensor.detach(), view)
         to, values = groups.setdefault((view.dtype, alike is not None), ([], []))
         to.append(view)

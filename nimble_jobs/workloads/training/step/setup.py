@@ -1,61 +1,74 @@
-"""From a spec and its data to a module and a training step that are ready to run."""
+"""From a spec and its data to a module on its device, and a training step that can be prepared."""
 
 from __future__ import annotations
 
 import difflib
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from nimble_jobs.data import BadRecord, Batch, Reader
+from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
+from nimble_jobs.models.from_python import explained
 from nimble_jobs.planner.keys.step import code_parts, step_options, step_parts
+from nimble_jobs.planner.keys.switches import VARIES, as_in_training
 from nimble_jobs.planner.lookup.obtain import check_unchanged
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
-from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec
+from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
-from nimble_jobs.workloads.training.losses import make_loss, try_loss
-from nimble_jobs.workloads.training.reading import TRAINED_ON, check_labels, check_numbers, record_name
+from nimble_jobs.workloads.training.batches.lots import Checks
+from nimble_jobs.workloads.training.step.losses import make_loss
 
-_MOVING = (nn.modules.batchnorm._NormBase,)  # norms with statistics that training moves
-_NORMS = (*_MOVING, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_WITH_STATISTICS = (nn.modules.batchnorm._NormBase,)  # training changes their statistics
+_NORMS = (*_WITH_STATISTICS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """A module on its device, in training mode, and what one step of it is."""
 
+    spec: JobSpec
     module: nn.Module
     request: StepRequest
-    classes: int | None  # None where labels are no classes
-    code: Mapping[str, str]  # of model and loss, before it ran
+    classes: int | None  # None: labels are not classes
+    code: Mapping[str, str]  # of model and loss, as it was before it ran
     parts: Mapping[str, str]  # of the step's key
-    limits: Limits = Limits()  # noqa: RUF009  # of whole numbers in the input
-
-    def check_code(self, spec: JobSpec) -> None:
-        """What ran must be what the key names. Raises ModelChanged."""
-        assert spec.train is not None
-        check_unchanged(self.code, code_parts(spec.model, spec.train))
+    limits: Limits  # of whole numbers in the input
 
     @property
-    def label_limit(self) -> int | None:
-        """What every label must be below: cross_entropy on a device ends the process over others."""
-        return self.classes if self.request.loss_name.startswith("cross_entropy") else None
+    def device(self) -> torch.device:
+        return self.request.x.device
+
+    def check_code(self) -> None:
+        """Check that the code that ran is the code that the key names. Raises ModelChanged."""
+        assert self.spec.train is not None
+        check_unchanged(self.code, code_parts(self.spec.model, self.spec.train))
+
+    @property
+    def checks(self) -> Checks:
+        """What records must be. A label that cross_entropy has no class for would end the process on a device."""
+        bounded = self.request.loss_name.startswith("cross_entropy")
+        return Checks(classes=self.classes if bounded else None, limits=self.limits)
 
 
 def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
-    """Build, freeze, and look once at what the model makes of a batch.
+    """Build and freeze the module, and call it once with an example.
 
     Raises ModelError, DataError, OutOfMemory, ModelChanged.
     """
@@ -68,9 +81,9 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     first = first_batch(reader, spec.input.batch_size)
     x, y = example(first, min(spec.input.batch_size, reader.total), device)
     limits = Limits()
-    if x.dtype is torch.int64:  # before the first batch is given to the model
+    if x.dtype is torch.int64:
         limits = find_limits(module, x.shape, device)
-        check_numbers(first, reader, limits, TRAINED_ON)
+        Checks(limits=limits).numbers(first, reader)  # before the model sees them
     classes = _classes(module, x, y, train, spec.model.dtype)
     in_training(module)
     request = StepRequest(
@@ -87,13 +100,11 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         tolerance=spec.schedule.tolerance,
     )
     parts = step_parts(code, train, spec.schedule, x, y, device)
-    ready = Setup(module=module, request=request, classes=classes, code=code, parts=parts, limits=limits)
-    if ready.label_limit is not None:
-        assert first.labels is not None
-        check_labels(first.labels, ready.label_limit, named=partial(record_name, first, reader))
-    try_loss(train, request, device)
-    ready.check_code(spec)
-    return ready
+    setup = Setup(spec=spec, module=module, request=request, classes=classes, code=code, parts=parts, limits=limits)
+    setup.checks.labels(first, reader)
+    _try_loss(train, request)
+    setup.check_code()
+    return setup
 
 
 def begins_with(spec: JobSpec) -> ModelSpec:
@@ -104,9 +115,9 @@ def begins_with(spec: JobSpec) -> ModelSpec:
 
 
 def freeze(module: nn.Module, globs: Sequence[str]) -> None:
-    """Have the parameters whose names match stay as they are.
+    """Freeze the parameters whose names match one of `globs`.
 
-    Raises ModelError for a glob that matches none, with names that are near, and where nothing is left to train.
+    Raises ModelError for a glob that matches no name, with similar names, and if nothing is left to train.
     """
     parameters = dict(module.named_parameters())
     for index, glob in enumerate(globs):
@@ -114,7 +125,7 @@ def freeze(module: nn.Module, globs: Sequence[str]) -> None:
         if not matching:
             near = difflib.get_close_matches(glob, parameters, 3, cutoff=0.0)
             raise ModelError(
-                f"train.freeze[{index}]: {glob!r} matches no parameter of the model; names near it: {', '.join(near)}"
+                f"train.freeze[{index}]: {glob!r} matches no parameter of the model; similar names: {', '.join(near)}"
             )
         for name in matching:
             parameters[name].requires_grad_(False)
@@ -123,21 +134,21 @@ def freeze(module: nn.Module, globs: Sequence[str]) -> None:
 
 
 def in_training(module: nn.Module) -> None:
-    """Training mode, except for norms all of whose parameters are frozen: their statistics stay as they are too."""
+    """Switch to training mode. A norm whose parameters are all frozen stays as it is, and so do its statistics."""
     module.train()
     for part in module.modules():
         own = list(part.parameters(recurse=False))
-        if isinstance(part, _MOVING) and own and not any(p.requires_grad for p in own):
+        if isinstance(part, _WITH_STATISTICS) and own and not any(p.requires_grad for p in own):
             part.eval()
 
 
 def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
-    """The spec's optimizer. `no_decay_on_norms` leaves norms, biases and what has one dimension without decay."""
+    """The spec's optimizer. With `no_decay_on_norms`, norms, biases and one-dimensional parameters do not decay."""
     groups: tuple[tuple[tuple[str, ...], float], ...] = ()
     if spec.no_decay_on_norms:
         norms = {id(p) for part in module.modules() if isinstance(part, _NORMS) for p in part.parameters()}
         named = module.named_parameters()
-        groups = ((tuple(n for n, p in named if p.dim() < 2 or id(p) in norms or _is_bias(n)), 0.0),)
+        groups = ((tuple(n for n, p in named if p.dim() < 2 or id(p) in norms or n.rpartition(".")[2] == "bias"), 0.0),)
     return OptimizerRecipe(
         name=spec.name,
         momentum=spec.momentum,
@@ -149,12 +160,8 @@ def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
     )
 
 
-def _is_bias(name: str) -> bool:
-    return name.rpartition(".")[2] == "bias"
-
-
 def first_batch(reader: Reader, batch_size: int) -> Batch:
-    """The first batch that holds good records. Raises DataError where there is none."""
+    """The first batch with a good record. Raises DataError if there is none."""
     bad: BadRecord | None = None
     for batch in reader.batches(batch_size=min(batch_size, reader.total)):
         bad = bad or next(iter(batch.bad), None)
@@ -165,7 +172,7 @@ def first_batch(reader: Reader, batch_size: int) -> Batch:
 
 
 def example(batch: Batch, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A whole batch of the records of `first_batch`, repeated where they are too few."""
+    """A whole batch of the records of `first_batch`, repeated if they are too few."""
     assert batch.labels is not None
     rows = np.arange(batch_size) % len(batch)
     return torch.from_numpy(batch.x[rows]).to(device), torch.from_numpy(batch.labels[rows]).to(device)
@@ -178,7 +185,7 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients; afterwards each part is in its own mode again."""
+    """Switch to evaluation mode without gradients; afterwards each part is in its own mode again."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -189,7 +196,55 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+def unsteady(request: StepRequest) -> tuple[str, ...]:
+    """Operators of the step, forward and backward, whose results may differ from run to run on its device.
+
+    If there are any, a resume cannot be exact. Torch knows these operators. The step runs once in eager, and everything
+    is restored afterwards.
+    """
+    device = request.x.device
+    with (
+        as_in_training(device),
+        no_traces(request.module, device),
+        torch.enable_grad(),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        loss, _ = Objective(request, device)(request.x, request.y)
+        differentiate({"loss": loss}, request.parameters, {"loss": torch.ones_like(loss)}, accumulate=True)
+    matches = [re.match(VARIES, str(warning.message)) for warning in caught]
+    return tuple(sorted({match[1] for match in matches if match is not None}))
+
+
+def _try_loss(train: TrainSpec, request: StepRequest) -> None:
+    """Call a loss of the user's own once, with the model's outputs for the example; everything is restored afterwards.
+
+    Raises ModelError if it returns anything but a zero-dimensional floating tensor that requires grad. If its code
+    fails, the error names file and line.
+    """
+    if not train.loss.startswith("python:"):
+        return
+    file, device = Path(parse_source(train.loss).target).resolve(), request.x.device
+    with no_traces(request.module, device), torch.enable_grad(), autocast(request.precision, device):
+        outputs = request.module(request.x)
+        with explained(file, "train.loss"):
+            loss: Any = request.loss(outputs, request.y)
+            synchronize(device)
+    if not isinstance(loss, torch.Tensor):
+        what = f"a {type(loss).__name__}"
+    elif loss.dim() or not loss.is_floating_point() or not loss.requires_grad:
+        grad = "requires" if loss.requires_grad else "does not require"
+        what = f"a tensor of shape {list(loss.shape)}, {loss.dtype}, that {grad} grad"
+    else:
+        return
+    raise ModelError(
+        f"train.loss: {file} returned {what}; expected the mean loss, a zero-dimensional floating tensor that "
+        "requires grad"
+    )
+
+
 def _classes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, train: TrainSpec, dtype: str) -> int | None:
+    """How many classes the model has; None if labels or outputs are not classes. Raises ModelError."""
     if y.is_floating_point():
         return None
     with no_traces(module, x.device), evaluating(module), autocast(dtype, x.device):

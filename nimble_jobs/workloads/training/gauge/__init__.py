@@ -1,0 +1,1 @@
+"""What a training measures: gathered from the device, kept, written for others, drawn."""

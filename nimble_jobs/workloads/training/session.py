@@ -1,0 +1,113 @@
+"""One attempt at a training: its data, opened, and its place on the disk, claimed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads import decode as decodes
+from nimble_jobs.workloads.basis import basis_parts, digest
+from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.training.batches.intake import Data
+from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
+from nimble_jobs.workloads.training.keep.resume import Search
+from nimble_jobs.workloads.training.step.losses import targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What stays the same during an attempt, for all of its phases."""
+
+    context: JobContext
+    device: torch.device
+    data: Data
+    staging: Staging
+    search: Search  # for the checkpoint to go on from
+    began: float  # time.perf_counter() at its start
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.context.spec
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self.search.checkpoints
+
+    def sheet(self, environment: dict[str, str]) -> dict[str, Any]:
+        """What all checkpoints of this attempt say of it."""
+        job = self.context.job
+        return {
+            "basis": self.search.basis,
+            "parts": self.search.parts,
+            "spec": specs.dump(self.spec),
+            "job": {"id": job.id, "attempt": job.attempt},
+            "environment": environment,
+        }
+
+
+@contextmanager
+def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
+    """Open the data of a job and claim its output.
+
+    Raises DataError, UsageError for a device that cannot decode, and OutputExists.
+    """
+    began, spec, job = time.perf_counter(), context.spec, context.job
+    assert spec.train is not None
+    with ExitStack() as readers:
+        reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss)))
+        held_out = None
+        if spec.train.validation is not None:
+            held_out = readers.enter_context(_open_held_out(spec, spec.train.validation.source, reader))
+        if not reader.has_labels:
+            raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
+        for note in reader.notes(shuffled=True):
+            context.event("input", note, {})
+        decode, why_not = decodes.choose(spec, reader, device)
+        data = Data(reader=reader, held_out=held_out, decode=decode)
+        for each in data.readers:
+            if context.decoders is not None:
+                each.hire(context.decoders)
+        parts = basis_parts(spec, reader, held_out, decode=decode)
+        basis = digest(parts)
+        staging = context.patience.through(
+            lambda: Staging(spec.output, job.id, job.attempt, ledger=context.store.publications, basis=basis),
+            begun=job.attempt > 1,
+        )
+        key = basis[:16] if spec.train.resume != "never" else f"{basis[:16]}-{job.id}"
+        if staging.finished is None:
+            decodes.tell(context, decode, why_not)
+        search = Search(
+            resume=spec.train.resume,
+            checkpoints=Checkpoints(spec.output.path, key, owner=job.id),
+            basis=basis,
+            parts=parts,
+            patience=context.patience,
+            event=context.event,
+        )
+        yield Session(context=context, device=device, data=data, staging=staging, search=search, began=began)
+
+
+def _open_held_out(spec: JobSpec, source: str, reader: Reader) -> Reader:
+    """The records of `train.validation`. Raises DataError if they do not match the input's."""
+    assert spec.train is not None
+    held_out = open_reader(
+        spec.input.model_copy(update={"source": source}),
+        label_names=reader.label_names,
+        targets=targets(spec.train.loss),
+    )
+    if held_out.signature != reader.signature:
+        held_out.close()
+        raise DataError(
+            f"train.validation.source: records are {held_out.signature.dtype} {list(held_out.signature.shape)}; "
+            f"expected {reader.signature.dtype} {list(reader.signature.shape)}, as the input's"
+        )
+    return held_out

@@ -1,0 +1,150 @@
+"""Validations between steps: loss and accuracy on held-out records, by the live weights in evaluation mode.
+
+The forward pass is replayed from a schedule if there is one, and runs in eager otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.data import BadRecord
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import DataError, DeviceFault, EngineError
+from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.step.request import Loss
+from nimble_jobs.planner.step.validation import PreparedForward
+from nimble_jobs.workloads.context import Event, Stop
+from nimble_jobs.workloads.heads import logits_of
+from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.training.batches.feed import DeviceBatch
+from nimble_jobs.workloads.training.step.setup import Setup, autocast, evaluating
+
+REPLAYED_ON = ("cuda",)  # types of devices; on a CPU, launches cost nothing
+
+
+def replayable(device: torch.device) -> bool:
+    """Whether validations on this device may be replayed from a schedule."""
+    return device.type in REPLAYED_ON
+
+
+class Forward:
+    """Calls the module: in eager until `capture`, and afterwards for batches of another shape."""
+
+    def __init__(self, module: nn.Module, dtype: str) -> None:
+        self._module = module
+        self._dtype = dtype
+        self._instance: Instance | None = None
+        self._x: torch.Tensor | None = None
+
+    @property
+    def replays(self) -> bool:
+        return self._instance is not None
+
+    def capture(self, x: torch.Tensor, prepare: Callable[[nn.Module], PreparedForward]) -> PreparedForward | str:
+        """Replay batches like `x` from now on, or say why that is not possible.
+
+        `prepare` gets a module that returns the outputs by name. Weights stay in place. Raises DeviceFault, and any
+        error of `prepare` that is not an EngineError.
+        """
+        whole = _Outputs(self._module, self._dtype)
+        try:
+            with no_traces(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
+                if not isinstance(self._module(x), torch.Tensor):
+                    return "the model returns more than one tensor"
+                prepared = prepare(whole)
+        except DeviceFault:
+            raise
+        except (EngineError, torch.OutOfMemoryError) as e:
+            return str(e)
+        self._instance = prepared.instance
+        if self._instance is not None:
+            self._x = next(iter(self._instance.inputs.values()))
+        return prepared
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """What the module returns, valid until the next call. The module is in evaluation mode."""
+        if self._instance is None or self._x is None or x.shape != self._x.shape:
+            with autocast(self._dtype, x.device):
+                return self._module(x)
+        self._x.copy_(x, non_blocking=True)
+        self._instance.replay()
+        return next(iter(self._instance.outputs.values()))
+
+    def close(self) -> None:
+        """Free the schedule's memory."""
+        if self._instance is not None:
+            self._instance.close()
+        self._instance = self._x = None
+
+
+class Validation:
+    """Measures loss and accuracy on the held-out records, once for each call."""
+
+    def __init__(self, setup: Setup, forward: Forward, loss: Loss, *, records: int, event: Event) -> None:
+        """`records` counts the held-out ones. `event` records bad ones on the job."""
+        self.setup, self.forward = setup, forward
+        self._loss, self._records, self._event = loss, records, event
+        self._bad = 0  # in the last validation
+
+    def __call__(self, batches: Iterable[DeviceBatch], stop: Callable[[], Stop]) -> dict[str, float | None] | Stop:
+        """val_loss and, for classes, val_accuracy: means over all good records; None if not finite.
+
+        `stop` is asked before each batch; if it is not GO, it is returned instead. Raises DataError if there is no good
+        record, or if there are too many bad ones.
+        """
+        setup = self.setup
+        device, dtype = setup.device, setup.request.precision
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        right = torch.zeros((), dtype=torch.int64, device=device)
+        seen = 0
+        with evaluating(setup.module):
+            for batch in self._counted(batches):
+                if (wish := stop()) is not Stop.GO:
+                    return wish
+                with autocast(dtype, device):
+                    outputs = self.forward(batch.x)
+                    loss_sum += self._loss(outputs, batch.y).double() * len(batch.y)
+                if setup.classes is not None:
+                    right += (logits_of(flatten_outputs(outputs)).argmax(1) == batch.y).sum()
+                seen += len(batch.y)
+        if not seen:
+            raise DataError("train.validation.source: no good record to validate on; expected at least one")
+        loss = float(loss_sum) / seen
+        measured: dict[str, float | None] = {"val_loss": loss if math.isfinite(loss) else None}
+        if setup.classes is not None:
+            measured["val_accuracy"] = int(right) / seen
+        return measured
+
+    def _counted(self, batches: Iterable[DeviceBatch]) -> Iterator[DeviceBatch]:
+        """The same batches. The first validation with bad records says so in an event. Raises DataError."""
+        bad: list[BadRecord] = []
+        for batch in batches:
+            if batch.host.bad:
+                bad += batch.host.bad
+                enforce_threshold(self.setup.spec.run, len(bad), self._records, bad, what="held-out records")
+            yield batch
+        if bad and not self._bad:
+            first = f"the first is {bad[0].id}: {bad[0].reason}"
+            text = f"validations leave out {len(bad)} of {self._records} records; {first}"
+            self._event("bad-records", text, {"bad": len(bad)})
+        self._bad = len(bad)
+
+
+class _Outputs(nn.Module):
+    """The module's outputs by name, which is what the recorder takes."""
+
+    def __init__(self, module: nn.Module, dtype: str) -> None:
+        super().__init__()
+        self.module = module
+        self._dtype = dtype
+        self.train(module.training)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        with autocast(self._dtype, x.device):
+            return flatten_outputs(self.module(x))
