@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import cli, environment, save
 
 MOST, SURE_FROM = 1.25, 20_000
-FACTS = ("device", "nimble-jobs", "python", "torch", "torchvision", "triton", "numpy", "sqlite")
 PIXELS = (3, 224, 224)
 RANDOM = 1000
 SPEC = """\
@@ -51,13 +49,9 @@ def make(path: Path, records: int) -> None:
     images.flush()
 
 
-def cli(home: Path, *words: str) -> str:
-    """Standard output of one nimble-jobs command. Raises CalledProcessError where it fails."""
-    command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *words]
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / f"{home.name}-inductor")}
-    caches["TRITON_CACHE_DIR"] = str(home.parent / f"{home.name}-triton")
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | caches)
-    return done.stdout
+def caches(home: Path) -> dict[str, str]:
+    """Folders of their own for compilers."""
+    return {f"{name}_CACHE_DIR": f"{home}-{name.lower()}" for name in ("TORCHINDUCTOR", "TRITON")}
 
 
 def seconds(iso: str) -> float:
@@ -72,7 +66,7 @@ def run(folder: Path, given: argparse.Namespace, records: int, on_miss: str) -> 
     (folder / f"{name}.yaml").write_text(SPEC.format(**fields, records=records, on_miss=on_miss))
     with tempfile.TemporaryDirectory(dir=folder) as state:
         home, start = Path(state) / "home", time.perf_counter()
-        cli(home, "run", str(folder / f"{name}.yaml"), "--quiet")
+        cli(home, "run", str(folder / f"{name}.yaml"), "--quiet", env=caches(home))
         wall_s = time.perf_counter() - start
         job = json.loads(cli(home, "show", name, "--json"))
     return {
@@ -114,11 +108,10 @@ def main() -> int:
             said = "; ".join(first["events"][1:])
             print(f"| {records:,} | {eager['job_s']:.2f} s | {first['job_s']:.2f} s | {over:.2f} | {plan} | {said} |")
             sys.stdout.flush()
-        findings = {f["name"]: f["detail"] for f in json.loads(cli(folder / "facts", "doctor", "--json"))["findings"]}
-    facts = {name: findings[name] for name in FACTS if name in findings}
-    options = {"model": given.model, "dtype": given.dtype, "batch": given.batch}
-    environment = {"date": dt.datetime.now(dt.UTC).date().isoformat(), **facts, "options": options}
-    given.json.write_text(json.dumps({"environment": environment, "results": rows}, indent=1) + "\n")
+        findings = json.loads(cli(folder / "facts", "doctor", "--json"))["findings"]
+    device = next(f["detail"] for f in findings if f["name"] == "device")
+    settings = {"model": given.model, "dtype": given.dtype, "batch": given.batch}
+    save(given.json, {"environment": environment(device=device, options=settings), "results": rows})
     return 1 if bad else 0
 
 

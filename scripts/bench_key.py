@@ -12,10 +12,7 @@ is not counted.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import environment, save, summary
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.job import Hit
@@ -50,16 +48,9 @@ def main() -> None:
             for name, r in requests.items()
         ]
         results.append(resident_hit(request("torchvision:resnet50"), device, Path(folder) / "home", given.times))
-    environment = {
-        "device": devices.describe(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": dt.date.today().isoformat(),
-        "cuda_initialised": torch.cuda.is_initialized(),
-    }
-    print(json.dumps({"environment": environment, "results": results}, indent=1))
-    if given.json:
-        given.json.write_text(json.dumps({"environment": environment, "results": results}, indent=1) + "\n")
+    where = environment(device=devices.describe(device), cuda_initialised=torch.cuda.is_initialized())
+    print(json.dumps({"environment": where, "results": results}, indent=1))
+    save(given.json, {"environment": where, "results": results})
 
 
 def project(folder: str) -> str:
@@ -97,12 +88,7 @@ def measured(work: Callable[[], object], times: int, before: Callable[[], object
         start = time.perf_counter()
         work()
         taken_ms.append((time.perf_counter() - start) * 1e3)
-    ordered = sorted(taken_ms)
-    return {
-        "first_ms": round(taken_ms[0], 3),
-        "median_ms": round(statistics.median(ordered), 3),
-        "p99_ms": round(ordered[int(0.99 * (times - 1))], 3),
-    }
+    return {"first_ms": round(taken_ms[0], 3), **summary(taken_ms)}
 
 
 if __name__ == "__main__":

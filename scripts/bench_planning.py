@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import resource
 import subprocess
@@ -21,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from measuring import environment, save
 
 from nimble_jobs.graph import make_plan
 from nimble_jobs.graph.check import check_memory
@@ -250,20 +250,6 @@ def plot(rows: list[dict[str, Any]], machine: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def environment() -> dict[str, str]:
-    """What the figures were measured on, and of which commit."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(":")[2].strip() for line in info if line.startswith("model name")), platform.machine())
-    root = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout
-    return {
-        "machine": f"{name}, {os.cpu_count()} cores",
-        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),  # of everything that runs here, as it ends
-        "python": platform.python_version(),
-        "commit": commit.strip(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
@@ -287,8 +273,7 @@ def main() -> None:
                 rows.append(row)
                 print(line(row), flush=True)
     found = environment()
-    if options.json:
-        options.json.write_text(json.dumps({"environment": found, "results": rows}, indent=1) + "\n")
+    save(options.json, {"environment": found, "results": rows})
     if options.plot:
         plot(rows, found["machine"], options.plot)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_store import command, row, timed
+from measuring import environment, in_words, save, summary
 from sqlalchemy import update
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,6 @@ from nimble_jobs.job import JobState  # noqa: E402
 from nimble_jobs.store import Store, open_store  # noqa: E402
 from nimble_jobs.store.home import DATABASE, resolve  # noqa: E402
 from nimble_jobs.store.tables import JobRow  # noqa: E402
-from scripts.bench_store import command, environment, row, timed  # noqa: E402
 from tests.store_samples import many_jobs  # noqa: E402
 
 LISTING_LIMIT_MS = 100.0
@@ -56,7 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
         pruned = measure_prune(Path(folder), options.jobs[-1], options.quiet_s)
     figures = {"environment": environment(), "grown": grown, "prune": pruned}
-    options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    save(options.out.with_suffix(".json"), figures)
     options.out.with_suffix(".md").write_text(page(figures))
     listing = max(r["processor_ms"] for r in grown[-1]["rows"] if r["bounded"])
     claim = pruned["claims"]["beside prune"]["longest_ms"]
@@ -144,7 +144,7 @@ def measure_prune(folder: Path, count: int, quiet_s: float) -> dict[str, Any]:
         "bytes": {"before": before, "after": (home / DATABASE).stat().st_size},
         **{
             what: {
-                phase: summary([t for kind, at, t in times if kind == what and first <= at < last])
+                phase: summary([t for kind, at, t in times if kind == what and first <= at < last], digits=1)
                 for phase, (first, last) in phases.items()
             }
             for what in ("claims", "heartbeats", "ends")
@@ -191,18 +191,6 @@ def work(home: str, began: Any, stop: Any, results: Any) -> None:
     results.put(times)
 
 
-def summary(times: list[float]) -> dict[str, Any]:
-    """Of times in ms."""
-    times = sorted(times)
-    at = min(len(times) - 1, int(len(times) * 0.99))
-    return {
-        "calls": len(times),
-        "median_ms": round(statistics.median(times), 1),
-        "p99_ms": round(times[at], 1),
-        "longest_ms": round(times[-1], 1),
-    }
-
-
 def page(figures: dict[str, Any]) -> str:
     """The figures as a page."""
     made, grown, pruned = figures["environment"], figures["grown"], figures["prune"]
@@ -240,8 +228,8 @@ def page(figures: dict[str, Any]) -> str:
             )
     lines += [
         "",
-        f"The machine's load was {made['load']} on {made['cores']} cores at the end; other work ran on it.",
-        f"{made['date']}, {made['device']}; Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}.",
+        f"The machine's load was {made['load']} at the end; other work ran on it.",
+        in_words(made),
     ]
     return "\n".join(lines) + "\n"
 

@@ -15,12 +15,9 @@ recorded end without its replays, as measured when the schedule was built. --hom
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import resident_phases
+from measuring import cli, environment, save
 
 from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
@@ -98,22 +96,16 @@ def main() -> int:
     report(rows, checks, len(done), wall_s)
     if phases is not None:
         report_phases(phases)
-    if options.json:
-        figures = {
-            "environment": environment(options.device),
-            "options": {
-                "jobs": options.jobs,
-                "fresh": options.fresh,
-                "records": RECORDS,
-                "device": options.device,
-                "dtype": options.dtype,
-            },
-            "jobs": {"hits": Counter(j.schedule["hit"] for j in done), "wall_s": round(wall_s, 3)},
-            "checks": checks,
-            "results": rows,
-            **({"phases": phases} if phases is not None else {}),
-        }
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    settings = {name: getattr(options, name) for name in ("jobs", "fresh", "device", "dtype")}
+    figures = {
+        "environment": environment(device=options.device, OMP_WAIT_POLICY=os.environ["OMP_WAIT_POLICY"]),
+        "options": {**settings, "records": RECORDS},
+        "jobs": {"hits": Counter(j.schedule["hit"] for j in done), "wall_s": round(wall_s, 3)},
+        "checks": checks,
+        "results": rows,
+        **({"phases": phases} if phases is not None else {}),
+    }
+    save(options.json, figures)
     return 0 if all(checks.values()) else 1
 
 
@@ -150,8 +142,7 @@ def score(folder: Path, options: argparse.Namespace) -> tuple[list[Job], list[di
             client.start_worker(store=store, device=options.device)
         try:
             done = client.wait([job.id for job in jobs], store=store, timeout_s=1800, poll_s=1.0)
-            command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(store.home), "cache", "ls", "--json"]
-            cache = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            cache = json.loads(cli(store.home, "cache", "ls", "--json"))
         finally:
             client.stop_workers(store=store)
             if worker is not None:
@@ -238,28 +229,6 @@ def report(rows: list[dict[str, Any]], checks: dict[str, bool], count: int, wall
     print(f"{count} jobs in {wall_s:.1f} s, builds included")
     for name, holds in checks.items():
         print(f"{'ok' if holds else 'FAILED':6} {name}")
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Where the figures come from."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    names = {line.partition(":")[2].strip() for line in cpu_info() if line.startswith("model name")}
-    versions = {name: importlib.metadata.version(name) for name in ("nimble-jobs", "torch", "torchvision", "numpy")}
-    return {
-        "device": device,
-        "cpu": f"{os.cpu_count()}-core {platform.machine()} CPU, {', '.join(sorted(names)) or 'unnamed'}",
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": commit or None,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],
-    }
-
-
-def cpu_info() -> Iterable[str]:
-    """The kernel's description of the CPUs, where there is one."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else ()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ waited for at every begin and end, so that the sum is a little longer than the s
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib
 import importlib.util
 import json
 import os
@@ -26,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from measuring import environment, save
+from phases import Clock
 
 ZOO = """\
 from nimble_jobs.bench import zoo
@@ -83,11 +83,8 @@ def main() -> int:
     models = options.models.split(",")
     with compiled_python(lambda home: child(models[0], home, options)):
         rows = [measured(model, options) for model in models]
-    if options.json:
-        environment = rows[0].pop("environment")
-        for row in rows[1:]:
-            row.pop("environment")
-        options.json.write_text(json.dumps({"environment": environment, "results": rows}, indent=1) + "\n")
+    where = [row.pop("environment") for row in rows]
+    save(options.json, {"environment": where[0], "results": rows})
     return 0 if all(row["hits"] == ["miss", *["stored"] * options.rounds] for row in rows) else 1
 
 
@@ -155,7 +152,6 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
 
     from nimble_jobs import planner
     from nimble_jobs.bench import zoo
-    from nimble_jobs.bench.environment import environment
     from nimble_jobs.engine import device as devices
     from nimble_jobs.spec import ModelSpec
     from nimble_jobs.store import open_store
@@ -166,7 +162,8 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.zeros(1, device=device)
     clock = Clock(lambda: devices.synchronize(device))
     if options.phases:
-        clock.watch()
+        clock.watch(PHASES)
+        setattr(torch.cuda, "graph", _timed_block(clock, torch.cuda.graph))  # noqa: B010  # a class for mypy
     ready = time.perf_counter()
     source = f"torchvision:{model}"
     shape: tuple[int, ...] = (3, 224, 224)
@@ -181,7 +178,7 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         batch_size=options.batch,
         allowed_python=(Path(home),),
     )
-    clock.begin("everything else")
+    clock.turn("everything else")
     with clock.time("open the store"):
         store = open_store(resolve(str(Path(home) / "home")))
     with store:
@@ -189,86 +186,35 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         prepared = planner.prepare(request, device=device, store=store, residents=residents)
         with clock.time("first batch"):
             batch = torch.zeros(request.input_shape, dtype=request.input_dtype)
-            for _ in prepared.loaded.run([(batch, None)]):
+            arrivals = prepared.loaded.arrivals
+            arrivals.begin()
+            for _ in prepared.loaded.run([(arrivals.upload(batch), None)]):
                 devices.synchronize(device)
         end = time.perf_counter()
-        clock.end()
+        clock.turn(None)
         found = {
             "hit": prepared.hit.value,
             "fallback": prepared.loaded.fallback,
             "start_s": end - ready,
             "model_s": prepared.load_s,
             "import_s": ready - begin,
-            "phases": dict(clock.seconds),
+            "phases": clock.seconds,
             "modules": [m for m in ("torch._dynamo", "torch._inductor.compile_fx", "triton") if m in sys.modules],
-            "environment": {k: v for k, v in environment(device).items() if k not in ("cudnn_benchmark", "method")},
+            "environment": environment(device=devices.describe(device), device_facts=devices.facts(device)),
         }
         residents.clear()
     return found
 
 
-class Clock:
-    """Seconds by phase; while an inner phase runs, the outer one's clock stands still."""
-
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._wait = wait
-        self._open: list[str] = []
-        self._since = 0.0
-
-    def begin(self, name: str) -> None:
-        """A phase, inside of the present one."""
-        self._turn()
-        self._open.append(name)
-
-    def end(self) -> None:
-        """The present phase is over."""
-        self._turn()
-        self._open.pop()
+def _timed_block(clock: Clock, block: Callable[..., Any]) -> Callable[..., Any]:
+    """The capture of a CUDA graph as a phase."""
 
     @contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        """`begin` and `end` around a block."""
-        self.begin(name)
-        try:
+    def manager(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with clock.time("capture"), block(*args, **kwargs):
             yield
-        finally:
-            self.end()
 
-    def _turn(self) -> None:
-        self._wait()
-        now = time.perf_counter()
-        if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
-
-    def watch(self) -> None:
-        """Time functions of the package wherever they are called, and captures of CUDA graphs."""
-        import torch
-
-        for place, name in PHASES.items():
-            owner: Any = importlib.import_module(place.partition(":")[0])
-            *path, function = place.partition(":")[2].split(".")
-            for part in path:
-                owner = getattr(owner, part)
-            setattr(owner, function, self._timed(getattr(owner, function), name))
-        setattr(torch.cuda, "graph", self._timed_block(torch.cuda.graph, "capture"))  # noqa: B010  # a class for mypy
-
-    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.time(name):
-                return function(*args, **kwargs)
-
-        return call
-
-    def _timed_block(self, block: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @contextmanager
-        def manager(*args: Any, **kwargs: Any) -> Iterator[None]:
-            with self.time(name), block(*args, **kwargs):
-                yield
-
-        return manager
+    return manager
 
 
 if __name__ == "__main__":

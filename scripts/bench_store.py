@@ -11,14 +11,9 @@ that shows twenty jobs, or submits one, not under 300 ms.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import os
-import platform
 import random
-import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import environment, in_words, save, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -68,7 +64,7 @@ def main() -> int:
         database_bytes = (home / "nimble-jobs.db").stat().st_size
         commands = measure_commands(Path(folder), options.jobs)
     figures = {
-        "environment": environment(),
+        "environment": environment(real_time=os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)),
         "schedules": options.schedules,
         "text_bytes": {"median": statistics.median(text_bytes), "largest": max(text_bytes)},
         "database_bytes": database_bytes,
@@ -76,7 +72,7 @@ def main() -> int:
         "jobs": options.jobs,
         "commands": commands,
     }
-    options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    save(options.out.with_suffix(".json"), figures)
     options.out.with_suffix(".md").write_text(page(figures))
     lookup = next(r for r in rows if r["what"].startswith("lookup, hit"))
     print(f"lookup: median {lookup['median_ms']} ms, 99th percentile {lookup['p99_ms']} ms")
@@ -188,34 +184,12 @@ def timed(call: Callable[[Any], object], values: Iterable[Any]) -> Times:
 
 def row(what: str, times: Times) -> dict[str, Any]:
     """A line of the table."""
-    wall, used = sorted(w for w, _ in times), sorted(u for _, u in times)
-    at = min(len(times) - 1, int(len(times) * 0.99))
+    used = summary([u for _, u in times])
     return {
         "what": what,
-        "calls": len(times),
-        "median_ms": round(statistics.median(wall), 3),
-        "p99_ms": round(wall[at], 3),
-        "longest_ms": round(wall[-1], 3),
-        "processor_median_ms": round(statistics.median(used), 3),
-        "processor_p99_ms": round(used[at], 3),
-    }
-
-
-def environment() -> dict[str, Any]:
-    """Where the figures come from."""
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "device": f"{names[0] if names else platform.machine()}, {len(names)} cores",
-        "cores": len(names),
-        "load": round(os.getloadavg()[0], 1),
-        "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "commit": commit or None,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **summary([w for w, _ in times]),
+        "processor_median_ms": used["median_ms"],
+        "processor_p99_ms": used["p99_ms"],
     }
 
 
@@ -247,8 +221,8 @@ def page(figures: dict[str, Any]) -> str:
             for r in figures["commands"]
         ),
         "",
-        f"The machine's load was {made['load']} on {made['cores']} cores at the end; {_TURNS[made['real_time']]}.\n",
-        f"{made['date']}, {made['device']}; Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}.",
+        f"The machine's load was {made['load']} at the end; {_TURNS[made['real_time']]}.\n",
+        in_words(made),
     ]
     return "\n".join(lines) + "\n"
 

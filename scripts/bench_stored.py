@@ -11,9 +11,7 @@ images that are ready: microseconds of a replay, tasks, and the bytes of a batch
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import environment, save
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.data.transform import bind
@@ -97,9 +96,9 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2048)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else None
     found: dict[str, Any] = {
-        "torch": torch.__version__,
-        "cores": len(os.sched_getaffinity(0)),
+        "environment": environment(device=device and describe(device)),
         "reading": [],
         "replays": [],
     }
@@ -107,13 +106,11 @@ def main() -> int:
         for kind in KINDS:
             found["reading"].append(read(kind, given.records, given.batch, Path(name)))
             print(found["reading"][-1])
-        if torch.cuda.is_available():
-            found["device"] = describe(torch.device("cuda", 0))
+        if device is not None:
             for kind in (None, "uint8 NHWC", "uint8 NCHW"):
                 found["replays"].append(replay(given.model, given.batch, kind, Path(name)))
                 print(found["replays"][-1])
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(given.json, found)
     return 0
 
 

@@ -13,11 +13,12 @@ import argparse
 import json
 import multiprocessing
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from measuring import commit
 
 SCALES = (1.0, 1e-6, 1e4)
 BATCH = 2
@@ -157,14 +158,14 @@ def verdict(row: dict[str, Any]) -> str:
     return "equal" if all(e is not None and e <= 1e-5 for e in errors) else "different"
 
 
-def table(rows: list[dict[str, Any]], commit: str) -> str:
+def table(rows: list[dict[str, Any]], made_by: str | None) -> str:
     """The committed document."""
     counts = {v: sum(verdict(r) == v for r in rows) for v in ("equal", "different", "refused", "crashed")}
     lines = [
         "# Published models against eager",
         "",
         f"{len(rows)} models of timm and torchvision with random weights, batch {BATCH}, on one thread of a CPU, "
-        f"commit {commit}: {counts['equal']} equal to eager, {counts['different']} different, "
+        f"commit {made_by}: {counts['equal']} equal to eager, {counts['different']} different, "
         f"{counts['refused']} refused, {counts['crashed']} without a result. Each is prepared with an input of scale 1 "
         "and called with new inputs of scale 1, 1e-6 and 1e4; the columns are relative norms of the difference, of the "
         "worst output. (NaN) is where eager's outputs are not finite; those of the replay are not in the same places.",
@@ -208,8 +209,7 @@ def main() -> None:
         print(name, verdict(rows[name]), {k: v for k, v in rows[name].items() if k != "model"}, flush=True)
         options.json.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
     if options.table:
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-        options.table.write_text(table([rows[n] for n in MODELS if n in rows], commit))
+        options.table.write_text(table([rows[n] for n in MODELS if n in rows], commit()))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import platform
-import subprocess
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import commit
 from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
@@ -136,9 +136,8 @@ def report(count: int, device: torch.device) -> str:
         *((f"pixels that differ by {low} to {high}", f"{share(far, low, high):.3%}") for low, high in SPANS),
     ]
     lines = [f"| | {name} |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     made = f"{decoder()}; {decoder_name() if device.type == 'cuda' else 'torchvision on the CPU'}"
-    return "\n".join([*lines, "", f"Commit {commit or 'unknown'}, torch {torch.__version__}, {made}."])
+    return "\n".join([*lines, "", f"Commit {commit() or 'unknown'}, torch {torch.__version__}, {made}."])
 
 
 SPANS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 255))

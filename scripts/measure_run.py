@@ -13,7 +13,6 @@ Seconds count from the start of the process. A phase that is entered several tim
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import cli, environment, save
 
 MODELS = ("resnet50", "mobilenet_v2", "inception_v3")
-FACTS = ("device", "nimble-jobs", "python", "torch", "torchvision", "triton", "numpy", "sqlite")
 SHOWN_S = 0.005
 SIZES = {"inception_v3": 299}
 SPEC = """\
@@ -40,12 +39,6 @@ schedule: {{fuse: {fuse}, progressive: false}}
 
 
 PHASES = Path(__file__).with_name("run_phases.py")
-
-
-def cli(home: Path, *words: str) -> str:
-    """Standard output of one nimble-jobs command. Raises CalledProcessError where it fails."""
-    command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *words]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def measure(model: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -132,14 +125,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = [row for model in options.models for row in measure(model, options, folder)]
-        found = json.loads(cli(folder / "home", "doctor", "--json"))["findings"]
-    environment = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        **{f["name"]: f["detail"] for f in found if f["name"] in FACTS},
-        "options": {"dtype": options.dtype, "batch": options.batch, "records": options.records, "fuse": options.fuse},
-    }
-    if options.json is not None:
-        options.json.write_text(json.dumps({"environment": environment, "results": rows}, indent=1) + "\n")
+        findings = json.loads(cli(folder / "home", "doctor", "--json"))["findings"]
+    settings = {name: getattr(options, name) for name in ("dtype", "batch", "records", "fuse")}
+    device = next(f["detail"] for f in findings if f["name"] == "device")
+    save(options.json, {"environment": environment(device=device, options=settings), "results": rows})
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ database), 1 each with a write-ahead log.
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib
 import json
 import os
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from phases import Clock
 
 FILE = "NIMBLE_BENCH_PHASES"  # names the file to the worker's processes
 CHILD = {  # functions where they are called from, and the phase that each is
@@ -55,27 +55,12 @@ SUPERVISOR = {
 COUNTS = ("commits", "statements", "fsyncs", "files opened")
 
 
-class Clock:
-    """Seconds by phase, and counts. While an inner phase runs, the outer one's clock stands still."""
+class Counting(Clock):
+    """A clock of one process that also counts."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        super().__init__()
         self.counts: Counter[str] = Counter()
-        self._open: list[str] = []
-        self._since = 0.0
-
-    def watch(self, places: dict[str, str]) -> None:
-        """Time these functions wherever they are called. Those that are not there are named on stderr."""
-        for place, name in places.items():
-            module, _, path = place.partition(":")
-            owner: Any = importlib.import_module(module)
-            *folders, last = path.split(".")
-            for part in folders:
-                owner = getattr(owner, part)
-            if hasattr(owner, last):
-                setattr(owner, last, self._timed(getattr(owner, last), name))
-            else:
-                print(f"not timed, as it is not there: {place} ({name})", file=sys.stderr)
 
     def count(self) -> None:
         """Count transactions, statements, syncs and opened files of this process from now on."""
@@ -96,33 +81,12 @@ class Clock:
     def take(self) -> dict[str, Any]:
         """Milliseconds and counts since the last call."""
         found = {"ms": {name: s * 1e3 for name, s in self.seconds.items()}, "counts": dict(self.counts)}
-        self.seconds.clear()
+        self.threads.clear()
         self.counts.clear()
         return found
 
     def _add(self, name: str) -> None:
         self.counts[name] += 1
-
-    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._turn(name)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._turn(None)
-
-        return call
-
-    def _turn(self, begins: str | None) -> None:
-        now = time.monotonic()
-        if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
-        if begins is None:
-            self._open.pop()
-        else:
-            self._open.append(begins)
 
 
 def write(**line: Any) -> None:
@@ -137,7 +101,7 @@ def child(*arguments: Any) -> None:
     from nimble_jobs.worker import child as child_process
     from nimble_jobs.worker import executor
 
-    clock = Clock()
+    clock = Counting()
     clock.watch(CHILD)
     clock.count()
     execute = executor.execute
@@ -166,7 +130,7 @@ def main() -> int:
     os.environ[FILE] = str(options.file)
     from nimble_jobs.worker import charge, serve
 
-    clock = Clock()
+    clock = Counting()
     clock.watch(SUPERVISOR)
     clock.count()
     take, done = charge.Charge.take, charge.Charge.done

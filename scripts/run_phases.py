@@ -12,19 +12,18 @@ CPU seconds in it. A phase takes longer than these where the device or a disk is
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import json
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from phases import Clock
 
 BEGAN, BEGAN_CLOCK = time.time(), time.perf_counter()
 WATCHED = {  # functions where they are called from, and the phase that each is
@@ -74,58 +73,6 @@ PACKAGES = (
 OWN = "nimble_jobs"
 
 
-@dataclass
-class Phase:
-    """What one thread spent on one thing; times since the script began."""
-
-    first_s: float  # began first
-    last_s: float  # ended last
-    wall_s: float = 0.0  # without the phases inside
-    cpu_s: float = 0.0  # the same, only of this thread
-
-
-class Clock:
-    """The phases of each thread. While an inner phase runs, the outer one's clock stands still."""
-
-    def __init__(self) -> None:
-        self.threads: defaultdict[str, dict[str, Phase]] = defaultdict(dict)
-        self._mine = threading.local()
-
-    def turn(self, begins: str | None) -> None:
-        """A phase begins; None: the present one ends."""
-        now, cpu = time.perf_counter() - BEGAN_CLOCK, time.thread_time()
-        mine = self._mine.__dict__
-        stack: list[str] = mine.setdefault("stack", [])
-        phases = self.threads[threading.current_thread().name]
-        if stack:
-            phase = phases[stack[-1]]
-            phase.wall_s += now - mine["since"]
-            phase.cpu_s += cpu - mine["cpu"]
-        mine["since"], mine["cpu"] = now, cpu
-        if begins is None:
-            phases[stack.pop()].last_s = now
-        else:
-            stack.append(begins)
-            phases.setdefault(begins, Phase(now, now))
-
-    def within(self, name: str) -> bool:
-        """Is this thread in a phase called so?"""
-        return name in self._mine.__dict__.get("stack", ())
-
-    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The function, as the phase `name`."""
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.turn(name)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.turn(None)
-
-        return call
-
-
 class Watching(importlib.abc.MetaPathFinder):
     """Times each module that is imported, and the functions in it that are watched."""
 
@@ -159,20 +106,13 @@ class Watching(importlib.abc.MetaPathFinder):
 
     def _patch(self, module: ModuleType) -> None:
         for path, name in self._places.get(module.__name__, ()):
-            owner: Any = module
-            *folders, last = path.split(".")
-            for part in folders:
-                owner = getattr(owner, part)
-            if hasattr(owner, last):
-                setattr(owner, last, self._clock.timed(getattr(owner, last), name))
-            else:
-                print(f"not timed, as it is not there: {module.__name__}.{path} ({name})", file=sys.stderr)
+            self._clock.patch(module, path, name)
 
 
 def main() -> None:
     """Run the command, write, and leave as the command does."""
     file, words = Path(sys.argv[1]), sys.argv[2:]
-    clock = Clock()
+    clock = Clock(start=BEGAN_CLOCK)
     sys.meta_path.insert(0, Watching(clock))
     clock.turn("everything else")
     from nimble_jobs.cli import main as cli

@@ -11,7 +11,9 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 def load(name: str) -> ModuleType:
-    """The script scripts/NAME.py, run as far as an import runs it."""
+    """The script scripts/NAME.py, run as far as an import runs it; it may import its neighbours."""
+    if str(SCRIPTS) not in sys.path:
+        sys.path.insert(0, str(SCRIPTS))
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -106,9 +106,18 @@ class Process:
             code = self._process.wait(30)
         except subprocess.TimeoutExpired:
             return "the process closed its output"
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        with self._log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(self._start, file.tell() - _TAIL_BYTES))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"the process ended with {how}" + (f": {lines[-1][:200]}" if lines else "")
+        return f"the process {ended_with(code, self._log, self._start)}"
+
+
+def ended_with(code: int, log: Path, start: int, *, skip: tuple[str, ...] = ()) -> str:
+    """How a process ended, and the last line that it wrote to a log since `start`, in bytes.
+
+    Lines that begin with one of `skip` do not count.
+    """
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(start, file.tell() - _TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    said = [line for line in lines if line and not line.startswith(skip)]
+    return f"ended with {how}" + (f": {said[-1][:300]}" if said else "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nimble_jobs.bench.request import CHANNELS_LAST, COMPILE, OURS, OURS_ONE
 from nimble_jobs.cli import output, render
+from nimble_jobs.cli.bench_columns import figure, ratio, raw, text
 from nimble_jobs.cli.listing import Column, Row, fits, print_rows
 
 if TYPE_CHECKING:
@@ -109,11 +110,11 @@ def _tables(rows: list[Row], main: Sequence[Column], more: Sequence[Column], wid
     return [columns for columns in tables if len(columns) > 1]
 
 
-def _which(comparison: Comparison) -> str:
+def _which(comparison: Comparison) -> str | None:
     """The mode and the memory format of the fastest torch.compile."""
     best = comparison.best_compile
     if best is None:
-        return "-"
+        return None
     last = ", channels-last" if best.layout == CHANNELS_LAST else ""
     return best.system.removeprefix(COMPILE) + last
 
@@ -127,8 +128,8 @@ def _flights(results: Results, dtype: str, batch: int) -> None:
     if not found:
         return
     numbers = sorted({number for by_number in found.values() for number in by_number})
-    columns = [Column(header="replays in flight", cell=lambda row: str(row["model"]))]
-    columns += [_rate(n) for n in numbers]
+    columns = [text("replays in flight", "model")]
+    columns += [figure(str(n), str(n), render.rate) for n in numbers]
     output.emit("")
     table: list[Row] = [{"model": m} | {str(n): rate for n, rate in by.items()} for m, by in found.items()]
     print_rows(table, columns, id_key="model", json=False, quiet=False, empty="")
@@ -147,48 +148,14 @@ def _reasons(errors: Sequence[bench.Row]) -> list[str]:
 
 
 def _times(header: str, name: str) -> Column:
-    return Column(
-        header=header,
-        cell=lambda row: _ratio(row.get(name)),
-        style=lambda row: _ratio_style(row.get(name)),
-        justify="right",
-    )
+    """A ratio, green if ours is faster and red if it is slower."""
+    return dataclasses.replace(figure(header, name, ratio), style=lambda row: _ratio_style(row.get(name)))
 
 
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
-def _ratio_style(ratio: float | None) -> str:
-    if ratio is None:
-        return ""
-    return "green" if ratio >= 1.02 else "red" if ratio < 0.98 else ""
-
-
-def _rate(number: int) -> Column:
-    return Column(header=str(number), cell=lambda row: render.rate(row.get(str(number))), justify="right")
-
-
-def _raw(name: str) -> Column:
-    return Column(header=name, cell=lambda row: _plain(row[name]))
-
-
-def _plain(value: Any) -> str:
+def _ratio_style(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _micros(header: str, name: str) -> Column:
-    return Column(header=header, cell=lambda row: render.micros(row.get(name)), justify="right")
-
-
-def _count(name: str) -> Column:
-    return Column(header=name, cell=lambda row: "-" if row.get(name) is None else f"{row[name]:,}", justify="right")
-
-
-def _share(header: str, name: str) -> Column:
-    return Column(header=header, cell=lambda row: "-" if row.get(name) is None else f"{row[name]:.0%}", justify="right")
+    return "green" if value >= 1.02 else "red" if value < 0.98 else ""
 
 
 _TIMED = ("eager", "torchscript", "cuda-graph", "onnxruntime", "tensorrt", OURS_ONE, OURS)
@@ -199,50 +166,52 @@ _MODEL = Column(
     flexible=True,
 )
 _SPEED = (
-    _micros("eager", "eager"),
-    _micros("best compile", "best_compile"),
-    _micros("ours", OURS),
+    figure("eager", "eager", render.micros),
+    figure("best compile", "best_compile", render.micros),
+    figure("ours", OURS, render.micros),
     _times("× eager", "over_eager"),
     _times("× best compile", "over_best_compile"),
 )
 _OTHERS = (
-    Column(header="best compile is", cell=lambda row: str(row.get("which", "-"))),
-    _micros("script", "torchscript"),
-    _micros("graph", "cuda-graph"),
-    _micros("ONNX RT", "onnxruntime"),
-    _micros("TensorRT", "tensorrt"),
+    text("best compile is", "which"),
+    figure("script", "torchscript", render.micros),
+    figure("graph", "cuda-graph", render.micros),
+    figure("ONNX RT", "onnxruntime", render.micros),
+    figure("TensorRT", "tensorrt", render.micros),
 )
 _OURS = (
-    _micros("1 stream", OURS_ONE),
-    _micros("chosen", "chosen"),
+    figure("1 stream", OURS_ONE, render.micros),
+    figure("chosen", "chosen", render.micros),
     _times("× 1 str.", "over_one"),
-    _count("streams"),
-    _count("width"),
-    _count("syncs"),
+    figure("streams", "streams", "{:,}".format),
+    figure("width", "width", "{:,}".format),
+    figure("syncs", "syncs", "{:,}".format),
 )
 _MORE_OURS = (
-    _micros("with copies", "with_copies"),
-    Column(header="memory", cell=lambda row: render.size(row.get("peak_bytes")), justify="right"),
-    Column(header="× compile's", cell=lambda row: _ratio(row.get("memory")), justify="right"),
-    _share("idle", "idle"),
-    _share("eager's", "eager_idle"),
-    Column(header="prepare", cell=lambda row: render.duration(row.get("prepare_s")), justify="right"),
+    figure("with copies", "with_copies", render.micros),
+    figure("memory", "peak_bytes", render.size),
+    figure("× compile's", "memory", ratio),
+    figure("idle", "idle", "{:.0%}".format),
+    figure("eager's", "eager_idle", "{:.0%}".format),
+    figure("prepare", "prepare_s", render.duration),
 )
-_RAW_NAMES = (
-    "model",
-    "system",
-    "dtype",
-    "batch",
-    "layout",
-    "mode",
-    "in_flight",
-    "replay_us",
-    "with_copies_us",
-    "records_per_s",
-    "prepare_s",
-    "peak_bytes",
-    "idle_share",
-    "relative_norm",
-    "error",
+_RAW = tuple(
+    raw(name)
+    for name in (
+        "model",
+        "system",
+        "dtype",
+        "batch",
+        "layout",
+        "mode",
+        "in_flight",
+        "replay_us",
+        "with_copies_us",
+        "records_per_s",
+        "prepare_s",
+        "peak_bytes",
+        "idle_share",
+        "relative_norm",
+        "error",
+    )
 )
-_RAW = tuple(_raw(name) for name in _RAW_NAMES)

@@ -28,6 +28,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
+from tests.one_batch import outputs_of
 
 ROUNDS = 200
 WIDTHS = (256, 384, 512, 640)
@@ -84,8 +85,7 @@ def batch(width: int) -> torch.Tensor:
 
 
 def output(loaded: Loaded, x: torch.Tensor) -> torch.Tensor:
-    ((outputs, _),) = loaded.run([(x, None)])
-    return outputs["output"].cpu().clone()
+    return outputs_of(loaded, x)["output"].clone()
 
 
 def digest(tensor: torch.Tensor) -> str:

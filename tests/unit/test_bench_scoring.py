@@ -28,9 +28,9 @@ from nimble_jobs.bench.scoring import (
     size_of,
     systems_of,
 )
-from nimble_jobs.bench.scoring.measure import Wanted, measure
+from nimble_jobs.bench.scoring.measure import measure
 from nimble_jobs.bench.scoring.plot import draw
-from nimble_jobs.bench.scoring.request import WITHOUT_GPU, ScoringRequest, Setting
+from nimble_jobs.bench.scoring.request import WITHOUT_GPU, ScoringRequest, Setting, Wanted
 from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow
 from nimble_jobs.errors import DataError, UsageError
 from tests import prefork
@@ -159,21 +159,13 @@ def test_systems_and_settings_by_name() -> None:
 
 def test_what_is_tried_for_a_system() -> None:
     """All combinations for a loop, batch sizes alone for ours, one setting where it was fixed."""
-    request = ScoringRequest(
-        model="resnet50",
-        dtype="fp16",
-        side=224,
-        device="cuda",
-        systems=tuple(System),
-        batch_sizes=(64, 128),
-        cpus=16,
-        workers=(8, 16),
-        fixed={System.RAY: Setting(batch_size=32, workers=4)},
-    )
+    fixed = {System.RAY: Setting(batch_size=32, workers=4)}
+    asked = Wanted(models=("resnet50",), batch_sizes=(64, 128), workers=(8, 16), fixed=fixed)
+    request = ScoringRequest(asked=asked, model="resnet50", dtype="fp16", side=224, device="cuda", cpus=16)
     assert len(request.settings(System.EAGER)) == 4
     assert [str(s) for s in request.settings(System.OURS_CPU)] == ["batch 64", "batch 128"]
     assert request.settings(System.RAY) == [Setting(batch_size=32, workers=4)]
-    usual = dataclasses.replace(request, workers=None, batch_sizes=(64,))
+    usual = dataclasses.replace(request, asked=dataclasses.replace(asked, workers=None, batch_sizes=(64,)))
     assert [s.workers for s in usual.settings(System.EAGER)] == [8, 16]
     assert [s.workers for s in usual.settings(System.GPU_DECODE)] == [0, 4, 8]
 

@@ -5,8 +5,8 @@ loops by `nimble_jobs.bench.loops`) -> predictions -> results -> plot. `arrays` 
 replay. Nothing here loads torch but `preparation` and `bare`, which run in processes of their own.
 """
 
-from nimble_jobs.bench.scoring.measure import Wanted, measure
-from nimble_jobs.bench.scoring.request import System, fixed_of, size_of, systems_of
+from nimble_jobs.bench.scoring.measure import measure
+from nimble_jobs.bench.scoring.request import System, Wanted, fixed_of, size_of, systems_of
 from nimble_jobs.bench.scoring.results import ScoringResults, ScoringRow, Trial
 from nimble_jobs.bench.scoring.workshop import Workshop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from nimble_jobs.bench.process import ProcessDied
 from nimble_jobs.bench.scoring import page_cache
 from nimble_jobs.bench.scoring.ours import Job, array_input
-from nimble_jobs.bench.scoring.request import ZOO
+from nimble_jobs.bench.scoring.request import ZOO, ScoringRequest
 from nimble_jobs.bench.scoring.results import ScoringRow, Trial
 from nimble_jobs.bench.scoring.workshop import Workshop
 from nimble_jobs.errors import UsageError
@@ -27,20 +27,6 @@ from nimble_jobs.bench import zoo
 def make():
     return zoo.create({name!r})
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrayRequest:
-    """One model over one array."""
-
-    model: str  # of torchvision, or zoo:NAME
-    dtype: str
-    side: int  # pixels
-    device: str
-    batch_sizes: tuple[int, ...]
-    count: int  # records
-    rounds: int
-    uncached: bool
 
 
 def provide(folder: Path, count: int, side: int) -> Path:
@@ -63,18 +49,20 @@ def provide(folder: Path, count: int, side: int) -> Path:
     return path
 
 
-def measure(request: ArrayRequest, file: Path, batch: int, shop: Workshop) -> ScoringRow:
+def measure(request: ScoringRequest, file: Path, batch: int, shop: Workshop) -> ScoringRow:
     """The job's records a second with one batch size, and those of the bare replay."""
     job = _job(request, file, batch, shop)
-    found = ScoringRow(model=request.model, system=SYSTEM, dtype=request.dtype, batch=batch, records=request.count)
+    found = ScoringRow(
+        model=request.model, system=SYSTEM, dtype=request.dtype, batch=batch, records=request.asked.count
+    )
     shop.told(f"{request.model}, batch {batch}: building the schedule")
     made, error = job.build()
     if error is not None:
         return replace(found, error=error)
     found = replace(found, prepare_s=(made or {}).get("build_s"))
     rates: list[float] = []
-    for number in range(request.rounds):
-        state = page_cache.arrange([file], uncached=request.uncached)
+    for number in range(request.asked.rounds):
+        state = page_cache.arrange([file], uncached=request.asked.uncached)
         row, ended = job.run()
         if row is None:
             return replace(found, error=ended.error)
@@ -85,35 +73,27 @@ def measure(request: ArrayRequest, file: Path, batch: int, shop: Workshop) -> Sc
         except (UsageError, ProcessDied) as e:
             return replace(found, error=str(e))
         rates.append(bare["records_per_s"])
-        job_rate = request.count / trial.run_s
+        job_rate = request.asked.count / trial.run_s
         shop.told(f"round {number + 1}: {request.model}: job {job_rate:,.0f}/s, bare replay {rates[-1]:,.0f}/s")
         found = replace(found, replay_us=bare["replay_us"], facts={"hit": row["schedule"]["hit"], **bare})
     return replace(found, bare_records_per_s=median(rates))
 
 
-def _job(request: ArrayRequest, file: Path, batch: int, shop: Workshop) -> Job:
+def _job(request: ScoringRequest, file: Path, batch: int, shop: Workshop) -> Job:
     name, source = request.model.removeprefix(ZOO), f"torchvision:{request.model}"
     zoo = request.model.startswith(ZOO)
     if zoo:
         factory = shop.folder / f"{name}.py"
         factory.write_text(_FACTORY.format(name=name))
         source = f"python:{factory}:make"
-    return Job(
-        name=f"npy-{name}-{batch}",
-        spec={
-            "model": {"source": source, "dtype": request.dtype},
-            "input": array_input(file, batch),
-            "run": {"device": request.device},
-        },
-        folder=shop.folder,
-        home=shop.home,
-        log=shop.log,
-        limit_s=shop.limit_s,
-        start=shop.start,
-        allow_python=shop.folder if zoo else None,
-    )
+    spec = {
+        "model": {"source": source, "dtype": request.dtype},
+        "input": array_input(file, batch),
+        "run": {"device": request.device},
+    }
+    return Job(name=f"npy-{name}-{batch}", spec=spec, shop=shop, allow_python=shop.folder if zoo else None)
 
 
 def _asked(job: Job) -> dict[str, Any]:
     allowed: Sequence[str] = [str(job.allow_python)] if job.allow_python else []
-    return {"spec": str(job.spec_file), "home": str(job.home), "allow_python": allowed}
+    return {"spec": str(job.spec_file), "home": str(job.shop.home), "allow_python": allowed}

@@ -57,10 +57,10 @@ class _Run:
         self._contenders: list[_Contender] = []
 
     def all(self) -> ScoringResults:
-        for system in self._request.systems:
+        for system in self._request.asked.systems:
             self._contenders.append(self._tuned(system))
             self._keep()
-        for number in range(self._request.rounds):
+        for number in range(self._request.asked.rounds):
             for contender in self._contenders:
                 if contender.error is None:
                     self._round(contender, number)
@@ -139,7 +139,7 @@ class _Run:
         self._shop.told(f"{contender.system}: best with {contender.setting}: {best['records_per_s']:,.0f} images/s")
 
     def _round(self, contender: _Contender, number: int) -> None:
-        state = page_cache.arrange(self._files, uncached=self._request.uncached)
+        state = page_cache.arrange(self._files, uncached=self._request.asked.uncached)
         try:
             if contender.system.ours:
                 run_s, wall_s, out = self._our_trial(contender)
@@ -178,7 +178,7 @@ class _Run:
         return lines[0]["run_s"], wall_s, self._out(name)
 
     def _job(self, system: System, setting: Setting) -> Job:
-        request, shop = self._request, self._shop
+        request = self._request
         decode = "gpu" if system is System.OURS_GPU else "cpu"
         spec = {
             "model": {
@@ -189,15 +189,7 @@ class _Run:
             "input": picture_input(self._files[0].parent, request.side, setting.batch_size, decode),
             "run": {"device": request.device},
         }
-        return Job(
-            name=f"{system}-{setting.batch_size}",
-            spec=spec,
-            folder=shop.folder,
-            home=shop.home,
-            log=shop.log,
-            limit_s=shop.limit_s,
-            start=shop.start,
-        )
+        return Job(name=f"{system}-{setting.batch_size}", spec=spec, shop=self._shop)
 
     def _out(self, name: str) -> Path:
         return self._shop.folder / f"{name}.parquet"
@@ -213,7 +205,7 @@ class _Run:
             {
                 "batch_size": s.batch_size,
                 "workers": request.cpus if s.workers is None else s.workers,
-                "mode": request.mode,
+                "mode": request.asked.mode,
             }
             for s in settings
         ]

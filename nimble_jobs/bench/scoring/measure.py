@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.bench.scoring import arrays, driver, photos
-from nimble_jobs.bench.scoring.request import ZOO, ScoringRequest, Setting, System, side_of
+from nimble_jobs.bench.scoring.request import ZOO, ScoringRequest, Wanted, side_of
 from nimble_jobs.bench.scoring.results import ScoringResults
 from nimble_jobs.bench.scoring.workshop import Workshop
 from nimble_jobs.errors import UsageError
@@ -26,28 +26,6 @@ METHOD = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the command was asked for; None: a default that depends on the device or the model."""
-
-    models: tuple[str, ...]
-    dtype: str | None = None
-    format: str = "images"  # images | npy
-    files: Path | None = None
-    count: int = 8192
-    size: tuple[int, int] = (500, 375)  # width, height
-    photos: Path | None = None
-    side: int | None = None
-    systems: tuple[System, ...] = tuple(System)
-    rounds: int = 3
-    batch_sizes: tuple[int, ...] = (64, 128)
-    workers: tuple[int, ...] | None = None
-    fixed: Mapping[System, Setting] = field(default_factory=dict)
-    mode: str = "reduce-overhead"
-    uncached: bool = False
-    device: str = "auto"
-
-
 def measure(wanted: Wanted, shop: Workshop) -> ScoringResults:
     """Raises UsageError for files, a model or a device that cannot be had, ProcessDied where torch cannot be loaded."""
     return _arrays(wanted, shop) if wanted.format == "npy" else _pictures(wanted, shop)
@@ -57,31 +35,15 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     if len(wanted.models) != 1 or wanted.models[0].startswith(ZOO):
         raise UsageError(f"--model: {','.join(wanted.models)}; expected one model of torchvision")
     [model] = wanted.models
-    side = wanted.side or side_of(model)
     files = _jpegs(wanted, shop)
-    asked = {"device": wanted.device, "model": model, "side": side, "weights": str(shop.weights)}
-    told = shop.step("prepare", asked | {"files": [str(file) for file in files[:64]]})
-    environment, device = _described(told), told["device"]
+    asked = {"model": model, "side": wanted.side or side_of(model), "weights": str(shop.weights)}
+    environment, request = _prepared(wanted, shop, {**asked, "files": [str(file) for file in files[:64]]})
     sizes = [file.stat().st_size for file in files]
     environment["files"] = {
         "count": len(files),
         "bytes": {"mean": sum(sizes) / len(sizes), "least": min(sizes), "most": max(sizes)},
         "pixels": f"{wanted.size[0]}x{wanted.size[1]}" if (files[0].parent / photos.MANIFEST).exists() else None,
     }
-    request = ScoringRequest(
-        model=model,
-        dtype=wanted.dtype or _dtype(device),
-        side=side,
-        device=device,
-        systems=wanted.systems,
-        batch_sizes=wanted.batch_sizes,
-        cpus=environment["cpus"],
-        workers=wanted.workers,
-        fixed=wanted.fixed,
-        rounds=wanted.rounds,
-        uncached=wanted.uncached,
-        mode=wanted.mode,
-    )
     return driver.run(request, files, shop, environment)
 
 
@@ -101,31 +63,27 @@ def _jpegs(wanted: Wanted, shop: Workshop) -> list[Path]:
 
 
 def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:
-    told = shop.step("prepare", {"device": wanted.device})
-    results = ScoringResults(environment=_described(told))
-    device = told["device"]
+    environment, first = _prepared(wanted, shop, {})
+    results = ScoringResults(environment=environment)
     for model in wanted.models:
-        side = wanted.side or side_of(model)
-        request = arrays.ArrayRequest(
-            model=model,
-            dtype=wanted.dtype or _dtype(device),
-            side=side,
-            device=device,
-            batch_sizes=wanted.batch_sizes,
-            count=wanted.count,
-            rounds=wanted.rounds,
-            uncached=wanted.uncached,
-        )
-        file = arrays.provide(wanted.files or shop.folder.parent / "arrays", wanted.count, side)
-        for batch in request.batch_sizes:
+        request = replace(first, model=model, side=wanted.side or side_of(model))
+        file = arrays.provide(wanted.files or shop.folder.parent / "arrays", wanted.count, request.side)
+        for batch in wanted.batch_sizes:
             results.rows.append(arrays.measure(request, file, batch, shop))
             shop.kept(results)
     return results
 
 
-def _dtype(device: str) -> str:
-    return "fp16" if device == "cuda" else "fp32"
-
-
-def _described(told: dict[str, Any]) -> dict[str, Any]:
-    return {**told["environment"], "method": METHOD}
+def _prepared(wanted: Wanted, shop: Workshop, asked: Mapping[str, Any]) -> tuple[dict[str, Any], ScoringRequest]:
+    """The environment, and what is to be measured of the first model; `asked` says which weights are to be made."""
+    told = shop.step("prepare", {"device": wanted.device, **asked})
+    environment = {**told["environment"], "method": METHOD}
+    model, device = wanted.models[0], told["device"]
+    return environment, ScoringRequest(
+        asked=wanted,
+        model=model,
+        dtype=wanted.dtype or ("fp16" if device == "cuda" else "fp32"),
+        side=wanted.side or side_of(model),
+        device=device,
+        cpus=environment["cpus"],
+    )

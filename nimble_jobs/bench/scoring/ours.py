@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import yaml
 
 from nimble_jobs.bench.loops.normal import MEAN, STD
-from nimble_jobs.bench.scoring import process
-from nimble_jobs.bench.scoring.process import Ended, Start
+from nimble_jobs.bench.scoring.process import Ended
+from nimble_jobs.bench.scoring.workshop import Workshop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +20,12 @@ class Job:
 
     name: str
     spec: dict[str, Any]
-    folder: Path  # of spec and output
-    home: Path
-    log: Path
-    limit_s: float
-    start: Start = process.start_alone
+    shop: Workshop
     allow_python: Path | None = None
 
     @property
     def output(self) -> Path:
-        return self.folder / f"{self.name}-out"
+        return self.shop.folder / f"{self.name}-out"
 
     def build(self) -> tuple[dict[str, Any] | None, str | None]:
         """Store the schedule. What `cache build` says of it, and why it failed."""
@@ -51,12 +46,11 @@ class Job:
         return ["--allow-python", str(self.allow_python)] if self.allow_python else []
 
     def _cli(self, *words: str) -> Ended:
-        command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(self.home), *words]
-        return process.run(command, log=self.log, limit_s=self.limit_s, start=self.start)
+        return self.shop.module("nimble_jobs.cli.main", "--home", self.shop.home, *words)
 
     @property
     def spec_file(self) -> Path:
-        return self.folder / f"{self.name}.yaml"
+        return self.shop.folder / f"{self.name}.yaml"
 
     def _written(self) -> Path:
         path = self.spec_file

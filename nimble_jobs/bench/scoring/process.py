@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nimble_jobs.bench.process import ended_with
+
 Start = Callable[..., Any]  # as subprocess.Popen, with command, stdin, stdout, stderr, env
-_TAIL_BYTES = 4000
 _INFRASTRUCTURE = ("[W", "[rank")  # how lines of torch's own log begin
 
 
@@ -58,7 +59,8 @@ def run(
         said = out.read().decode(errors="replace")
     if code is None:
         return Ended(wall_s=wall_s, out=said, error=f"over the time limit of {limit_s:g} s")
-    return Ended(wall_s=wall_s, out=said, error=None if code == 0 else _last_words(code, log, written))
+    error = ended_with(code, log, written, skip=_INFRASTRUCTURE) if code else None
+    return Ended(wall_s=wall_s, out=said, error=error)
 
 
 def _end(process: Any, *, leads: bool) -> None:
@@ -69,13 +71,3 @@ def _end(process: Any, *, leads: bool) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
-
-
-def _last_words(code: int, log: Path, start: int) -> str:
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(start, file.tell() - _TAIL_BYTES))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(_INFRASTRUCTURE)]
-    return f"ended with {how}" + (f": {lines[-1][:300]}" if lines else "")

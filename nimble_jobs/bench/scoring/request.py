@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from nimble_jobs.bench.request import split
 from nimble_jobs.bench.zoo import entry
@@ -66,28 +67,44 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringRequest:
-    """One run of the benchmark."""
+class Wanted:
+    """What the command was asked for; None: a default that depends on the device or the model."""
 
+    models: tuple[str, ...]
+    dtype: str | None = None
+    format: str = "images"  # images | npy
+    files: Path | None = None
+    count: int = 8192
+    size: tuple[int, int] = (500, 375)  # width, height
+    photos: Path | None = None
+    side: int | None = None
+    systems: tuple[System, ...] = tuple(System)
+    rounds: int = 3
+    batch_sizes: tuple[int, ...] = (64, 128)
+    workers: tuple[int, ...] | None = None  # to try for every loop; None: by the number of CPUs
+    fixed: Mapping[System, Setting] = field(default_factory=dict)  # settings that are not searched for
+    mode: str = "reduce-overhead"  # of torch.compile in loops
+    uncached: bool = False
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringRequest:
+    """One model on one device, with everything that was left to defaults decided."""
+
+    asked: Wanted
     model: str
     dtype: str
     side: int  # pixels
     device: str  # cpu | cuda
-    systems: tuple[System, ...]
-    batch_sizes: tuple[int, ...]
     cpus: int
-    workers: tuple[int, ...] | None = None  # to try for every loop; None: by the number of CPUs
-    fixed: Mapping[System, Setting] = field(default_factory=dict)  # settings that are not searched for
-    rounds: int = 3
-    uncached: bool = False
-    mode: str = "reduce-overhead"  # of torch.compile in loops
 
     def settings(self, system: System) -> list[Setting]:
         """What to try for a system."""
-        if system in self.fixed:
-            return [self.fixed[system]]
-        workers = (None,) if system.ours else self.workers or self._usual_workers(system)
-        return [Setting(batch_size=batch, workers=w) for batch in self.batch_sizes for w in workers]
+        if system in self.asked.fixed:
+            return [self.asked.fixed[system]]
+        workers = (None,) if system.ours else self.asked.workers or self._usual_workers(system)
+        return [Setting(batch_size=batch, workers=w) for batch in self.asked.batch_sizes for w in workers]
 
     def _usual_workers(self, system: System) -> tuple[int, ...]:
         if system is System.GPU_DECODE:  # they only read files

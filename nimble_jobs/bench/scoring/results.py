@@ -39,15 +39,12 @@ class ScoringRow:
     records: int = 0
     trials: tuple[Trial, ...] = ()
     replay_us: float | None = None  # ours: of the stored schedule
-    with_copies_us: float | None = None
     prepare_s: float | None = None  # ours: building the schedule; others: what their process does before the clock
-    peak_bytes: int | None = None
     searched: tuple[dict[str, Any], ...] = ()  # settings that were tried, with records/s or an error
     same_top1: float | None = None  # share of records with the top-1 of the reference
     probability_difference: float | None = None  # the largest, from the reference, where top-1 is the same
     bare_records_per_s: float | None = None  # arrays: the same schedule's replays alone, as many in flight
     facts: dict[str, Any] = field(default_factory=dict)
-    note: str | None = None
     error: str | None = None
 
     @property
@@ -112,6 +109,8 @@ class ScoringResults:
                 "files": row.files,
                 "over_best_loop": self.over(row, best),
                 "of_bare": row.of_bare,
+                "with_copies_us": None,  # of every benchmark's rows; here the job's own copies are in its rate
+                "peak_bytes": None,
             }
             rows.append(asdict(row) | derived)
         agreement = {one: {other: asdict(a) for other, a in row.items()} for one, row in self.agreement.items()}

@@ -1,0 +1,78 @@
+"""What the measuring scripts share: where figures come from, and how they are kept."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("nimble-jobs", "torch", "torchvision", "triton", "numpy", "pyarrow")
+
+
+def commit() -> str | None:
+    """The commit of this checkout, `+` if it was changed; None outside of one."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def environment(**more: Any) -> dict[str, Any]:
+    """Machine, load, versions, commit and date. `more` says what else decides the figures, such as `device`."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "machine": f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "load": round(os.getloadavg()[0], 1),  # of everything that runs here
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "versions": versions,
+        "commit": commit(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **more,
+    }
+
+
+def in_words(made: dict[str, Any]) -> str:
+    """An environment as the last line of a page."""
+    software = f"Python {made['python']}, SQLite {made['sqlite']}, commit {made['commit']}"
+    return f"{made['date']}, {made['machine']}; {software}."
+
+
+def save(path: Path | None, found: Any) -> None:
+    """Write JSON, if there is a path."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def cli(home: Path, *words: str, env: dict[str, str] | None = None) -> str:
+    """Standard output of one nimble-jobs command. Raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *words]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+    return done.stdout
+
+
+def summary(times_ms: Sequence[float], digits: int = 3) -> dict[str, Any]:
+    """Median, 99th percentile and longest of times in milliseconds."""
+    ordered = sorted(times_ms)
+    at = min(len(ordered) - 1, int(len(ordered) * 0.99))
+    return {
+        "calls": len(ordered),
+        "median_ms": round(statistics.median(ordered), digits),
+        "p99_ms": round(ordered[at], digits),
+        "longest_ms": round(ordered[-1], digits),
+    }
