@@ -40,6 +40,56 @@ class Observed:
         self.random.put_back()
 
 
+class Watched:
+    """A module whose calls somebody else needs, and whether they leave a trace. Called like the module.
+
+    Traces are whatever is not as it was when this was made: tensors, their values, attributes, modes, random numbers of
+    Python and numpy. A module whose calls leave none is between them what it always is, and need not be observed first.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.left_traces = False
+        self._module = module
+        self._snapshot, self._random = Snapshot(module), RandomStates(device)
+        self._attributes, self._tensors = attributes(module), _identities(module)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        try:
+            with self._snapshot.watching():
+                result = self._module(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            self.left_traces = True  # it may be the mode that the model cannot stand
+            raise
+        self.left_traces = self.left_traces or self._differs()
+        return result
+
+    @property
+    def observed(self) -> Observed:
+        """What `observe` would have found of a module that leaves no traces, but for the outputs."""
+        return Observed(result=None, snapshot=self._snapshot, random=self._random, changing={})
+
+    def put_back(self) -> None:
+        """Give the module all that it held, and the random states theirs."""
+        self._snapshot.put_back()
+        self._random.put_back()
+
+    def _differs(self) -> bool:
+        return (
+            self._random.changed() is not None
+            or self._snapshot.nests
+            or _identities(self._module) != self._tensors
+            or attributes(self._module) != self._attributes
+            or bool(self._snapshot.changing(containers=True))
+        )
+
+
+def _identities(module: nn.Module) -> dict[str, int]:
+    """Which tensors a module holds where."""
+    return {name: id(tensor) for name, tensor in tensors_in(module).items()}
+
+
 def observe(module: nn.Module, example: Tensors, others: Sequence[Tensors], device: torch.device) -> Observed:
     """Call a module with an example and with inputs like it; its tensors and the random states are then as before.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -86,8 +87,10 @@ def check(
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,
     thorough: bool = False,
+    others: Sequence[Instance] = (),
 ) -> float:
-    """Compare replays with eager calls on fresh input; the largest relative norm found.
+    """Compare replays with eager calls on fresh input; the largest relative norm found. `others` are instances of the
+    same program, compared with the same calls.
 
     With `observed`, eager calls and replays go through several calls one after another, both from the state that the
     module was observed in, which is then put back; what they leave in it is compared, too. With `thorough` the input
@@ -108,9 +111,11 @@ def check(
         put_back()
         try:
             sequence, wanted = _expected(eager, drawn, example, changing, put_back)
-            put_back()
-            for i, (inputs, expected) in enumerate(zip(sequence, wanted, strict=True)):
-                found = _found(instance, inputs, changing)
+            for replayed, i in itertools.product((instance, *others), range(len(sequence))):
+                if i == 0:
+                    put_back()
+                inputs, expected = sequence[i], wanted[i]
+                found = _found(replayed, inputs, changing)
                 synchronize(device)
                 if found.keys() != expected.keys():
                     raise CheckFailed(f"the replay has the outputs {sorted(found)}, eager has {sorted(expected)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -58,9 +58,9 @@ def load(
         return found
     material = found.value
 
-    def check(instance: Instance) -> None:
+    def check(instances: Sequence[Instance]) -> None:
         check_loaded(
-            instance,
+            instances,
             call,
             material.schedule,
             device,

@@ -179,11 +179,11 @@ def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.Mo
     schedule: Any = SimpleNamespace(program=program)
     monkeypatch.setattr(verify, "check", check)
     given: Any = {"device": torch.device("cpu"), "tolerance": 1e-2, "seed": 1}
-    check_loaded(cast(Any, None), module, schedule, **given)
+    check_loaded([cast(Any, None)], module, schedule, **given)
     assert len(asked) == 2
     assert asked[1] is module
     schedule.program = _recording(_task()).program
-    check_loaded(cast(Any, None), module, schedule, **given)
+    check_loaded([cast(Any, None)], module, schedule, **given)
     assert asked[2] is module
 
 

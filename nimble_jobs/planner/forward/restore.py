@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -44,11 +44,11 @@ def restore(
     material: Material,
     example: Mapping[str, torch.Tensor],
     device: torch.device,
-    check: Callable[[Instance], None],
+    check: Callable[[Sequence[Instance]], object],
     *,
     own: bool = False,
 ) -> Restored:
-    """Capture a stored schedule over the module's weights, and let `check` raise for an instance that is wrong. With
+    """Capture a stored schedule over the module's weights, and let `check` raise where an instance is wrong. With
     `own`, weights may be moved: nobody else has them.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
@@ -67,8 +67,7 @@ def restore(
         recording = replace(recording, example=dict(example))
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
-        for instance in instances:
-            check(instance)
+        check(instances)
         if device.type == "cuda":
             clear_workspaces()  # of the checks' calls in eager
     except BaseException:
@@ -80,7 +79,7 @@ def restore(
 
 
 def check_loaded(
-    instance: Instance,
+    instances: Sequence[Instance],
     eager: Callable[..., Any],
     schedule: Schedule,
     device: torch.device,
@@ -92,14 +91,14 @@ def check_loaded(
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,
 ) -> float:
-    """`verify.check` of an instance that was loaded; where it has depthwise convolutions of ours, first against eager
+    """`verify.check` of instances that were loaded; where they have depthwise convolutions of ours, first against eager
     without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
     """
 
     def against(call: Callable[..., Any]) -> float:
         ports = schedule.program.inputs
         return verify.check(
-            instance,
+            instances[0],
             call,
             ports,
             device,
@@ -109,6 +108,7 @@ def check_loaded(
             integers=integers,
             observed=observed,
             example=example,
+            others=instances[1:],
         )
 
     if depthwise.is_in(schedule.program):

@@ -93,10 +93,10 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
 
         observed = observe_calls(module, example, device, keep_integers=False)
 
-        def check(instance: Instance) -> None:
+        def check(instances: Sequence[Instance]) -> None:
             options: dict[str, Any] = {"seed": secrets.randbits(32), "below": numbers_for(module)}
             options |= {"tolerance": tolerance_of(request), "observed": observed}
-            found.append(check_loaded(instance, module, material.schedule, device, **options))
+            found.append(check_loaded(instances, module, material.schedule, device, **options))
 
         restored = restore(module, material, example, device, check)
     except DeviceFault:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed
+from nimble_jobs.engine.observe import Observed, Watched
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
+from nimble_jobs.graph.writes import names_written
 from nimble_jobs.planner.forward.build import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import Loaded, Residents
@@ -17,6 +22,8 @@ from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
 from nimble_jobs.planner.lookup.stored import Material, read_stored
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.store import Store
+
+log = logging.getLogger(__name__)
 
 Report = Callable[..., None]
 
@@ -57,26 +64,57 @@ def _disagrees(error: CheckFailed) -> Refused:
 
 
 def _capture(loaded: Loaded, material: Material) -> None:
-    """Capture a stored schedule and check it against eager."""
-    request, schedule = loaded.request, material.schedule
-    example = {"x": example_of(request, loaded.module, loaded.device)}
-    observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
+    """Capture a stored schedule and check it against eager.
 
-    def check(instance: Instance) -> None:
+    The schedule was built by observing this code. So if its program writes none of the module's tensors, only the calls
+    that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build.
+    """
+    program = material.schedule.program
+    example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
+    if not names_written(program, program.state):
+        watched = Watched(loaded.module, loaded.device)
+        try:
+            _restore(loaded, material, example, watched.observed, watched)
+        except (OutOfMemory, DeviceFault):
+            raise
+        except CheckFailed:
+            if not watched.left_traces:
+                raise
+        except EngineError as e:  # of its first call may come what the program reads
+            log.debug("observed after all: %s", e)
+        else:
+            return
+        watched.put_back()
+    observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
+    _restore(loaded, material, example, observed)
+
+
+def _restore(
+    loaded: Loaded,
+    material: Material,
+    example: Mapping[str, torch.Tensor],
+    observed: Observed,
+    watched: Watched | None = None,
+) -> None:
+    """Raises CheckFailed, and EngineError where calls that were watched left traces; the module is then as it was."""
+
+    def check(instances: Sequence[Instance]) -> None:
         check_loaded(
-            instance,
-            loaded.module,
-            schedule,
+            instances,
+            watched or loaded.module,
+            material.schedule,
             loaded.device,
-            tolerance=tolerance_of(request),
+            tolerance=tolerance_of(loaded.request),
             seed=secrets.randbits(32),
             below=numbers_for(loaded.module),
             observed=observed,
         )
+        if watched is not None and watched.left_traces:
+            raise EngineError("the model's calls leave traces")
 
     try:
         restored = restore(loaded.module, material, example, loaded.device, check, own=True)
     finally:
         observed.put_back()
-    loaded.schedule, loaded.module, loaded.instances = schedule, restored.module, restored.instances
+    loaded.schedule, loaded.module, loaded.instances = material.schedule, restored.module, restored.instances
     loaded.observed = observed

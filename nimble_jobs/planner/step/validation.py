@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,9 +100,9 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
         return None
     observed = observe_calls(module, {"x": x}, x.device)
 
-    def check(instance: Instance) -> None:
+    def check(instances: Sequence[Instance]) -> None:
         check_loaded(
-            instance,
+            instances,
             module,
             material.schedule,
             x.device,
