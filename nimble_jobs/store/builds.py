@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nimble_jobs.patience import Lent
-from nimble_jobs.store.locks import EXCLUSIVE, Lock
+from nimble_jobs.store.locks import exclusive
 
 log = logging.getLogger(__name__)
 
@@ -45,36 +43,33 @@ class Builds:
 
         `waiting` is called again and again meanwhile; what it raises ends the wait. Raises StoreError.
         """
-        with self._patience.through(lambda: Lock(self._folder / f"{key}.lock")) as lock:
-            mine = self._wait(lock, limit_s, waiting)
+        path = self._folder / f"{key}.lock"
+
+        def tell(waited_s: float) -> None:
+            waiting(Wait(pid=_holder(path), waited_s=waited_s, limit_s=limit_s))
+
+        with exclusive(path, poll_s=_POLL_S, limit_s=limit_s, waiting=tell, patience=self._patience) as mine:
             if mine:
-                self._write(lock, {"pid": os.getpid()})
+                _write(path, json.dumps({"pid": os.getpid()}))
             try:
                 yield mine
             finally:
                 if mine:
-                    self._write(lock, {})
-
-    def _wait(self, lock: Lock, limit_s: float, waiting: Callable[[Wait], None]) -> bool:
-        start = time.monotonic()
-        while not lock.take(EXCLUSIVE):
-            waited_s = time.monotonic() - start
-            if waited_s >= limit_s:
-                return False
-            waiting(Wait(pid=_holder(lock), waited_s=waited_s, limit_s=limit_s))
-            time.sleep(min(_POLL_S, limit_s - waited_s))
-        return True
-
-    def _write(self, lock: Lock, info: Mapping[str, Any]) -> None:
-        """Replace what the file says. Whoever reads it between the two steps finds nothing, which it can bear."""
-        try:
-            lock.write(json.dumps(dict(info)).encode() if info else b"")
-        except OSError as e:
-            log.warning("%s: %s; those who wait for this build are not told whose it is", lock.path, e.strerror)
+                    _write(path, "")
 
 
-def _holder(lock: Lock) -> int:
+def _write(path: Path, text: str) -> None:
+    """Replace what the file says. A reader between the two steps finds nothing, which it can bear."""
     try:
-        return int(json.loads(lock.read())["pid"])
-    except (ValueError, KeyError, TypeError):
+        with path.open("r+") as file:  # one that was removed stays so
+            file.truncate()
+            file.write(text)
+    except OSError as e:
+        log.warning("%s: %s; those who wait for this build are not told whose it is", path, e.strerror)
+
+
+def _holder(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import platformdirs
 
 from nimble_jobs.errors import HomeReplaced, StateFolderRefused, StoreError, StoreGone, StoreTrouble
-from nimble_jobs.store.locks import EXCLUSIVE, Lock
+from nimble_jobs.store.locks import exclusive
 
 DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # says that the folder holds a complete database
@@ -103,9 +103,7 @@ def identity(home: Path) -> str | None:
 
 def mark(home: Path) -> None:
     """Write the marker, durably, once the database is complete. One that another process wrote meanwhile stays."""
-    with Lock(home / "builds" / "home.lock") as lock:
-        while not lock.take(EXCLUSIVE):
-            time.sleep(0.01)
+    with exclusive(home / "builds" / "home.lock", poll_s=0.01):
         if not initialised(home):
             marker = {"format": FORMAT, "created_at": time.time(), "id": secrets.token_hex(8)}
             write_whole(home / MARKER, json.dumps(marker).encode())

@@ -1,21 +1,85 @@
-"""Locks between processes: `flock` on files that are never deleted. The kernel lets go when the holder dies.
+"""Locks between processes, on files that are never deleted. The kernel releases a lock when its holder dies.
 
-A lock belongs to the process that opened it. `exec` closes it, and so does a plain fork in the new process: a model may
-start processes that live on.
+`exclusive` is a turn that ends with its block; the filelock package takes it. `Lock` is for what filelock does not
+offer: shared locks, and a holder that checks whether its file was replaced (docs/decisions/0003-flock.md).
+
+A lock belongs to the process that opened it. `exec` closes it, and so does a fork in the new process: a model may
+start processes that outlive it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import math
 import os
+import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nimble_jobs.errors import StoreError
+from nimble_jobs.errors import StoreError, StoreGone
+from nimble_jobs.patience import Lent
 
 SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
+_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what flock fails with where it is missing
+
+
+@contextmanager
+def exclusive(
+    path: Path,
+    *,
+    poll_s: float,
+    limit_s: float = math.inf,
+    waiting: Callable[[float], None] = lambda _waited_s: None,
+    patience: Lent | None = None,
+) -> Iterator[bool]:
+    """Inside the block nobody else has the lock, no other thread either; False if somebody still did after `limit_s`.
+
+    Meanwhile `waiting` is called every `poll_s` with the seconds waited; what it raises ends the wait. Trouble with the
+    file is waited out by `patience`. Raises StoreGone if the folder is missing, and StoreError if the file system has
+    no locks: a soft lock, which outlives its holder, never takes their place.
+    """
+    from filelock import Timeout, UnixFileLock  # here, because most commands take no such lock
+
+    lock = UnixFileLock(path, mode=0o600, fallback_to_soft=False, preserve_lock_file=True)
+
+    def take() -> bool:
+        if not path.parent.is_dir():  # filelock would make it, and its parents
+            raise StoreGone(f"{path.parent}: is gone; put it back, and it is used again")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except OSError as e:
+            raise (_no_locks(e) if e.errno in _NO_LOCKS else _not_opened(path, e)) from e
+        return True
+
+    start = time.monotonic()
+    while not (mine := (patience or Lent()).through(take)):
+        waited_s = time.monotonic() - start
+        if waited_s >= limit_s:
+            break
+        waiting(waited_s)
+        time.sleep(min(poll_s, limit_s - waited_s))
+    try:
+        yield mine
+    finally:
+        lock.release()
+
+
+def _no_locks(error: OSError) -> StoreError:
+    return StoreError(
+        f"the state folder's file system has no file locks ({error.strerror}); choose another with --home"
+    )
+
+
+def _not_opened(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: {error.strerror}; a worker needs to write here")
+
 
 _opened: weakref.WeakSet[Lock] = weakref.WeakSet()  # of this process
 
@@ -40,9 +104,7 @@ class Lock:
                 if self.in_place:
                     return False
             except OSError as e:
-                raise StoreError(
-                    f"the state folder's file system has no file locks ({e.strerror}); choose another with --home"
-                ) from e
+                raise _no_locks(e) from e
             else:
                 if self.in_place:
                     return True
@@ -57,16 +119,6 @@ class Lock:
             return self._descriptor >= 0 and os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except OSError:
             return False
-
-    def read(self) -> bytes:
-        """What the file holds, but no more than 4 KiB."""
-        return os.pread(self._descriptor, 4096, 0)
-
-    def write(self, data: bytes) -> None:
-        """Replace what the file holds. A reader between the two steps finds nothing. Raises OSError."""
-        os.ftruncate(self._descriptor, 0)
-        if data:
-            os.pwrite(self._descriptor, data, 0)
 
     def close(self) -> None:
         """Let go. A second call does nothing."""
@@ -89,7 +141,7 @@ class Lock:
             try:
                 return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock, while nothing can be written
             except OSError:
-                raise StoreError(f"{self.path}: {e.strerror}; a worker needs to write here") from e
+                raise _not_opened(self.path, e) from e
 
 
 def _let_go() -> None:
