@@ -1,6 +1,8 @@
-"""Numbers with their nouns, for every message and listing."""
+"""Numbers with their nouns, and sizes, for every message and listing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _IRREGULAR = {
     "entry": "entries",
@@ -21,3 +23,8 @@ def plural(number: int, noun: str) -> str:
 def count(number: int, noun: str) -> str:
     """1 job, 2 jobs, 1,000 jobs."""
     return f"{number:,} {plural(number, noun)}"
+
+
+def by(size: Sequence[int]) -> str:
+    """224x288, of a height and a width."""
+    return f"{size[0]}x{size[1]}"

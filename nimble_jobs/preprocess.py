@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from nimble_jobs.plural import by
+
 Layout = Literal["hw", "chw", "hwc"]
 
 # Types in which records may cross. torch computes with few unsigned types, so the device gets the bits of the wider
@@ -76,8 +78,8 @@ class Preprocess:
     def words(self) -> str:
         """All but `shape` and `dtype`, readable: `hwc, resize 224x224, /255, mean 0.5, std 0.5`. See `of_words`."""
         said: list[str] = [self.layout] if self.layout is not None else []
-        said += [f"resize {_by(self.resize)}"] if self.resize is not None else []
-        said += [f"crop {_by(self.center_crop)}"] if self.center_crop is not None else []
+        said += [f"resize {by(self.resize)}"] if self.resize is not None else []
+        said += [f"crop {by(self.center_crop)}"] if self.center_crop is not None else []
         said += [f"{self.channels} channels"] if self.channels is not None else []
         if self.scale is None:
             said.append("whole numbers")
@@ -195,7 +197,3 @@ def of_words(shape: Sequence[int], dtype: str, words: str) -> Preprocess:
         raise ValueError(f"records of shape {list(shape)} are no {layout}")
     images = (given.get(name) for name in ("resize", "center_crop", "channels"))
     return Preprocess(shape=tuple(shape), dtype=dtype, result=result_of(shape, layout, *images), **given)
-
-
-def _by(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,17 +11,12 @@ import numpy as np
 
 from nimble_jobs.data.buffers import Buffer, Buffers
 from nimble_jobs.data.source import Form, Loaded
-from nimble_jobs.pipeline import Meter
+from nimble_jobs.pipeline import Meter, usable_cores
 
 Load = Callable[[np.ndarray, np.ndarray], Loaded]  # record indexes, and where their rows go
 
 _COPY_THREADS = 8  # they fill what the memory can take
 _COPY_BYTES = 4 << 20  # what one of them copies at a time: enough for Python's part in it not to count
-
-
-def default_threads() -> int:
-    """Threads that decode at once: the cores that this process may use, at most 16."""
-    return max(1, min(16, len(os.sched_getaffinity(0))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +38,7 @@ class Ahead:
     @classmethod
     def of(cls, piece: int | None, batch_size: int, batches: int, form: Form) -> Ahead:
         """For records that are decoded `piece` at a time, or, for None, copied."""
-        threads = default_threads()
+        threads = usable_cores()
         if piece is None:
             whole = -(-batch_size * form.nbytes // _COPY_BYTES)  # pieces in a batch
             if batches <= 1 and whole <= 1:  # a thread costs more than it would save

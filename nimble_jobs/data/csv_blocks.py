@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from nimble_jobs import moves
-from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Layout
 from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
@@ -23,7 +22,7 @@ from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import TableSource
 from nimble_jobs.errors import DataError
-from nimble_jobs.pipeline import mapped
+from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.spec.model import InputSpec
 
 # The order in which pyarrow tries types for a column.
@@ -117,8 +116,8 @@ def open_large(
         first = mapped(
             lambda part: _first_pass(*part, known, names, extra),
             cuts(file, str(path)),
-            threads=default_threads(),
-            depth=2 * default_threads(),
+            threads=usable_cores(),
+            depth=2 * usable_cores(),
             name="nimble-read-csv",
         )
         found: list[_Found] = []

@@ -8,7 +8,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nimble_jobs.data.batches import default_threads
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids
@@ -19,7 +18,8 @@ from nimble_jobs.decoding import work
 from nimble_jobs.decoding.picture import Undecodable, header_size
 from nimble_jobs.decoding.work import Item
 from nimble_jobs.errors import DataError
-from nimble_jobs.pipeline import mapped
+from nimble_jobs.pipeline import mapped, usable_cores
+from nimble_jobs.plural import by
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, FileList
 from nimble_jobs.spec.files import SUFFIXES
@@ -92,7 +92,7 @@ class ImageSource(Unblocked):
             except Undecodable as e:
                 return str(e)
 
-        found = mapped(size, (s.path for s in self.stamps), threads=default_threads(), depth=64)
+        found = mapped(size, (s.path for s in self.stamps), threads=usable_cores(), depth=64)
         for i, (name, this) in enumerate(zip(self.stamps.names, found, strict=True)):
             if first is not None and i >= HEADERS:  # the rest show it when they are read
                 found.close()
@@ -103,7 +103,7 @@ class ImageSource(Unblocked):
                 first = (name, this)
             elif this != first[1]:
                 raise DataError(
-                    f"{self._root}: {first[0]} is {_by(first[1])} and {name} is {_by(this)} pixels (height x width); "
+                    f"{self._root}: {first[0]} is {by(first[1])} and {name} is {by(this)} pixels (height x width); "
                     "expected one size, or input.transform.resize"
                 )
         if first is None:
@@ -143,7 +143,3 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
     if not ids:
         raise DataError(f"{spec.source}: no images among {others} files; expected {', '.join(sorted(suffixes))}")
     return ImageSource(spec, root, ids)
-
-
-def _by(size: Sequence[int]) -> str:
-    return f"{size[0]}x{size[1]}"

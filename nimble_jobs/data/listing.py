@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from nimble_jobs.data.source import is_glob
 from nimble_jobs.errors import DataError
@@ -41,7 +40,9 @@ def list_input(spec: InputSpec) -> Iterator[InputFile]:
             if spec.format != "images" or path.lower().endswith(suffixes):
                 yield from _as_listed(path, os.path.relpath(path, root))
     elif Path(source).is_dir():
-        yield from _walk(source, suffixes, below=spec.format == "images")
+        for path, name in _files(source, below=spec.format == "images"):
+            if name.lower().endswith(suffixes):
+                yield from _as_listed(path, name)
     elif (one := next(_as_listed(source, Path(source).name), None)) is None:
         raise DataError(f"{source}: no such file or folder; expected an input")
     else:
@@ -64,63 +65,46 @@ def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str]
     if not Path(source).is_dir():
         name = Path(source).name
         return (root, [name], 0) if name.lower().endswith(suffixes) else (root, [], 1)
-    names, others, known, folders = list[str](), 0, set[str](), [""]
-    while folders:
-        folder = folders.pop()
-        at = os.path.join(source, folder)  # noqa: PTH118  # "" is the folder itself
-        if (real := os.path.realpath(at)) in known:
-            continue
-        known.add(real)
-        below: list[str] = []
-        before = f"{folder}/" if folder else ""
-        with _entries(at) as entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    below.append(before + name)
-                elif name.lower().endswith(suffixes):
-                    names.append(before + name)
-                else:
-                    others += 1
-        folders += sorted(below, reverse=True)
+    names, others = list[str](), 0
+    for _, name in _files(source, below=True):
+        if name.lower().endswith(suffixes):
+            names.append(name)
+        else:
+            others += 1
     names.sort()
     return root, names, others
 
 
-def _entries(folder: str) -> Any:
-    try:
-        return os.scandir(folder)
-    except OSError as e:
-        raise DataError(f"{folder}: {e.strerror}; expected a folder that can be read") from e
-
-
-def _walk(top: str, suffixes: tuple[str, ...], *, below: bool) -> Iterator[InputFile]:
-    """Files below a folder, through links to folders too, each real folder once. Hidden ones are left out."""
-    folders, known = [""], {os.path.realpath(top)}
+def _files(top: str, *, below: bool) -> Iterator[tuple[str, str]]:
+    """Path, and name relative to `top`, of what is no folder, in this folder or in all below too. Hidden ones are left
+    out. Links to folders are followed, but each real folder is listed once, by the first of its names.
+    """
+    folders, known = [""], set[str]()
     while folders:
         folder = folders.pop()
+        at = os.path.join(top, folder)  # noqa: PTH118  # "" is the folder itself
+        if (real := os.path.realpath(at)) in known:
+            continue
+        known.add(real)
         try:
-            entries = os.scandir(os.path.join(top, folder))  # noqa: PTH118  # "" is the folder itself
+            entries = os.scandir(at)
         except FileNotFoundError as e:
             if folder:  # somebody removed it meanwhile
                 continue
             raise DataError(f"{top}: no such folder; expected an input") from e
         except OSError as e:
-            raise DataError(f"{top}/{folder}: {e.strerror}; expected a folder that can be read") from e
+            raise DataError(f"{at}: {e.strerror}; expected a folder that can be read") from e
+        inside: list[str] = []
+        before = f"{folder}/" if folder else ""
         with entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir():
-                    real = os.path.realpath(entry.path)
-                    if below and real not in known:
-                        known.add(real)
-                        folders.append(name)
-                elif entry.name.lower().endswith(suffixes):
-                    yield from _as_listed(entry.path, name)
+                if not entry.is_dir():
+                    yield entry.path, before + entry.name
+                elif below:
+                    inside.append(before + entry.name)
+        folders += sorted(inside, reverse=True)
 
 
 def _as_listed(path: str, name: str) -> Iterator[InputFile]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import labels as label_values
-from nimble_jobs.data.batches import Ahead, Part, Room, default_threads, read_ahead
+from nimble_jobs.data.batches import Ahead, Part, Room, read_ahead
 from nimble_jobs.data.blocks import Window, keep_bytes
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, Crew
@@ -25,7 +25,7 @@ from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import Form, Joined, Loaded, Source, Wanted, form_of, list_files, placed
 from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.errors import DataError
-from nimble_jobs.pipeline import Meter
+from nimble_jobs.pipeline import Meter, usable_cores
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.files import SUFFIXES
@@ -182,7 +182,7 @@ class Reader:
         layout = self._source.layout
         if layout is None or not bounds or layout.of_row(bounds[0][0]) == layout.of_row(max(0, bounds[-1][1] - 1)):
             return None
-        return Window(self._source.block, layout, bounds[-1][1], threads=default_threads())
+        return Window(self._source.block, layout, bounds[-1][1], threads=usable_cores())
 
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at any positions, in the order given, as one batch."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from nimble_jobs.data.records import Signature
 from nimble_jobs.errors import DataError
+from nimble_jobs.plural import by
 from nimble_jobs.preprocess import BITS, FLOATS, MOST_REDUCED, Layout, Preprocess, result_of
 from nimble_jobs.resizing import weights
 from nimble_jobs.spec.model import TransformSpec
@@ -192,9 +193,7 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
     h, w = spec.resize or (h, w)
     if spec.center_crop is not None:
         if h < spec.center_crop[0] or w < spec.center_crop[1]:
-            raise DataError(
-                f"{where}: images of {h}x{w} are smaller than transform.center_crop {_by(spec.center_crop)}"
-            )
+            raise DataError(f"{where}: images of {h}x{w} are smaller than transform.center_crop {by(spec.center_crop)}")
         h, w = spec.center_crop
     c = _channels(c, spec.channels, where)
     found = arithmetic(spec, eight_bit=eight_bit, channels=c, trailing=2, where=where)
@@ -212,10 +211,6 @@ def _kind(dtype: np.dtype[Any]) -> str:
     if dtype.kind in "US":
         return "text"
     return "complex numbers" if dtype.kind == "c" else str(dtype)
-
-
-def _by(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
 
 
 def _layout(spec: TransformSpec, shape: tuple[int, ...]) -> Layout:

@@ -7,7 +7,7 @@ the result in both directions, so the resize that follows still sees every frequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nimble_jobs.decoding.recipe import MAX_PIXELS, Recipe
 from nimble_jobs.decoding.resize import Box, resized, resizer
+from nimble_jobs.plural import by
 
 Part = Callable[[int, int], tuple[int, int, int, int]]  # height, width -> top, left, height, width
 
@@ -54,7 +55,7 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
     if recipe.center_crop is not None:
         found = _crop(found, recipe.center_crop)
     if found.shape[:2] != recipe.size:
-        raise Undecodable(f"image is {_by(found.shape)} pixels; expected {_by(recipe.size)}")
+        raise Undecodable(f"image is {by(found.shape)} pixels; expected {by(recipe.size)}")
     return found[..., None] if found.ndim == 2 else found
 
 
@@ -111,12 +112,6 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def _crop(found: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if found.shape[0] < size[0] or found.shape[1] < size[1]:
-        raise Undecodable(
-            f"image is {_by(found.shape)} pixels; expected at least {_by(size)} for transform.center_crop"
-        )
+        raise Undecodable(f"image is {by(found.shape)} pixels; expected at least {by(size)} for transform.center_crop")
     top, left = (found.shape[0] - size[0]) // 2, (found.shape[1] - size[1]) // 2
     return found[top : top + size[0], left : left + size[1]]
-
-
-def _by(size: Sequence[int]) -> str:
-    return f"{size[0]}x{size[1]}"

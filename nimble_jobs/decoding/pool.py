@@ -15,14 +15,9 @@ import numpy as np
 from nimble_jobs.decoding.processes import Processes, command
 from nimble_jobs.decoding.task import Shared, Task
 from nimble_jobs.decoding.work import Answer, Work
+from nimble_jobs.pipeline import usable_cores
 
-MOST = 16  # processes
 IDLE_S = 60.0  # after so long without work they end
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class Decoders:
@@ -37,7 +32,7 @@ class Decoders:
     def __init__(
         self, workers: int | None = None, *, idle_s: float = IDLE_S, program: Sequence[str] | None = None
     ) -> None:
-        self.workers = workers or max(1, min(MOST, cores()))
+        self.workers = workers or usable_cores()
         self._program = tuple(program or command())
         self._trouble: str | None = None
         self._idle_s = idle_s

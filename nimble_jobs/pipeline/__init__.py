@@ -2,6 +2,6 @@
 
 from nimble_jobs.pipeline.meter import Load, Meter, bottleneck
 from nimble_jobs.pipeline.pool import Pool
-from nimble_jobs.pipeline.stages import Sink, ahead, mapped
+from nimble_jobs.pipeline.stages import Sink, ahead, mapped, usable_cores
 
-__all__ = ["Load", "Meter", "Pool", "Sink", "ahead", "bottleneck", "mapped"]
+__all__ = ["Load", "Meter", "Pool", "Sink", "ahead", "bottleneck", "mapped", "usable_cores"]

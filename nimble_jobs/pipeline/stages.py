@@ -6,6 +6,7 @@ that says how busy it was, so that the one that holds up the others can be named
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -22,6 +23,12 @@ R = TypeVar("R")
 
 _POLL_S = 0.1  # how soon a thread sees that nobody wants its items any more
 _END = object()
+_MOST = 16  # more threads or processes wait for memory or the disk
+
+
+def usable_cores() -> int:
+    """How many threads or processes work at once by default: the cores that this process may use, at most 16."""
+    return max(1, min(_MOST, len(os.sched_getaffinity(0))))
 
 
 def ahead(source: Iterator[T], depth: int, *, name: str = "nimble-ahead") -> Generator[T]:
