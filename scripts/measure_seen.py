@@ -20,7 +20,7 @@ from typing import Any
 from nimble_jobs.data.listing import list_input
 from nimble_jobs.seen import InputFile, Kind, Scored, kind_of
 from nimble_jobs.spec.model import InputSpec
-from nimble_jobs.store import open_store
+from nimble_jobs.store import NewJob, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 
 _NOW = 1.8e9
@@ -58,7 +58,7 @@ class Watch:
 def mark(folder: Path, count: int) -> str:
     """One job has scored all files, and succeeds."""
     with open_store(resolve(str(folder / "home"))) as store:
-        job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
+        job = store.jobs.queue(NewJob(spec={}, name="n", kind="score"), _NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
         scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=0, files=Files(0, count))
         watch = Watch()
@@ -83,7 +83,7 @@ def compare(folder: Path, count: int) -> str:
 def add(folder: Path, count: int) -> str:
     """And marks these when it succeeds."""
     with open_store(resolve(str(folder / "home"))) as store:
-        job = store.jobs.submit(spec={}, name="n", kind="score", now=_NOW)
+        job = store.jobs.queue(NewJob(spec={}, name="n", kind="score"), _NOW)
         store.jobs.claim("w", device="cpu", now=_NOW)
         scored = Scored(root="/in", model="0" * 64, listed_at=_NOW, after_run=1, files=Files(count, count + _NEW))
         watch = Watch()

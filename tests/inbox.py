@@ -20,6 +20,7 @@ from nimble_jobs.store import Store
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import JobContext, Outcome
+from tests.store_samples import queued
 
 MODEL = """\
 import torch
@@ -97,7 +98,7 @@ class Inbox:
             spec["input"]["fields"] = {"x": "a,b,c"}  # type: ignore[index]
         resolved = specs.dump(specs.restore(spec))
         allowed = [str(self.base)]
-        return self.store.jobs.submit(spec=resolved, name=name, kind="score", allow_python=allowed, now=time.time())
+        return queued(self.store, spec=resolved, name=name, kind="score", allow_python=allowed, now=time.time())
 
     def claim(self) -> Job:
         """Begin the next attempt, however long it should wait."""

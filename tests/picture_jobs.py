@@ -11,6 +11,7 @@ from nimble_jobs.job import Job
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.worker.foreground import run_inline
+from tests.store_samples import queued
 
 
 def spec_of(folder: Path, *, input: dict[str, Any], output: dict[str, Any], **sections: Any) -> JobSpec:  # noqa: A002
@@ -31,7 +32,8 @@ def spec_of(folder: Path, *, input: dict[str, Any], output: dict[str, Any], **se
 
 def ran(store: Store, spec: JobSpec) -> Job:
     """The job, once it ended. It may execute what lies beside its output."""
-    made = store.jobs.submit(
+    made = queued(
+        store,
         spec=specs.dump(spec),
         name="n",
         kind="score",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import After, Job, JobState
 from nimble_jobs.schedule import (
     Buffer,
     BufferKind,
@@ -23,7 +24,7 @@ from nimble_jobs.schedule import (
     Task,
     View,
 )
-from nimble_jobs.store import Store, open_store
+from nimble_jobs.store import NewJob, Store, open_store
 from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.ranks import AGING_S
 from nimble_jobs.store.records import dump, sha256
@@ -167,12 +168,17 @@ def a_schedule(key: str, *, tasks: int = 3, constant: bytes | None = None, **val
     )
 
 
+def queued(store: Store, *, now: float, after: Sequence[After | str] = (), **values: Any) -> Job:
+    """Queue a job; `values` are those of a `NewJob`."""
+    return store.jobs.queue(NewJob(after=tuple(after), **values), now)
+
+
 def submit(store: Store, name: str = "a", *, retry: dict[str, Any] | None = None, **values: Any) -> Job:
     """Submit a job whose spec says nothing but its name and how to retry."""
     spec: dict[str, Any] = {"name": name}
     if retry is not None:
         spec["run"] = {"retry": retry}
-    return store.jobs.submit(**({"spec": spec, "name": name, "kind": "score", "now": NOW} | values))
+    return queued(store, **({"spec": spec, "name": name, "kind": "score", "now": NOW} | values))
 
 
 def claim_everything(home: str, go: Any, results: Any) -> None:

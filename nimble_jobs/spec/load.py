@@ -102,13 +102,11 @@ def loads(
 
     Raises SpecError with all problems, sorted by line, those of overrides last.
     """
-    tree = parse(text, file)
-    return spec_of(tree, file, base, overrides, check_files=check_files, home=home, now=now, once=once)
+    return spec_of(parse(text, file), base, overrides, check_files=check_files, home=home, now=now, once=once)
 
 
 def spec_of(
     tree: Tree,
-    file: str,
     base: Path,
     overrides: Sequence[str] = (),
     *,
@@ -119,6 +117,7 @@ def spec_of(
     once: bool = False,
 ) -> JobSpec:
     """As `loads`, for a parsed document. `fill` may change the tree before its values are checked."""
+    file = tree.origin(()).file
     if () not in tree.bad and not isinstance(tree.value, dict):
         empty = tree.value is None
         tree.report((), "the document is empty" if empty else f"found {show(tree.value)}", "a mapping of fields")

@@ -59,7 +59,6 @@ def load_lines(
         try:
             spec = spec_of(
                 _parse_line(line, file, number),
-                file,
                 base,
                 overrides,
                 fill=_filler({"index": str(index)}),
@@ -98,7 +97,6 @@ def load_grid(
         try:
             spec = spec_of(
                 copy.deepcopy(parsed),
-                file,
                 base,
                 (*overrides, *(f"{key}={text}" for key, text in combination)),
                 fill=_filler(values),

@@ -25,6 +25,7 @@ from nimble_jobs.store.transitions import (
     JOBS,
     MINE,
     MINE_CHANGED,
+    End,
     count_attempts,
     held,
     leave_running,
@@ -110,11 +111,7 @@ class JobClaims(JobQueries):
                 session,
                 job_id,
                 attempt,
-                to=JobState.SUCCEEDED,
-                outcome="succeeded",
-                error=None,
-                event="succeeded",
-                message=message,
+                End(to=JobState.SUCCEEDED, message=message),
                 now=now,
                 outputs=dump(outputs),
                 **timings_columns(timings),
@@ -154,19 +151,10 @@ class JobClaims(JobQueries):
             again: dict[str, Any] = {}
             if to == JobState.QUEUED:
                 again = {"worker": row.worker if row.foreground else None, "not_before": now + wait_s}
-            owned = leave_running(
-                session,
-                job_id,
-                attempt,
-                to=to,
-                outcome="lost" if lost else "stalled" if stalled else "failed",
-                error=reason,
-                event="requeued" if to == JobState.QUEUED else to.value,
-                message=f"{reason}; next attempt in {format_duration(wait_s)}" if to == JobState.QUEUED else reason,
-                now=now,
-                **again,
-            )
-            return to if owned else None
+            message = f"{reason}; next attempt in {format_duration(wait_s)}" if to == JobState.QUEUED else reason
+            outcome = "lost" if lost else "stalled" if stalled else "failed"
+            end = End(to=to, message=message, error=reason, outcome=outcome)
+            return to if leave_running(session, job_id, attempt, end, now=now, **again) else None
 
         return self._db.write(work)
 
@@ -179,18 +167,9 @@ class JobClaims(JobQueries):
                 return False
             if row.cancel_requested:
                 return _cancelled(session, job_id, attempt, now)
-            return leave_running(
-                session,
-                job_id,
-                attempt,
-                to=JobState.QUEUED,
-                outcome="requeued",
-                error=None,
-                event="requeued",
-                message=reason,
-                now=now,
-                worker=row.worker if row.foreground else None,
-            )
+            end = End(to=JobState.QUEUED, message=reason)
+            worker = row.worker if row.foreground else None
+            return leave_running(session, job_id, attempt, end, now=now, worker=worker)
 
         return self._db.write(work)
 
@@ -291,31 +270,13 @@ def _take(
         if sha256(row.spec) == row.spec_digest:
             return job_record(row)
         reason = "the stored spec is not what was submitted (damaged); submit it again"
-        leave_running(
-            session,
-            row.id,
-            row.attempt,
-            to=JobState.FAILED,
-            outcome="failed",
-            error=reason,
-            event="failed",
-            message=reason,
-            now=now,
-        )
+        end = End(to=JobState.FAILED, message=reason, error=reason)
+        leave_running(session, row.id, row.attempt, end, now=now)
 
 
 def _cancelled(session: Session, job_id: str, attempt: int, now: float) -> bool:
-    return leave_running(
-        session,
-        job_id,
-        attempt,
-        to=JobState.CANCELLED,
-        outcome="cancelled",
-        error=None,
-        event="cancelled",
-        message=f"attempt {attempt} stopped",
-        now=now,
-    )
+    end = End(to=JobState.CANCELLED, message=f"attempt {attempt} stopped")
+    return leave_running(session, job_id, attempt, end, now=now)
 
 
 def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bool) -> tuple[JobState, str, float]:

@@ -1,4 +1,4 @@
-"""The job table as everybody but the worker sees it: submit, cancel, and what keeps jobs from being forgotten."""
+"""The job table as everybody but the worker sees it: queue, cancel, and what keeps jobs from being forgotten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
-from nimble_jobs.job import After, Job, JobState
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.groups import forget_groups, idle_groups
@@ -34,56 +34,18 @@ _PRESENT = (
 class Jobs(JobOrders):
     """The job table. Time is always an argument: Unix seconds."""
 
-    def submit(
-        self,
-        *,
-        spec: Mapping[str, Any],
-        name: str,
-        kind: str,
-        now: float,
-        priority: int = 0,
-        key: str | None = None,
-        after: Sequence[After | str] = (),
-        not_before: float = 0.0,
-        max_attempts: int | None = None,
-        timeout_s: float | None = None,
-        device: str = "auto",
-        foreground: bool = False,
-        worker: str | None = None,
-        allow_python: Sequence[str] = (),
-    ) -> Job:
+    def queue(self, new: NewJob, now: float) -> Job:
         """Queue a job, durably. With a `key` that exists already: the job that has it, if its spec is the same.
 
-        `after`: jobs to wait for; a text is a job that must succeed. `max_attempts`: run.retry's when not
-        given. `worker`: who will run a foreground job, so that it does not wait for ever for a process that died.
         Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec.
         """
-        new = NewJob(
-            spec=spec,
-            name=name,
-            kind=kind,
-            priority=priority,
-            key=key,
-            after=tuple(after),
-            not_before=not_before,
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            device=device,
-            foreground=foreground,
-            worker=worker,
-            allow_python=tuple(map(str, allow_python)),
-        )
-        return self.queue(new, now)
-
-    def queue(self, new: NewJob, now: float) -> Job:
-        """As `submit`."""
         return write_new(self._db, lambda session: insert_job(session, new, now))
 
     def queue_array(self, new: Sequence[NewJob], now: float) -> tuple[str, list[Job]]:
         """Queue several jobs, all or none. Returns the id of their array, and the jobs.
 
         Jobs may wait for earlier ones of the array by name. One whose `key` exists already is the job that has it, and
-        is no part of the array. Raises what `submit` raises.
+        is no part of the array. Raises what `queue` raises.
         """
 
         def work(session: Session) -> tuple[str, list[Job]]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from nimble_jobs.store.notices import NoticeState, queue, routes_of
+from nimble_jobs.store.notices import News, NoticeState, queue, routes_of
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.records import dump, load_object
 from nimble_jobs.store.timer_records import Tick, TickOutcome, Timer, utc
@@ -41,7 +41,7 @@ def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: flo
         return
     notify = timer.spec.get("notify")
     found = routes_of(session, notify)
-    queue(session, _EVENT, found=found, name=timer.name, text=_text(facts), facts=facts, now=now, notify=notify)
+    queue(session, News(event=_EVENT, name=timer.name, body={"text": _text(facts), **facts}), found, notify, now)
 
 
 def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:

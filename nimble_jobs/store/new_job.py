@@ -45,7 +45,7 @@ class NewJob:
     timeout_s: float | None = None
     device: str = "auto"
     foreground: bool = False
-    worker: str | None = None  # who will run a foreground job
+    worker: str | None = None  # who will run a foreground job: it does not wait for ever for a process that died
     allow_python: tuple[str, ...] = ()
 
     @classmethod

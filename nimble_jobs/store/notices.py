@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
@@ -86,29 +86,26 @@ def notice_record(row: NoticeRow) -> Notice:
     )
 
 
-def queue(
-    session: Session,
-    event: str,
-    *,
-    found: tuple[Route, ...] | None,
-    name: str,
-    text: str,
-    facts: Mapping[str, Any],
-    now: float,
-    notify: Mapping[str, Any] | None,
-    job: str | None = None,
-    better: str | None = None,
-) -> None:
-    """Write what is to be told about `event` into the transaction, for the addresses that `routes_of` has found.
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What there is to tell, before it is known to whom."""
 
-    `notify`: that part of the spec. `text`: one line for people. `facts`: what the message holds besides. `better`:
-    an event that is told in its place to those who want to hear of it.
-    """
+    event: str
+    name: str  # of the job or the timer
+    body: Mapping[str, Any]  # `text`, one line for people, and facts
+    job: str | None = None
+    better: str | None = None  # an event that is told instead to those who want to hear of it
+
+
+def queue(
+    session: Session, news: News, found: tuple[Route, ...] | None, notify: Mapping[str, Any] | None, now: float
+) -> None:
+    """Write news into the transaction, for the addresses that `routes_of` has found for the spec's `notify`."""
     if found is None:
-        body = {"text": text, **facts, UNROUTED: {"event": event, "better": better, "notify": notify}}
-        _add(session, event, name=name, channel=UNROUTED, target="", body=body, now=now, job=job)
+        body = {**news.body, UNROUTED: {"event": news.event, "better": news.better, "notify": notify}}
+        _add(session, replace(news, body=body), event=news.event, channel=UNROUTED, target="", now=now)
         return
-    _spread(session, found, event, better, name=name, body={"text": text, **facts}, now=now, job=job)
+    _spread(session, news, found, now)
 
 
 def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> int:
@@ -116,9 +113,9 @@ def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> 
     body = load_object(row.body)
     held = body.pop(UNROUTED, {})
     found = routes(settings.notify, held.get("notify"))
-    count = _spread(
-        session, found, held.get("event", row.event), held.get("better"), name=row.name, body=body, now=now, job=row.job
-    )
+    event = held.get("event", row.event)
+    news = News(event=event, better=held.get("better"), name=row.name, body=body, job=row.job)
+    count = _spread(session, news, found, now)
     session.delete(row)
     return count
 
@@ -134,7 +131,10 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
         return
     recovered = to is JobState.SUCCEEDED and (wanted is None or any("recovered" in route.on for route in wanted))
     error = (row.error or "")[:_ERROR_CHARS] or None
-    facts = {
+    line = " ".join((error or "").split())[:_LINE_CHARS]
+    better = "recovered" if recovered and _was_bad(session, job_id, row.seq, row.name) else None
+    body = {
+        "text": f"{row.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job_id})",
         "job": job_id,
         "name": row.name,
         "kind": row.kind,
@@ -144,20 +144,8 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
         "output": load_object(row.outputs).get("path"),
         "at": _iso(now),
     }
-    line = " ".join((error or "").split())[:_LINE_CHARS]
-    better = "recovered" if recovered and _was_bad(session, job_id, row.seq, row.name) else None
-    queue(
-        session,
-        to.value,
-        found=wanted,
-        name=row.name,
-        text=f"{row.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job_id})",
-        facts=facts,
-        now=now,
-        notify=notify,
-        job=job_id,
-        better=better,
-    )
+    news = News(event=to.value, better=better, name=row.name, body=body, job=job_id)
+    queue(session, news, wanted, notify, now)
 
 
 def queue_start(session: Session, job: JobRow, now: float) -> None:
@@ -166,9 +154,9 @@ def queue_start(session: Session, job: JobRow, now: float) -> None:
     wanted = routes_of(session, notify)
     if wanted is not None and not any(STARTED in route.on for route in wanted):
         return
-    facts = {"job": job.id, "name": job.name, "attempt": job.attempt, "at": _iso(now)}
     text = f"{job.name}: attempt {job.attempt} starts (job {job.id})"
-    queue(session, STARTED, found=wanted, name=job.name, text=text, facts=facts, now=now, notify=notify, job=job.id)
+    body = {"text": text, "job": job.id, "name": job.name, "attempt": job.attempt, "at": _iso(now)}
+    queue(session, News(event=STARTED, name=job.name, body=body, job=job.id), wanted, notify, now)
 
 
 def routes_of(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route, ...] | None:
@@ -180,47 +168,27 @@ def routes_of(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route
         return None
 
 
-def _spread(
-    session: Session,
-    found: tuple[Route, ...],
-    event: str,
-    better: str | None,
-    *,
-    name: str,
-    body: Mapping[str, Any],
-    now: float,
-    job: str | None,
-) -> int:
+def _spread(session: Session, news: News, found: tuple[Route, ...], now: float) -> int:
     count = 0
     for route in found:
-        told = better if better in route.on else event if event in route.on else None
+        told = next((event for event in (news.better, news.event) if event in route.on), None)
         if told is not None:
-            _add(session, told, name=name, channel=route.channel, target=route.target, body=body, now=now, job=job)
+            _add(session, news, event=told, channel=route.channel, target=route.target, now=now)
             count += 1
     return count
 
 
-def _add(
-    session: Session,
-    event: str,
-    *,
-    name: str,
-    channel: Channel | str,
-    target: str,
-    body: Mapping[str, Any],
-    now: float,
-    job: str | None,
-) -> None:
+def _add(session: Session, news: News, *, event: str, channel: Channel | str, target: str, now: float) -> None:
     key = random_id(_ID_LENGTH)
     session.add(
         NoticeRow(
             id=key,
             event=event,
-            job=job,
-            name=name,
+            job=news.job,
+            name=news.name,
             channel=str(channel),
             target=target,
-            body=dump({"id": key, "event": event, **body}),
+            body=dump({"id": key, "event": event, **news.body}),
             state=NoticeState.PENDING.value,
             attempts=0,
             next_at=now,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
@@ -68,30 +69,35 @@ def owns(session: Session, job_id: str, attempt: int) -> bool:
     return run(session, _OWNED, of_job=job_id, of_attempt=attempt).first() is not None
 
 
-def leave_running(
-    session: Session,
-    job_id: str,
-    attempt: int,
-    *,
-    to: JobState,
-    outcome: str,
-    error: str | None,
-    event: str,
-    message: str,
-    now: float,
-    **values: Any,
-) -> bool:
-    """End an attempt. False, and nothing is written, when another attempt owns the job or it has ended."""
-    if to.final:
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an attempt ends."""
+
+    to: JobState  # what becomes of the job
+    message: str  # of the event
+    error: str | None = None
+    outcome: str | None = None  # of the attempt; None: named as the event
+
+    @property
+    def event(self) -> str:
+        """The event's kind."""
+        return "requeued" if self.to is JobState.QUEUED else self.to.value
+
+
+def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now: float, **values: Any) -> bool:
+    """End an attempt; `values` are other columns of its job. False, and nothing is written, when another attempt owns
+    the job or it has ended.
+    """
+    if end.to.final:
         values |= {"finished_at": now}
     mine = {"of_job": job_id, "of_attempt": attempt}
-    values |= {"state": to.value, "phase": None, "error": error}
+    values |= {"state": end.to.value, "phase": None, "error": end.error}
     if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
-    run(session, _ENDED, **mine, finished_at=now, outcome=outcome, error=error)
-    record_event(session, event, message, now=now, job=job_id, attempt=attempt)
-    queue_end(session, job_id, to, now)
-    settle(session, job_id, to, now)
+    run(session, _ENDED, **mine, finished_at=now, outcome=end.outcome or end.event, error=end.error)
+    record_event(session, end.event, end.message, now=now, job=job_id, attempt=attempt)
+    queue_end(session, job_id, end.to, now)
+    settle(session, job_id, end.to, now)
     return True
 
 

@@ -24,6 +24,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
+from tests.store_samples import queued
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -71,7 +72,7 @@ def prepared(base: Path, pictures: Path) -> None:
     }
     with open_store(resolve(str(base / "home"))) as store:
         resolved = specs.dump(specs.restore(spec))
-        store.jobs.submit(spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
 
 
 def score(base: Path, stage: str, number: int) -> dict[str, int] | None:

@@ -12,6 +12,7 @@ import pytest
 
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from tests.store_samples import queued
 
 COMMANDS = ["ls --json", "show {id}", "--help", "schema", "doctor --no-device"]
 LONG = "x" * 70_000  # more than a pipe holds
@@ -25,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def job_id(home: Path) -> str:
     with open_store(home) as store:
-        return store.jobs.submit(spec={"long": LONG}, name="n", kind="score", now=time.time()).id
+        return queued(store, spec={"long": LONG}, name="n", kind="score", now=time.time()).id
 
 
 def shell(line: str, home: Path, *, buffered: bool = True) -> subprocess.CompletedProcess[str]:

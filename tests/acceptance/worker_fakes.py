@@ -25,6 +25,7 @@ from nimble_jobs.errors import DataError, DeviceFault
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
 from nimble_jobs.worker import child, running, serve, trouble
+from tests.store_samples import queued
 
 DEVICE = "cpu"
 
@@ -170,7 +171,8 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
         "output": {"path": str(folder / name)},
         "run": {"retry": {"initial": retry_s, "backoff": "constant"}, "stall": stall},
     }
-    return store.jobs.submit(
+    return queued(
+        store,
         spec=specs.dump(specs.restore(spec)),
         name=name,
         kind="score",

@@ -17,6 +17,7 @@ from nimble_jobs.spec import dump, load
 from nimble_jobs.store import Store
 from tests.bad_specs import SCORE, lay_out
 from tests.cli import Cli
+from tests.store_samples import queued
 
 ROW = {
     *("id", "name", "kind", "state", "attempt", "created_at", "started_at", "finished_at"),
@@ -67,7 +68,7 @@ def end(store: Store, job: Job, state: JobState, worker: str = "w") -> None:
 def submit(store: Store, spec: Path, name: str) -> Job:
     """Queue a job as `submit` does."""
     loaded = load(spec)
-    return store.jobs.submit(spec=dump(loaded), name=name, kind=loaded.kind, now=time.time())
+    return queued(store, spec=dump(loaded), name=name, kind=loaded.kind, now=time.time())
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_run_that_died_is_not_called_running(cli: Cli, spec: Path, command: st
     """Where no worker looks for lost jobs, whoever asks about them does."""
     store = cli.store()
     loaded = load(spec)
-    job = store.jobs.submit(spec=dump(loaded), name="n", kind="score", foreground=True, now=time.time())
+    job = queued(store, spec=dump(loaded), name="n", kind="score", foreground=True, now=time.time())
     with store.workers.hold({"role": "run"}) as lease:
         assert store.jobs.claim_foreground(job.id, lease.id, now=time.time()) is not None
         assert cli("ls", "--json").json[0]["state"] == "running"

@@ -21,6 +21,7 @@ from nimble_jobs.store.notices import NoticeState
 from tests import timers
 from tests.configured import configure
 from tests.receiver import Receiver, receiving
+from tests.store_samples import queued
 
 NOW = 1_800_000_000.0
 
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def submit(store: Store, notify: Mapping[str, Any] | None = None, *, name: str = "nightly", **more: Any) -> Job:
     spec = {"version": 1, "name": name, "notify": notify}
-    return store.jobs.submit(spec=spec, name=name, kind="score", now=NOW, **more)
+    return queued(store, spec=spec, name=name, kind="score", now=NOW, **more)
 
 
 def run(store: Store, notify: Mapping[str, Any] | None = None, *, error: str | None = None, now: float = NOW) -> Job:

@@ -20,6 +20,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.duties import Duties
 from nimble_jobs.worker.pruning import INTERVAL_S, Prune
 from tests.cli import Cli
+from tests.store_samples import queued
 
 DAY_S = 86400.0
 NOW = 1_800_000_000.0
@@ -35,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def job(store: Store, name: str = "a", end: str | None = "succeeded", *, at: float = NOW, **more: Any) -> str:
     """The id of a job that ended so at that time; None: of one that is queued."""
     spec = {"name": name, "output": {"path": more.pop("path", "/nowhere/out")}}
-    job = store.jobs.submit(spec=spec, name=name, kind=more.pop("kind", "score"), now=at, **more)
+    job = queued(store, spec=spec, name=name, kind=more.pop("kind", "score"), now=at, **more)
     if end is not None:
         taken = store.jobs.claim("w", device="cpu", now=at)
         assert taken is not None
@@ -223,7 +224,7 @@ def test_events_of_no_job(store: Store) -> None:
 
 def publish(store: Store, name: str, path: Path, at: str | None = None) -> str:
     """A job that published there; `at`: another DEVICE:INODE than the folder's."""
-    made = store.jobs.submit(spec={"output": {"path": str(path)}}, name=name, kind="score", now=NOW)
+    made = queued(store, spec={"output": {"path": str(path)}}, name=name, kind="score", now=NOW)
     assert store.jobs.claim("w", device="cpu", now=NOW)
     info = path.stat()
     folder = at or f"{info.st_dev}:{info.st_ino}"
@@ -275,7 +276,7 @@ def test_the_newest_of_each_name(store: Store) -> None:
 def test_space_goes_back_to_the_disk(store: Store) -> None:
     """A new database's file becomes smaller, step by step, without being written anew."""
     for _ in range(40):
-        store.jobs.submit(spec={"padding": "x" * 100_000}, name="big", kind="score", now=NOW)
+        queued(store, spec={"padding": "x" * 100_000}, name="big", kind="score", now=NOW)
     for made in store.jobs.list():
         store.jobs.cancel(made.id, NOW)
     before = (store.home / "nimble-jobs.db").stat().st_size

@@ -12,7 +12,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.retries import delay_s
-from tests.store_samples import NOW, submit
+from tests.store_samples import NOW, queued, submit
 
 
 @pytest.fixture(params=["home", "url"])
@@ -52,7 +52,8 @@ def outcomes(store: Store, job: Job) -> list[str | None]:
 
 def test_submitted(store: Store) -> None:
     """A submitted job is queued with everything that was given."""
-    job = store.jobs.submit(
+    job = queued(
+        store,
         spec={"name": "ä", "run": {"timeout": 1.5}},
         name="ä",
         kind="finetune",
@@ -444,8 +445,8 @@ def test_ids_collide(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clock_that_goes_back(store: Store) -> None:
     """A retry planned by a clock a day ahead is due after its delay, not a day later; a delayed job waits on."""
     retry = {"run": {"retry": {"initial": 5, "backoff": "constant"}}}
-    job = store.jobs.submit(spec=retry, name="n", kind="score", now=NOW)
-    delayed = store.jobs.submit(spec=retry, name="d", kind="score", not_before=NOW + 86400, now=NOW)
+    job = queued(store, spec=retry, name="n", kind="score", now=NOW)
+    delayed = queued(store, spec=retry, name="d", kind="score", not_before=NOW + 86400, now=NOW)
     assert store.jobs.claim("w", device="cpu", now=NOW + 86400 - 1)
     store.jobs.fail(job.id, 1, error="e", retry=True, lost=False, now=NOW + 86400 - 1)
     store.jobs.sweep(NOW)

@@ -18,7 +18,7 @@ from nimble_jobs.store import Store, listed, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.listed import Match
 from tests.cli import Cli
-from tests.store_samples import many_jobs
+from tests.store_samples import many_jobs, queued
 
 SPEC = {"name": "n", "padding": "x" * 5000}
 NOW = 1_800_000_000.0
@@ -133,7 +133,7 @@ def test_shorthands(store: Store) -> None:
 
 def test_rows_of_jobs_that_run(store: Store) -> None:
     """What they have done a second, and how long they have run, are as of now, in the database and in the rows."""
-    job = store.jobs.submit(spec=SPEC, name="now", kind="score", now=NOW, priority=99)
+    job = queued(store, spec=SPEC, name="now", kind="score", now=NOW, priority=99)
     taken = store.jobs.claim("w2", device="cpu", now=NOW + 50)
     assert taken is not None and taken.id == job.id  # noqa: PT018  # the other half is for the type checker
     store.jobs.progress(job.id, 1, done=20, total=40, bad=0)
@@ -216,7 +216,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 def queue(store: Store, name: str, **more: Any) -> str:
-    return store.jobs.submit(spec=SPEC, name=name, kind="score", now=time.time(), **more).id
+    return queued(store, spec=SPEC, name=name, kind="score", now=time.time(), **more).id
 
 
 def test_a_queued_job_says_why_it_waits(cli: Cli) -> None:

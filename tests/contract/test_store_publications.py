@@ -10,7 +10,7 @@ from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Publication
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests.store_samples import NOW
+from tests.store_samples import NOW, queued
 
 
 def note_of(job_id: str, token: str = "a" * 32) -> Publication:
@@ -18,7 +18,7 @@ def note_of(job_id: str, token: str = "a" * 32) -> Publication:
 
 
 def running(store: Store) -> str:
-    store.jobs.submit(spec={}, name="n", kind="score", now=NOW)
+    queued(store, spec={}, name="n", kind="score", now=NOW)
     job = store.jobs.claim("w", device="cpu", now=NOW)
     assert job is not None
     return job.id

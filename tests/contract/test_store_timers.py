@@ -23,6 +23,7 @@ from nimble_jobs.store import (
 from nimble_jobs.store.firing import Planned, Turn
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.open_jobs import Standing
+from tests.store_samples import queued
 
 NOW = 1_800_000_000.0  # a whole minute
 MINUTE = 60
@@ -124,7 +125,7 @@ def test_a_timer_that_changed_meanwhile_does_not_fire(store: Store, change: str)
 def test_a_taken_key_is_said_in_the_row(store: Store) -> None:
     """The tick gets no job of its own, and the timer goes on."""
     timer, _ = add(store)
-    taken = store.jobs.submit(spec={"version": 1}, name="other", kind="score", key="k", now=NOW)
+    taken = queued(store, spec={"version": 1}, name="other", kind="score", key="k", now=NOW)
     same = NewJob(spec={"version": 1}, name="nightly", kind="score", key="k")
     other = NewJob(spec={"version": 2}, name="nightly", kind="score", key="k")
     dues = (int(NOW) + 60, int(NOW) + 120)

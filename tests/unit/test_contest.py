@@ -27,6 +27,7 @@ from nimble_jobs.worker.executor import real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import Stop
 from tests.cli import beside
+from tests.store_samples import queued
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 CPU = torch.device("cpu")
@@ -202,7 +203,8 @@ def score(store: Store, folder: Path, *, progressive: bool = False) -> tuple[Job
         "schedule": {"progressive": progressive},
         "output": {"path": str(folder / "out"), "format": "npy", "fields": ["id", "logits"], "if_exists": "replace"},
     }
-    job = store.jobs.submit(
+    job = queued(
+        store,
         spec=specs.dump(specs.restore(spec)),
         name="n",
         kind="score",

@@ -12,7 +12,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests.cli import Cli
-from tests.store_samples import NOW
+from tests.store_samples import NOW, queued
 
 ENDED = [state for state in JobState if state.final and state is not JobState.SUCCEEDED]
 
@@ -109,7 +109,7 @@ def test_doctor_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     home = resolve(str(tmp_path / "home"))
     path = tmp_path / "my out"
     with open_store(home) as store:
-        store.jobs.submit(spec={"output": {"path": str(path)}}, name="n", kind="score", now=NOW)
+        queued(store, spec={"output": {"path": str(path)}}, name="n", kind="score", now=NOW)
         job = store.jobs.claim("w", device="cpu", now=NOW)
         assert job is not None
         store.jobs.fail(job.id, 1, error="no", retry=False, lost=False, now=NOW)

@@ -23,6 +23,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import moving
+from tests.store_samples import queued
 
 CPU = torch.device("cpu")
 BATCH, BATCHES = 4, 12
@@ -121,7 +122,8 @@ def run(
         "schedule": schedule,
         "output": {"path": str(folder / "out"), "format": "npy", "fields": ["id", "logits"], "if_exists": "replace"},
     }
-    job = store.jobs.submit(
+    job = queued(
+        store,
         spec=specs.dump(specs.restore(spec)),
         name="n",
         kind="score",

@@ -35,6 +35,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.worker.residency import Residents
 from tests.one_batch import outputs_of
+from tests.store_samples import queued
 
 CPU = torch.device("cpu")
 CODE = """
@@ -217,8 +218,8 @@ def job(folder: Path, **given: Any) -> dict[str, Any]:
 
 def scored(folder: Path, spec: dict[str, Any], store: Store) -> tuple[np.ndarray, str]:
     """The logits that a job gives, and what it says of bad records."""
-    made = store.jobs.submit(
-        spec=spec, name="n", kind="score", foreground=True, allow_python=[str(folder)], now=time.time()
+    made = queued(
+        store, spec=spec, name="n", kind="score", foreground=True, allow_python=[str(folder)], now=time.time()
     )
     ended = run_inline(store, made.id)
     assert ended.state is JobState.SUCCEEDED, ended.error

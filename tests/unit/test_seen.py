@@ -28,7 +28,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store import seen as seen_files
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.words import FileName
-from tests.store_samples import NOW
+from tests.store_samples import NOW, queued
 
 S = 10**9
 
@@ -158,7 +158,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def finish(store: Store, files: Sequence[InputFile], *, after_run: int, attempt: int = 1, now: float = NOW) -> str:
-    job = store.jobs.submit(spec={}, name="n", kind="score", now=NOW)
+    job = queued(store, spec={}, name="n", kind="score", now=NOW)
     store.jobs.claim("w", device="cpu", now=NOW)
     scored = Scored(root="/in", model="m", listed_at=now, after_run=after_run, files=files)
     store.jobs.finish(job.id, attempt, outputs={}, timings={}, schedule={}, scored=scored, now=now)

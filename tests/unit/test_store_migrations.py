@@ -17,7 +17,7 @@ from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.store import ArtifactRef, migrations, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.records import dump, sha256
-from tests.store_samples import NOW, PARTS, a_schedule, key_of
+from tests.store_samples import NOW, PARTS, a_schedule, key_of, queued
 
 _BEFORE = (
     *("key", "format_version", "parts", "model", "device", "input", "dtype", "mode", "streams", "syncs"),
@@ -56,7 +56,7 @@ def test_jobs_of_earlier_versions(tmp_path: Path, revision: str) -> None:
     tables = ("jobs", "attempts", "events")
     with open_store(resolve(str(tmp_path / "new"))) as store:
         for name in ("ended", "waits"):
-            store.jobs.submit(spec={"version": 1}, name=name, kind="score", now=NOW)
+            queued(store, spec={"version": 1}, name=name, kind="score", now=NOW)
         job = store.jobs.claim("w", device="cpu", now=NOW)
         assert job is not None
         store.jobs.finish(job.id, 1, outputs={"path": "/out"}, timings={"run_s": 1.0}, schedule={}, now=NOW)

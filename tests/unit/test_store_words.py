@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.words import LIMIT_BYTES, plain, words
+from tests.store_samples import queued
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=[]), max_size=60)  # surrogates and NULs as well
 LONG_TEXT = st.builds(lambda text, times: text * times, ANY_TEXT, st.integers(1, 3000))
@@ -59,7 +60,7 @@ def test_plain(value: object) -> None:
 @given(text=ANY_TEXT | LONG_TEXT)
 def test_any_text_can_be_stored(store: Store, text: str) -> None:
     """Names, errors, events and their data, phases of a schedule: whatever they say, every row can be read."""
-    job = store.jobs.submit(spec={}, name=f"n{text}", kind="score", now=1.0, max_attempts=9)
+    job = queued(store, spec={}, name=f"n{text}", kind="score", now=1.0, max_attempts=9)
     claimed = store.jobs.claim(f"w{text}", device="cpu", now=2.0)
     assert claimed is not None
     assert claimed.id == job.id

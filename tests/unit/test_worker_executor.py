@@ -27,6 +27,7 @@ from nimble_jobs.worker.executor import Run, Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.worker.residency import Residents
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from tests.store_samples import queued
 
 Claim = Callable[..., Job]
 
@@ -50,7 +51,8 @@ def submit(store: Store, tmp_path: Path) -> Claim:
             "output": {"path": str(tmp_path / "out")},
         }
         resolved = specs.dump(specs.restore(spec))
-        return store.jobs.submit(
+        return queued(
+            store,
             spec=resolved,
             name="n",
             kind="score",

@@ -16,6 +16,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.workloads.context import Stop
+from tests.store_samples import queued
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def job(store: Store) -> Job:
     """A job that this test runs."""
-    store.jobs.submit(spec={}, name="n", kind="score", now=1.0)
+    queued(store, spec={}, name="n", kind="score", now=1.0)
     claimed = store.jobs.claim("w", device="cpu", now=2.0)
     assert claimed
     return claimed

@@ -29,6 +29,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, real_station
 from nimble_jobs.worker.foreground import run_inline
 from tests import prefork
+from tests.store_samples import queued
 
 CPU = torch.device("cpu")
 SHARDS, SHARD = 6, 4
@@ -88,7 +89,8 @@ def run(store: Store, folder: Path, builders: Builders | None = None, *, station
             "shard_size": SHARD,
         },
     }
-    job = store.jobs.submit(
+    job = queued(
+        store,
         spec=specs.dump(specs.restore(spec)),
         name="n",
         kind="score",

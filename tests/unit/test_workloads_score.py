@@ -33,6 +33,7 @@ from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring, Tally
+from tests.store_samples import queued
 
 
 class AllInFlight:
@@ -123,8 +124,8 @@ def test_a_resident_model_is_no_permission(tmp_path: Path) -> None:
         station = real_station(store, "w", "cpu", None)
         ended = []
         for folders in ([str(tmp_path)], []):
-            job = store.jobs.submit(
-                spec=resolved, name="n", kind="score", foreground=True, allow_python=folders, now=time.time()
+            job = queued(
+                store, spec=resolved, name="n", kind="score", foreground=True, allow_python=folders, now=time.time()
             )
             ended.append(run_inline(store, job.id, station=station))
         station.residents.clear()
@@ -140,7 +141,7 @@ def test_a_job_waits_for_the_builder_of_its_schedule(tmp_path: Path, end: str) -
         request = score.request_of(specs.restore(resolved), reader, torch.device("cpu"), (tmp_path,))
     key = schedule_key(key_parts(request, torch.device("cpu")))
     with open_store(resolve(str(tmp_path / "home"))) as store, ThreadPoolExecutor(1) as pool:
-        store.jobs.submit(spec=resolved, name="n", kind="score", allow_python=[str(tmp_path)], now=time.time())
+        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(tmp_path)], now=time.time())
         job = store.jobs.claim("w", device="cpu", now=time.time())
         assert job is not None
         with store.builds.turn(key, limit_s=0.0, waiting=lambda _: None):

@@ -23,6 +23,7 @@ from nimble_jobs.worker.executor import Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring
+from tests.store_samples import queued
 from tests.unit.test_workloads_progressive import Slow
 
 SHARDS, SHARD, BATCH = 4, 8, 4
@@ -112,7 +113,8 @@ def submit(store: Store, folder: Path, body: str, *, progressive: bool = False) 
             "shard_size": SHARD,
         },
     }
-    return store.jobs.submit(
+    return queued(
+        store,
         spec=specs.dump(specs.restore(spec)),
         name="n",
         kind="score",
