@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from measuring import environment, save
 
-from nimble_jobs.data import open_reader
+from nimble_jobs.data import Wanted, open_reader
 from nimble_jobs.data.transform import bind
 from nimble_jobs.engine.device import describe
 from nimble_jobs.planner import Request, prepare
@@ -54,7 +54,7 @@ def read(kind: str, records: int, batch: int, folder: Path) -> dict[str, Any]:
         for _ in range(ROUNDS):
             with open_reader(spec) as reader:
                 start = time.perf_counter()
-                seen = sum(len(b) for b in reader.batches(batch_size=batch, stored=stored))
+                seen = sum(len(b) for b in reader.batches(batch_size=batch, wanted=Wanted(stored=stored)))
                 rates.append(seen / (time.perf_counter() - start))
         row[f"{name}_per_s"] = round(max(rates))
     path.unlink()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nimble_jobs.cli import options, output, progress, render, waits
+from nimble_jobs.cli import job_view, options, output, progress, waits
 from nimble_jobs.cli.jobs import conclude
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import After, Job
@@ -128,4 +128,4 @@ def _show(ctx: typer.Context, specs: Sequence[JobSpec], wanted: Wanted) -> None:
 
 def array_json(array: str, jobs: Sequence[Job], now: float) -> dict[str, object]:
     """The JSON of an array."""
-    return {"array": array, "counts": render.counts(jobs), "jobs": [render.job_row(job, now) for job in jobs]}
+    return {"array": array, "counts": job_view.counts(jobs), "jobs": [job_view.job_row(job, now) for job in jobs]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render, waits
+from nimble_jobs.cli import job_view, options, output, render, waits
 from nimble_jobs.cli.filters import Condition, Keys, Kind, parse, span_of
 from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
 from nimble_jobs.cli.matches import matches_of
@@ -70,8 +70,8 @@ COLUMNS = (
     Column(header="ID", cell=lambda row: row["id"]),
     Column(header="NAME", cell=lambda row: row["name"], flexible=True),
     Column(header="KIND", cell=lambda row: row["kind"], from_width=110),
-    Column(header="STATE", cell=lambda row: render.state_text(row), style=_state_style),
-    Column(header="RECORDS", cell=render.progress, justify="right"),
+    Column(header="STATE", cell=lambda row: job_view.state_text(row), style=_state_style),
+    Column(header="RECORDS", cell=job_view.progress, justify="right"),
     Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
     Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
     Column(
@@ -143,7 +143,7 @@ def job_rows(store: Store, selection: Selection, *, ids_only: bool = False) -> l
         return selection.chosen(_rows(store, jobs, now), conditions, sort)
 
     def keep(job: Job) -> bool:
-        row = render.job_row(job, now)
+        row = job_view.job_row(job, now)
         return all(condition.holds(row[condition.key]) for condition in conditions)
 
     wanted = Wanted(matches=matches, sort=sort, descending=selection.descending, limit=selection.limit, now=now)
@@ -188,4 +188,4 @@ def _total(store: Store, selection: Selection) -> int | None:
 
 def _rows(store: Store, jobs: Sequence[Job], now: float) -> list[Row]:
     why = waits.reasons(store, jobs, now)
-    return [render.job_row(job, now, why.get(job.id)) for job in jobs]
+    return [job_view.job_row(job, now, why.get(job.id)) for job in jobs]

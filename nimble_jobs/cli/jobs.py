@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import file_counts, job_notes, options, output, progress, render, stages, waits
+from nimble_jobs.cli import file_counts, job_notes, job_view, options, output, progress, render, stages, waits
 from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
@@ -62,7 +62,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
             why = f"{why}; {ahead:,} queued {'job comes' if ahead == 1 else 'jobs come'} first, by priority and age"
     if json:
         output.emit_json(
-            render.job_json(job, attempts, events, now, why)
+            job_view.job_json(job, attempts, events, now, why)
             | {
                 "tick": job_notes.tick_json(tick),
                 "settings": job_notes.settings_of(events),
@@ -70,8 +70,8 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
             }
         )
         return
-    row = render.job_row(job, now, why)
-    parts = [("Job", _facts(job, row) + job_notes.tick_lines(tick) + render.weights(events))]
+    row = job_view.job_row(job, now, why)
+    parts = [("Job", _facts(job, row) + job_notes.tick_lines(tick) + job_view.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
@@ -87,18 +87,18 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Notifications", job_notes.notice_lines(notices)))
     if len(attempts) > 1:
         parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
-    parts.append(("Events", render.history(events)))
+    parts.append(("Events", job_view.history(events)))
     render.sections(parts)
 
 
 def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
     now = time.time()
     why = waits.reasons(store, jobs, now)
-    rows = [render.job_row(job, now, why.get(job.id)) for job in jobs]
+    rows = [job_view.job_row(job, now, why.get(job.id)) for job in jobs]
     if json:
-        output.emit_json({"array": jobs[0].array, "counts": render.counts(jobs), "jobs": rows})
+        output.emit_json({"array": jobs[0].array, "counts": job_view.counts(jobs), "jobs": rows})
         return
-    states = [(state, f"{number:,}") for state, number in render.counts(jobs).items() if number]
+    states = [(state, f"{number:,}") for state, number in job_view.counts(jobs).items() if number]
     first = [("id", str(jobs[0].array)), ("created", render.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
     lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows[:_LISTED]]
     if len(rows) > _LISTED:
@@ -107,7 +107,7 @@ def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
 
 
 def _line(row: Row) -> str:
-    parts = [row["name"], render.state_text(row), render.progress(row), row["error"] or row["waits"]]
+    parts = [row["name"], job_view.state_text(row), job_view.progress(row), row["error"] or row["waits"]]
     return ", ".join(" ".join(str(part).split()) for part in parts if part and part != "-")
 
 
@@ -141,7 +141,7 @@ def wait(
         jobs = progress.watch(store, ids, timeout_s=timeout_s, quiet=quiet)
     if json:
         now = time.time()
-        output.emit_json([render.job_row(job, now) for job in jobs])
+        output.emit_json([job_view.job_row(job, now) for job in jobs])
     conclude(jobs, quiet=quiet)
 
 
@@ -157,7 +157,7 @@ def cancel(
     jobs = client.cancel(job_ids, home=options.home(ctx), now=now)
     at = time.time()
     if json:
-        output.emit_json([render.job_row(job, at) for job in jobs])
+        output.emit_json([job_view.job_row(job, at) for job in jobs])
         return
     for job in jobs:
         asked = job.state is JobState.RUNNING
@@ -169,15 +169,15 @@ def conclude(jobs: Sequence[Job], *, quiet: bool = False) -> None:
     good = [job for job in jobs if job.state is JobState.SUCCEEDED]
     if not quiet:
         for job in good[:8]:
-            output.note(render.summary(job))
+            output.note(job_view.summary(job))
         if len(good) > 8:
             output.note(f"and {len(good) - 8} more succeeded")
     failed = [job for job in jobs if job.state in (JobState.FAILED, JobState.QUARANTINED)]
     cancelled = [job for job in jobs if job.state is JobState.CANCELLED]
     if failed:
-        raise JobFailed("\n".join(render.summary(job) for job in failed + cancelled))
+        raise JobFailed("\n".join(job_view.summary(job) for job in failed + cancelled))
     if cancelled:
-        raise JobCancelled("\n".join(render.summary(job) for job in cancelled))
+        raise JobCancelled("\n".join(job_view.summary(job) for job in cancelled))
 
 
 def follow_log(
@@ -230,8 +230,8 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("id", job.id),
         ("name", job.name),
         ("kind", f"{job.kind} of {job.spec.get('model', {}).get('source', 'a model')}"),
-        ("state", render.state_text(row) + asked),
-        ("records", render.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
+        ("state", job_view.state_text(row) + asked),
+        ("records", job_view.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", render.rate(row["records_per_s"])),
         ("attempt", _tries(job)),
         ("priority", f"{job.priority}" + (f", {job.urgency} lent" if job.urgency > job.priority else "")),
@@ -270,13 +270,13 @@ def _awaited(wait: tuple[str, When]) -> str:
 
 def _schedule(job: Job) -> list[tuple[str, str]]:
     """State and speed in words, then the fields that these do not cover."""
-    state, speed = render.schedule_state(job), render.speedup(job.schedule)
+    state, speed = job_view.schedule_state(job), render.speedup(job.schedule)
     covered = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
     rest = {name: value for name, value in job.schedule.items() if name not in covered}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
-    return lines + render.first_run(job) + render.flat(rest)
+    return lines + job_view.first_run(job) + render.flat(rest)
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nimble_jobs.cli import output, render, waits
+from nimble_jobs.cli import job_view, output, render, waits
 from nimble_jobs.errors import NotFinishedInTime
 from nimble_jobs.job import Job, JobState
 
@@ -51,7 +51,7 @@ class Lines:
         for job in jobs:
             text = job.state.value
             if job.state is JobState.RUNNING:
-                text = " ".join(filter(None, ["running", render.phase(job), render.schedule_state(job)]))
+                text = " ".join(filter(None, ["running", job_view.phase(job), job_view.schedule_state(job)]))
             if self._seen.get(job.id) != text and not job.state.final:
                 output.note(f"{job.name} {job.id} {text}")
             self._seen[job.id] = text
@@ -90,7 +90,7 @@ class Bars:
                 self._tasks[job.id],
                 completed=job.records_done,
                 total=job.records_total,
-                rate=render.steps_rate(job.timings) if job.state is JobState.RUNNING else "",
+                rate=job_view.steps_rate(job.timings) if job.state is JobState.RUNNING else "",
                 state=_state(job),
             )
 
@@ -192,8 +192,8 @@ def _state(job: Job) -> str:
     if job.state is not JobState.RUNNING:
         return "starting" if job.foreground and not job.state.final else job.state.value
     if job.phase not in (None, "run"):
-        return str(render.phase(job))
-    return render.training(job.timings) or render.schedule_state(job) or "running"
+        return str(job_view.phase(job))
+    return job_view.training(job.timings) or job_view.schedule_state(job) or "running"
 
 
 def _columns(width: int) -> list[ProgressColumn]:

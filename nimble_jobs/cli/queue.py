@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import job_view, options, output, render
 from nimble_jobs.cli.filters import span_of
 from nimble_jobs.cli.jobs import JobIds
 from nimble_jobs.errors import UsageError
@@ -93,7 +93,7 @@ def release(ctx: typer.Context, job_ids: JobIds, json: options.Json = False) -> 
 def _say(jobs: Sequence[Job], done: str, *, json: bool, none: str = "no jobs") -> None:
     if json:
         now = time.time()
-        output.emit_json([render.job_row(job, now) for job in jobs])
+        output.emit_json([job_view.job_row(job, now) for job in jobs])
         return
     for job in jobs[:_LISTED]:
         output.note(f"{job.name} {job.id}: {done}")

@@ -1,16 +1,13 @@
-"""How values look to people: durations, rates, sizes, states, and the rows and panels made of them."""
+"""How values look to people: durations, rates, sizes, states, and the panels made of them."""
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.cli import file_counts, output
-from nimble_jobs.cli.listing import Row
-from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.cli import output
+from nimble_jobs.job import JobState
 
 STATE_STYLE: dict[str, str] = {
     JobState.QUEUED: "cyan",
@@ -21,7 +18,7 @@ STATE_STYLE: dict[str, str] = {
     JobState.QUARANTINED: "bold red",
 }
 
-_LISTED = 8  # of a list, or of events of one kind in a row; JSON has all
+_LISTED = 8  # of a list; JSON has all
 
 Section = tuple[str, list[tuple[str, str]]]  # a title, and lines of name and value
 
@@ -75,170 +72,6 @@ def rate(records_per_s: float | None) -> str:
     return f"{records_per_s:,.1f}/s" if records_per_s < 100 else f"{records_per_s:,.0f}/s"
 
 
-def job_row(job: Job, now: float, waits: str | None = None) -> Row:
-    """The JSON row of a job in `ls`; `waits` is why it does not run yet."""
-    elapsed = None if job.started_at is None else max(0.0, (job.finished_at or now) - job.started_at)
-    return {
-        "id": job.id,
-        "name": job.name,
-        "kind": job.kind,
-        "state": job.state.value,
-        "attempt": job.attempt,
-        "created_at": output.iso(job.created_at),
-        "started_at": output.iso(job.started_at),
-        "finished_at": output.iso(job.finished_at),
-        "elapsed_s": None if elapsed is None else round(elapsed, 3),
-        "records_done": job.records_done,
-        "records_total": job.records_total,
-        "records_bad": job.records_bad,
-        "records_per_s": records_per_s(job, now),
-        "phase": job.phase,
-        "hit": job.schedule.get("hit"),
-        "runs": job.schedule.get("runs"),
-        "device": job.device,
-        "priority": job.priority,
-        "urgency": job.urgency,
-        "held": job.held,
-        "group": job.group,
-        "array": job.array,
-        "array_index": job.array_index,
-        "worker": job.worker,
-        "error": job.error,
-        "waits": waits,
-    }
-
-
-def counts(jobs: Sequence[Job]) -> dict[str, int]:
-    """How many jobs are in each state."""
-    found = Counter(job.state for job in jobs)
-    return {state.value: found[state] for state in JobState}
-
-
-def records_per_s(job: Job, now: float) -> float | None:
-    """What the job measured, else a mean since its attempt began."""
-    measured = job.timings.get("records_per_s")
-    if measured:
-        return round(float(measured), 3)
-    if job.state is not JobState.RUNNING or job.started_at is None or not job.records_done:
-        return None
-    return round(job.records_done / max(now - job.started_at, 1e-3), 3)
-
-
-def job_json(
-    job: Job, attempts: Sequence[Attempt], events: Sequence[Event], now: float, waits: str | None = None
-) -> Row:
-    """The JSON of `show`."""
-    return job_row(job, now, waits) | {
-        "max_attempts": job.max_attempts,
-        "key": job.key,
-        "after": list(job.after),
-        "after_when": {parent: when.value for parent, when in job.after_when.items()},
-        "skipped_by": job.skipped_by,
-        "queued_at": output.iso(job.queued_at),
-        "attempts_before": job.attempts_before,
-        "not_before": output.iso(job.not_before) if job.not_before else None,
-        "timeout_s": job.timeout_s,
-        "cancel_requested": job.cancel_requested,
-        "foreground": job.foreground,
-        "spec": job.spec,
-        "schedule": job.schedule,
-        "timings": job.timings,
-        "outputs": job.outputs,
-        "only_new": file_counts.only_new(job, events),
-        "attempts": [
-            {
-                "number": attempt.number,
-                "worker": attempt.worker,
-                "started_at": output.iso(attempt.started_at),
-                "finished_at": output.iso(attempt.finished_at),
-                "outcome": attempt.outcome,
-                "error": attempt.error,
-            }
-            for attempt in attempts
-        ],
-        "events": [event_json(event) for event in events],
-    }
-
-
-def event_json(event: Event) -> dict[str, Any]:
-    return {
-        "at": output.iso(event.at),
-        "attempt": event.attempt,
-        "kind": event.kind,
-        "message": event.message,
-        "data": event.data,
-    }
-
-
-def progress(row: dict[str, Any]) -> str:
-    """640/1437 44%; the total is unknown until the input is opened."""
-    done, total = row["records_done"], row["records_total"]
-    if total == 0:
-        return "empty"
-    if total is None:
-        return str(done) if done else "-"
-    return f"{done}/{total} {100 * done // total:>3}%"
-
-
-def state_text(row: Row) -> str:
-    """The state of a job's row; of one that prepares its run, what it does."""
-    if row["held"] and row["state"] == JobState.QUEUED:
-        return "queued held"
-    if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
-        return f"running {row['phase']}"
-    return str(row["state"])
-
-
-_BEGUN = {  # where a job stands that began in eager
-    "eager": "not built, in eager",
-    "quick": "not built, eager's kernels captured",
-    "building": "being built beside the job",
-    "moved": "built beside the job",
-}
-
-
-def first_run(job: Job) -> list[tuple[str, str]]:
-    """What a job that began in eager decided, why, and what each move brought."""
-    found = job.schedule.get("first_run") or {}
-    lines = [("first run", str(found["why"]))] if found.get("why") else []
-    for move in found.get("moves", ()):
-        to = "eager's kernels, captured" if move["to"] == "quick" else "the stored schedule"
-        took = f"in {duration(move['took_s'])}" if move.get("took_s") is not None else ""
-        before, after = move.get("record_s_before"), move.get("record_s")
-        gain = f": {rate(1 / before)} before, {rate(1 / after)} after" if before and after else ""
-        lines.append(("moved", f"before record {move['record']:,} to {to} {took}{gain}"))
-    return lines
-
-
-def schedule_state(job: Job) -> str:
-    """How the job came by its schedule, in words; empty before it is known."""
-    if fallback(job):
-        return "eager"
-    begun = _BEGUN.get(str(job.schedule.get("progress")))
-    if begun is not None and job.schedule.get("first_run"):
-        return begun
-    hit = job.schedule.get("hit")
-    return {"miss": "built", "stored": "stored hit", "resident": "resident hit"}.get(str(hit), "")
-
-
-def phase(job: Job) -> str | None:
-    """What a running job does right now; of a build, the candidate that is tried: build: eager kernels, 2 streams."""
-    trying = job.schedule.get("trying")
-    return f"build: {trying}" if job.phase == "build" and trying else job.phase
-
-
-def fallback(job: Job) -> str | None:
-    """Why the job ran in eager instead of its schedule, if it did."""
-    reason = job.schedule.get("fallback")
-    return str(reason) if reason else None
-
-
-def weights(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Where weights come from that no file holds, as the job said it last; nothing for others."""
-    said = [event.message for event in events if event.kind == "weights"]
-    return [("weights", text) for text in said[-1:]]
-
-
 def speedup(values: dict[str, Any]) -> str:
     """Replay against eager, with the device that both were measured on; empty where nothing was measured."""
     replay_us, eager_us = values.get("replay_us"), values.get("eager_us")
@@ -266,28 +99,6 @@ def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
         measured = f"{', '.join(parts)}; " if parts else ""
         lines.append((str(candidate["name"]), f"{measured}{chosen}{candidate['reason']}"))
     return [("Candidates", lines)] if lines else []
-
-
-def summary(job: Job) -> str:
-    """One line on how a job ended."""
-    head = f"{job.name} {job.id} {job.state.value}"
-    if job.state is not JobState.SUCCEEDED:
-        return f"{head}: {job.error}" if job.error else head
-    elapsed = None if job.started_at is None or job.finished_at is None else job.finished_at - job.started_at
-    if job.outputs.get("empty"):
-        return f"{head}: empty, no new files"
-    parts = [f"{job.records_done:,} records in {duration(elapsed)}"]
-    if job.records_bad:
-        parts.append(f"{job.records_bad:,} bad")
-    measured = job.timings.get("records_per_s")
-    if measured:
-        parts.append(rate(measured))
-    if job.schedule.get("eager_is_faster", job.schedule.get("runs") == "eager") and not fallback(job):
-        parts.append("eager is faster here")
-    elif schedule_state(job):
-        parts.append(f"schedule: {schedule_state(job)}")
-    path = job.outputs.get("path")
-    return f"{head}: {', '.join(parts)}" + (f"; {short_path(path)}" if path else "")
 
 
 def short_path(path: str) -> str:
@@ -322,34 +133,6 @@ def _value_style(name: str, value: str) -> str:
     if name == "error":  # of a job, in words; a schedule's is a relative norm
         return "" if value[:1].isdigit() else "red"
     return "red" if name == "fallback" else ""
-
-
-def training(timings: dict[str, Any]) -> str:
-    """How a training goes: loss 0.0812, accuracy 97.5%. Empty where nothing of it was measured yet."""
-    parts = []
-    if "loss" in timings:
-        parts.append(f"loss {timings['loss']:.3g}")
-    if "accuracy" in timings:
-        parts.append(f"accuracy {timings['accuracy']:.1%}")
-    return ", ".join(parts)
-
-
-def steps_rate(timings: dict[str, Any]) -> str:
-    """Of a training: 312 steps/s. Empty where it was not measured yet."""
-    found = timings.get("steps_per_s")
-    return f"{rate(found).removesuffix('/s')} steps/s" if found else ""
-
-
-def history(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Time and text of events; of many of one kind in a row the first and the last ones."""
-    lines: list[tuple[str, str]] = []
-    for kind, group in itertools.groupby(events, key=lambda event: event.kind):
-        alike = [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in group]
-        if len(alike) > _LISTED + 1:
-            left_out = len(alike) - _LISTED
-            alike[1 : -_LISTED + 1] = [("...", f"{kind}: {left_out} more; --json has all")]
-        lines += alike
-    return lines
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

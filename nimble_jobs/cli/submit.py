@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import arrays, options, output, progress, render, waits
+from nimble_jobs.cli import arrays, job_view, options, output, progress, render, waits
 from nimble_jobs.cli.jobs import conclude, follow_log
 from nimble_jobs.errors import NimbleError, UsageError
 from nimble_jobs.job import After, JobState
@@ -83,7 +83,7 @@ def _run(
 
             ended = run_inline(store, job.id, leave=leave)
         _tell(store)
-        for name, text in () if quiet else render.weights(store.jobs.events(job.id)):
+        for name, text in () if quiet else job_view.weights(store.jobs.events(job.id)):
             output.note(f"{name}: {text}; set model.weights to use trained ones")
         _report(store, ended, json=json, quiet=quiet)
 
@@ -199,7 +199,7 @@ def submit(
             allow_python=allow_python or (),
         )
         if not (json and (wait or follow)):
-            output.emit_json(render.job_row(job, time.time())) if json else output.emit(job.id)
+            output.emit_json(job_view.job_row(job, time.time())) if json else output.emit(job.id)
             sys.stdout.flush()
         for text in () if quiet else waits.changed_groups(store, [job]):
             output.note(text)
@@ -251,5 +251,5 @@ def _served(store: Store, job: Job) -> bool:
 
 def _report(store: Store, job: Job, *, json: bool, quiet: bool) -> None:
     if json:
-        output.emit_json(render.job_json(job, store.jobs.attempts(job.id), store.jobs.events(job.id), time.time()))
+        output.emit_json(job_view.job_json(job, store.jobs.attempts(job.id), store.jobs.events(job.id), time.time()))
     conclude([job], quiet=quiet)

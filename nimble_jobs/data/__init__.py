@@ -2,7 +2,9 @@
 
 from nimble_jobs.data.reader import Reader, open_reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.staging import Shard, Staging, check_writable
+from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.source import Wanted
+from nimble_jobs.data.staging import Staging, check_writable
 
 __all__ = [
     "BadRecord",
@@ -11,6 +13,7 @@ __all__ = [
     "Shard",
     "Signature",
     "Staging",
+    "Wanted",
     "check_writable",
     "open_reader",
 ]

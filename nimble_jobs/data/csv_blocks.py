@@ -20,7 +20,7 @@ from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number
 from nimble_jobs.data.csv_cuts import Cut, cuts
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import TableSource
+from nimble_jobs.data.table import OpenTable, TableSource
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.spec.model import InputSpec
@@ -131,9 +131,7 @@ def open_large(
     blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n])], starts, bad, path)
     blocks.kinds |= {name: text.kind for name, text in blocks.texts.items()}
     most = max((one.rows for one in found), default=1)
-    return TableSource(
-        spec,
-        stamp,
+    opened = OpenTable(
         names=names,
         schema=pa.schema([(n, blocks.kinds[n]) for n in names]),
         layout=Layout(starts=starts, chains=np.arange(len(found)), block_bytes=8 * most * len(names)),
@@ -142,6 +140,7 @@ def open_large(
         bad=bad,
         line=_Lines(blocks, starts),
     )
+    return TableSource(spec, stamp, opened)
 
 
 def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> _Found:

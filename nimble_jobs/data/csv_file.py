@@ -16,7 +16,7 @@ from nimble_jobs.data.csv_cells import Cells, as_text, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import after_header, check_closed
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import TableSource, check_columns
+from nimble_jobs.data.table import OpenTable, TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
@@ -47,9 +47,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
     step = max(1, BLOCK_BYTES // (8 * len(names)))
     starts = np.array([*range(0, table.num_rows, step), table.num_rows], dtype=np.int64)
     layout = Layout(starts=starts, chains=np.arange(len(starts) - 1), block_bytes=BLOCK_BYTES)
-    return TableSource(
-        spec,
-        stamp,
+    opened = OpenTable(
         names=names,
         schema=x.schema,
         layout=layout,
@@ -58,6 +56,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         bad=bad,
         line=_Lines(path, stamp, table.num_rows),
     )
+    return TableSource(spec, stamp, opened)
 
 
 class _Lines:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import TableSource, check_columns
+from nimble_jobs.data.table import OpenTable, TableSource, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
@@ -41,9 +41,8 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
         pieces = _pieces(metadata, dict(zip(names, widths, strict=True)))
         found = [columns.bytes_path(name, schema.field(name).type) for name in names]
         blocks = _Blocks(stamp, metadata, names, pieces, once=[p for p in found if p])
-        return TableSource(
-            spec, stamp, names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held
-        )
+        table = OpenTable(names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held)
+        return TableSource(spec, stamp, table)
     except (pa.ArrowException, OSError) as e:
         raise DataError(f"{path}: cannot be read ({e}); expected a complete .parquet file") from e
 

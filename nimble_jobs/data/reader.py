@@ -22,7 +22,7 @@ from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import Form, Joined, Loaded, Source, Wanted, form_of, list_files, placed
+from nimble_jobs.data.source import READY, Form, Joined, Loaded, Source, Wanted, form_of, list_files, placed
 from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter, usable_cores
@@ -125,21 +125,17 @@ class Reader:
         batch_size: int,
         order: np.ndarray | None = None,
         bounds: Sequence[tuple[int, int]] | None = None,
-        meter: Meter | None = None,
-        stored: bool = False,
-        encoded: bool = False,
-        crops: RandomCrops | None = None,
+        wanted: Wanted = READY,
         buffers: Buffers | None = None,
+        meter: Meter | None = None,
     ) -> Iterator[Batch]:
         """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
 
-        `meter` counts the work of those who read and decode.
-        With `order`, positions in that array of record indexes.
-        With `stored`, which needs `preprocess`, records as that takes them. With `encoded`, which needs `decodes`,
-        pictures for a device to decode: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. With
-        `crops`, which needs `decodes` too, a random part of each picture, resized to the record's size; of encoded ones
-        the device is to take it (`RandomCrops.rectangles`). With `buffers`, each batch lies at the beginning of one of
-        them, and whoever takes the batch releases it.
+        With `order`, positions in that array of record indexes. `wanted.stored` needs `preprocess`. `wanted.encoded`
+        needs `decodes`: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. `wanted.crops` needs
+        `decodes` too; of encoded pictures the device is to take the part (`RandomCrops.rectangles`). With `buffers`,
+        each batch lies at the beginning of one of them, and whoever takes the batch releases it. `meter` counts the
+        work of those who read and decode.
 
         Closing the generator ends its threads. It ends early once the buffers do. Raises DataError when the input
         changed or vanished.
@@ -156,16 +152,15 @@ class Reader:
                 return np.arange(first, last, dtype=np.int64)
             return np.asarray(order[first:last], dtype=np.int64)
 
-        form = form_of(self._source, stored=stored)
-        if encoded:
+        form = form_of(self._source, stored=wanted.stored)
+        if wanted.encoded:
             form = Form(shape=(self.encoded_bytes,), dtype="uint8")
         if self._crew is not None:
-            piece = PIECE_ENCODED if encoded else PIECE_AWAY
+            piece = PIECE_ENCODED if wanted.encoded else PIECE_AWAY
             ahead = Ahead.away(piece, self._crew.decoders.workers, batch_size)
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
-        wanted = Wanted(stored=stored, encoded=encoded, crops=crops)
         load = partial(self._load, wanted=wanted, window=window)
         with ExitStack() as opened:
             if self._crew is not None:
@@ -175,7 +170,7 @@ class Reader:
             rooms = read_ahead(load, bounds, indexes, form, ahead=ahead, buffers=buffers, meter=meter)
             opened.callback(rooms.close)
             for room, parts in rooms:
-                yield self._batch(room, parts, encoded=encoded)
+                yield self._batch(room, parts, encoded=wanted.encoded)
 
     def _window(self, bounds: Sequence[tuple[int, int]]) -> Window | None:
         """What makes blocks ahead for batches that follow one another; None where that would save nothing."""

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +24,13 @@ from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_o
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 
 ERRORS = "errors.jsonl"
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """The sheet of one finished shard."""
-
-    index: int
-    basis: str
-    records: int
-    files: tuple[FileEntry, ...]
-    bad: tuple[BadRecord, ...]
-    carries: str | None = None  # what the model carries from it to the next shard
-    decoded_by: str | None = None  # what decoded its pictures
-
-    def to_bytes(self) -> bytes:
-        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Shard:
-        """Raises ValueError for bytes that are not what was written."""
-        digest, _, body = data.decode().partition("\n")
-        body = body.removesuffix("\n")
-        if hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise ValueError("not what was written")
-        raw = json.loads(body)
-        files = tuple(FileEntry(**f) for f in raw.pop("files"))
-        bad = tuple(BadRecord(**b) for b in raw.pop("bad"))
-        return cls(**raw, files=files, bad=bad)
 
 
 class Staging:

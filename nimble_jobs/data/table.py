@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
@@ -23,29 +24,29 @@ from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
 
 
-class TableSource:
-    """Rows of one file. `read(block)` gives the columns of `fields.x`, whose types `schema` knows; `extra` holds the id
-    and label columns whole.
-    """
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenTable:
+    """What is known of a file of rows before they are read."""
 
-    def __init__(
-        self,
-        spec: InputSpec,
-        stamp: Stamp,
-        *,
-        names: Sequence[str],
-        schema: pa.Schema,
-        layout: Layout,
-        read: Callable[[int], pa.Table],
-        extra: pa.Table,
-        bad: dict[int, str] | None = None,
-        line: Callable[[int], str] | None = None,
-    ) -> None:
-        self._names = names
-        self._read = read
+    names: Sequence[str]  # the columns of `fields.x`
+    schema: pa.Schema  # which knows their types
+    layout: Layout
+    read: Callable[[int], pa.Table]  # these columns in a block
+    extra: pa.Table  # the id and label columns, whole
+    bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no rows of the table
+    line: Callable[[int], str] | None = None  # FILE:LINE of a row
+
+
+class TableSource:
+    """Rows of one file."""
+
+    def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable) -> None:
+        schema, layout, extra, line = table.schema, table.layout, table.extra, table.line
+        self._names = table.names
+        self._read = table.read
         self._line = line
         self.lines = line is not None
-        self._bad = bad or {}  # rows that were no rows of the table to begin with
+        self._bad = table.bad
         self._bad_rows = np.array(sorted(self._bad), dtype=np.int64)
         self._kept = Kept(self.block, keep_bytes)
         self._where = f"{stamp.path}: input.fields.x: {spec.fields.x!r}"
@@ -69,7 +70,7 @@ class TableSource:
         self._transform: ArrayTransform | None = None
         self.decoder: ImageDecoder | None = None
         self._tensor: columns.Tensor | None = None
-        self._shape: tuple[int, ...] = (len(names),)
+        self._shape: tuple[int, ...] = (len(self._names),)
         self._learn(spec, schema)
 
     def _learn(self, spec: InputSpec, schema: pa.Schema) -> None:

@@ -10,7 +10,7 @@ from nimble_jobs.store.schedules import Lookup, Schedules
 from nimble_jobs.store.store import Store, open_store
 from nimble_jobs.store.timer_records import Due, Tick, TickKind, TickOutcome, Timer, TimerChange, TimerState
 from nimble_jobs.store.timers import Timers
-from nimble_jobs.store.wanted import Demand, WantedSchedule, WantedState
+from nimble_jobs.store.wanted import Demand, Miss, WantedSchedule, WantedState
 from nimble_jobs.store.worker_orders import Order, Wanted
 from nimble_jobs.store.workers import WorkerLease, Workers
 
@@ -23,6 +23,7 @@ __all__ = [
     "Due",
     "Jobs",
     "Lookup",
+    "Miss",
     "NewJob",
     "Order",
     "ScheduleEntry",

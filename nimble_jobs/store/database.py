@@ -1,4 +1,4 @@
-"""Connections, transactions, and what the database's errors mean. SQLite first; any SQLAlchemy URL otherwise."""
+"""Transactions that happen as a whole or not at all. SQLite first; any SQLAlchemy URL otherwise."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Connection, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import Damaged, NimbleError, StoreError, StoreGone, StoreTrouble
+from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
-from nimble_jobs.store import migrations
+from nimble_jobs.store import migrations, sqlite
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +28,6 @@ FileId = tuple[int, int]  # device, inode
 
 BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
 PATIENCE_S = 30.0  # how long a whole transaction is tried again
-_IMMEDIATE = "BEGIN IMMEDIATE"
-_ASK_S = (0.001, 0.004)  # between two tries for the write lock
-_INCREMENTAL = 2  # of PRAGMA auto_vacuum
-_WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
-
-
-def journal_mode() -> str:
-    """The journal mode in which this SQLite does not corrupt databases."""
-    return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "DELETE"
 
 
 class Database:
@@ -78,8 +69,8 @@ class Database:
         self._soon: list[Callable[[Session], object]] = []
         self._soon_lock = threading.Lock()
         if self.is_sqlite:
-            _prepare_sqlite(self._engine, busy_timeout_s)
-        self._writer = self._engine.execution_options(begin=_IMMEDIATE)
+            sqlite.prepare(self._engine, busy_timeout_s)
+        self._writer = self._engine.execution_options(begin=sqlite.IMMEDIATE)
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that sees one state of the database and changes nothing."""
@@ -127,22 +118,13 @@ class Database:
         Elsewhere the server does that by itself. Raises StoreError, also where there is no room for a second file.
         """
         if self.is_sqlite:
-            self._try(self._vacuum)
-
-    def _vacuum(self) -> None:
-        connection = self._engine.raw_connection()
-        try:
-            connection.cursor().execute("PRAGMA auto_vacuum = INCREMENTAL")  # from now on, for a file of before
-            connection.cursor().execute("VACUUM")
-            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
-        finally:
-            connection.close()
+            self._try(lambda: sqlite.vacuum(self._engine))
 
     def free_bytes(self) -> int:
         """Bytes of a SQLite file that hold nothing and could be given back to the disk; 0 elsewhere."""
         if not self.is_sqlite:
             return 0
-        return self.read(lambda session: _pragma(session, "freelist_count") * _pragma(session, "page_size"))
+        return self.read(sqlite.free_bytes)
 
     def give_back(self, pages: int) -> bool:
         """Cut at most that many free pages off a SQLite file, in one transaction. Are there more?
@@ -152,15 +134,7 @@ class Database:
         if not self.is_sqlite:
             return False
 
-        def work(session: Session) -> bool:
-            if _pragma(session, "auto_vacuum") != _INCREMENTAL:
-                return False
-            cursor = session.connection().connection.cursor()
-            for _ in range(min(pages, _pragma(session, "freelist_count"))):
-                cursor.execute("PRAGMA incremental_vacuum(1)")  # Python's module makes one step, one page, of each call
-            return _pragma(session, "freelist_count") > 0
-
-        return self.write(work)
+        return self.write(lambda session: sqlite.give_back(session, pages))
 
     def close(self) -> None:
         """Write what is left to write, and close every connection."""
@@ -202,9 +176,9 @@ class Database:
                 if self._unmoved():
                     raise
             except (DBAPIError, sqlite3.Error) as e:
-                if self._unmoved() and not _busy(e):
+                if self._unmoved() and not sqlite.busy(e):
                     self._engine.dispose()  # one that was opened while the disk was read-only would stay so
-                    raise explain(e, self.name) from e
+                    raise sqlite.explain(e, self.name) from e
                 if time.monotonic() >= deadline:
                     raise StoreTrouble(
                         f"{self.name}: locked by another process for more than {self._patience_s:g} s"
@@ -259,95 +233,3 @@ def version(connection: Connection) -> str | None:
         return None
     found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return str(found) if found is not None else None
-
-
-def _prepare_sqlite(engine: Any, busy_timeout_s: float) -> None:
-    @event.listens_for(engine, "connect")
-    def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN would come too late, and be a deferred one
-        # A damaged text must come back as something, so that its digest can tell.
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        cursor = connection.cursor()
-        try:
-            cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
-            if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # it would write to any other file
-                cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            wanted = journal_mode()
-            found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
-            if found.upper() != wanted:
-                raise StoreError(f"the database's journal mode is {found} and could not be set to {wanted}")
-            cursor.execute("PRAGMA synchronous = FULL")
-            cursor.execute("PRAGMA foreign_keys = ON")
-            cursor.execute("PRAGMA trusted_schema = OFF")
-        finally:
-            cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        statement = connection.get_execution_options().get("begin", "BEGIN")
-        if statement == _IMMEDIATE:
-            _await_lock(connection, busy_timeout_s)
-        else:
-            connection.exec_driver_sql(statement)
-
-
-def _await_lock(connection: Connection, timeout_s: float) -> None:
-    """Begin a transaction with the write lock, which may take `timeout_s`.
-
-    SQLite itself asks for the lock as rarely as every 100 ms: a waiter then misses the moments between the short
-    transactions of others, and waits for seconds. This asks every few milliseconds. A commit still waits inside SQLite:
-    there it keeps new readers out.
-    """
-    cursor = connection.connection.cursor()
-    deadline = time.monotonic() + timeout_s
-    cursor.execute("PRAGMA busy_timeout = 0")
-    try:
-        while True:
-            try:
-                cursor.execute(_IMMEDIATE)
-            except sqlite3.OperationalError as e:
-                if not _busy(e) or time.monotonic() >= deadline:
-                    connection.exec_driver_sql(_IMMEDIATE)  # raises it as SQLAlchemy's errors are
-                    return
-            else:
-                return
-            time.sleep(random.uniform(*_ASK_S))  # noqa: S311  # spreads out those who wait; no secret
-    finally:
-        cursor.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
-        cursor.close()
-
-
-def _pragma(session: Session, name: str) -> int:
-    return int(session.connection().exec_driver_sql(f"PRAGMA {name}").scalar_one())
-
-
-def _driver_error(error: Exception) -> BaseException | None:
-    return error.orig if isinstance(error, DBAPIError) else error
-
-
-def _busy(error: Exception) -> bool:
-    cause = _driver_error(error)
-    code = getattr(cause, "sqlite_errorcode", None)
-    if code is not None:  # the low byte is the primary code; BUSY_SNAPSHOT and the like are in the high ones
-        return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return getattr(cause, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
-
-
-def explain(error: Exception, name: str) -> NimbleError:
-    """What a driver's error means for the user."""
-    cause = _driver_error(error)
-    match (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF:
-        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
-            return Damaged(
-                f"{name}: damaged ({cause}); put a copy of it back, or move it and home.json away to begin anew"
-            )
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return StoreTrouble(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
-        case sqlite3.SQLITE_CANTOPEN:
-            return StoreTrouble(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
-        case sqlite3.SQLITE_FULL:
-            return StoreTrouble(f"{name}: no space left on its disk; nothing of this change was kept")
-        case sqlite3.SQLITE_IOERR:
-            return StoreTrouble(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
-        case _:
-            return StoreError(f"{name}: {type(cause).__name__}: {cause}")

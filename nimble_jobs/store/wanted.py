@@ -56,6 +56,20 @@ class WantedRow(Base):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Miss:
+    """A schedule that a job did without."""
+
+    key: str
+    model: str
+    device: str  # in words, as schedules have it
+    input: str
+    request: Mapping[str, Any]  # what a builder must be told
+    saves_s: float  # expected for a job like this one
+    costs_s: float  # expected of the build
+    why: str  # it was not built
+
+
+@dataclass(frozen=True, kw_only=True)
 class WantedSchedule:
     """A schedule that jobs missed and did not build. Times are Unix seconds."""
 
@@ -93,48 +107,23 @@ class WantedSchedules:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def missed(
-        self,
-        key: str,
-        *,
-        model: str,
-        device: str,
-        input: str,  # noqa: A002  # the column's name
-        request: Mapping[str, Any],
-        saves_s: float,
-        costs_s: float,
-        why: str,
-        now: float,
-    ) -> None:
+    def missed(self, miss: Miss, now: float) -> None:
         """A job did without this schedule: count it, with the next transaction. What failed stays failed."""
-        said = {"saves_s": float(saves_s), "costs_s": float(costs_s), "last_at": now, "request": dump(dict(request))}
 
         def work(session: Session) -> None:
-            row = session.get(WantedRow, key)
+            row = session.get(WantedRow, miss.key)
             if row is None:
-                if session.scalar(select(ScheduleRow.state).where(ScheduleRow.key == key)) is not None:
+                if session.scalar(select(ScheduleRow.state).where(ScheduleRow.key == miss.key)) is not None:
                     return  # somebody was quicker
                 _forget_old(session, now)
-                session.add(
-                    WantedRow(
-                        key=key,
-                        model=model,
-                        device=device,
-                        input=input,
-                        misses=1,
-                        tries=0,
-                        why=why,
-                        state=WantedState.WAITS.value,
-                        first_at=now,
-                        **said,
-                    )
-                )
-                return
+                row = WantedRow(key=miss.key, model=miss.model, device=miss.device, input=miss.input, first_at=now)
+                row.misses, row.tries, row.state = 0, 0, WantedState.WAITS.value
+                session.add(row)
             row.misses += 1
             if row.state != WantedState.FAILED.value:
-                row.why = why
-            for name, value in said.items():
-                setattr(row, name, value)
+                row.why = miss.why
+            row.saves_s, row.costs_s, row.last_at = float(miss.saves_s), float(miss.costs_s), now
+            row.request = dump(dict(miss.request))
 
         self._db.write_soon(work)
 

@@ -23,7 +23,7 @@ from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and
 from nimble_jobs.planner.jobs.improve import build_now
 from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.planner.search.contest import faster_in_eager
-from nimble_jobs.store import Demand
+from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.waiting import waiting
 
@@ -243,8 +243,8 @@ def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Non
         on_gpu = loaded.device.type == "cuda"
         costs = expected(builds, model=run.parts.get("model.source", ""), on_gpu=on_gpu, call_s=batch_s)
     saves_s = (at.done + at.left) / loaded.request.batch_size * batch_s * (1 - costs.build_ratio)
-    context.store.wanted.missed(
-        loaded.key,
+    miss = Miss(
+        key=loaded.key,
         model=run.parts.get("model.source", ""),
         device=run_device(prepared),
         input=run.parts.get("input", ""),
@@ -252,8 +252,8 @@ def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Non
         saves_s=saves_s,
         costs_s=costs.build_s,
         why=run.why,
-        now=time.time(),
     )
+    context.store.wanted.missed(miss, time.time())
 
 
 def _quickly(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Batch, Reader, Staging
+from nimble_jobs.data import BadRecord, Batch, Reader, Staging, Wanted
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
@@ -183,9 +183,10 @@ class Scoring:
         batches = self._reader.batches(
             batch_size=self.prepared.loaded.request.batch_size,
             bounds=bounds,
-            stored=self.prepared.loaded.request.preprocess is not None,
+            wanted=Wanted(
+                stored=self.prepared.loaded.request.preprocess is not None, encoded=self._decoding is not None
+            ),
             buffers=buffers,
-            encoded=self._decoding is not None,
             meter=self._stages.read,
         )
         with closing(batches):  # type: ignore[type-var]  # a generator

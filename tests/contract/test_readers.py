@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nimble_jobs.data import Batch, Reader, arrays, csv_cuts, csv_file, open_reader, parquet
+from nimble_jobs.data import Batch, Reader, Wanted, arrays, csv_cuts, csv_file, open_reader, parquet
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.transform import on_host
 from nimble_jobs.errors import DataError
@@ -282,7 +282,7 @@ def test_stored_records_become_the_hosts(case: Case, image: bool, tmp_path: Path
     with open_reader(spec_of(case, case.store(tmp_path, x), transform=transform)) as reader:
         assert reader.preprocess is not None
         assert reader.preprocess.result == reader.signature.shape
-        (own,), (stored,) = reader.batches(batch_size=N), reader.batches(batch_size=N, stored=True)
+        (own,), (stored,) = reader.batches(batch_size=N), reader.batches(batch_size=N, wanted=Wanted(stored=True))
         assert stored.x.dtype == reader.preprocess.dtype
         assert stored.x.shape[1:] == reader.preprocess.shape
         np.testing.assert_array_equal(on_host(reader.preprocess, stored.x), own.x)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import job_view, output
 from nimble_jobs.cli.progress import Bars
 from nimble_jobs.job import Event, Job, JobState
 
@@ -24,8 +24,8 @@ from nimble_jobs.job import Event, Job, JobState
 )
 def test_a_training_under_way(timings: dict[str, float], text: str, steps: str) -> None:
     """Loss, accuracy where there is one, and steps a second, once they are known."""
-    assert render.training(timings) == text
-    assert render.steps_rate(timings) == steps
+    assert job_view.training(timings) == text
+    assert job_view.steps_rate(timings) == steps
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -82,7 +82,7 @@ def test_the_history_of_a_long_training(epochs: int, lines: int) -> None:
     events = [
         Event(at=float(i), job_id="a", attempt=1, kind=kind, message=f"{i} is over") for i, kind in enumerate(kinds)
     ]
-    shown = render.history(events)
+    shown = job_view.history(events)
     assert len(shown) == lines
     assert shown[:2] == [("00:00:00", "schedule: 0 is over"), ("00:00:01", "epoch: 1 is over")]
     assert shown[-2][1] == f"epoch: {epochs} is over"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import arrays, blocks, csv_cuts, csv_file, open_reader, parquet, rows, table
+from nimble_jobs.data import Wanted, arrays, blocks, csv_cuts, csv_file, open_reader, parquet, rows, table
 from nimble_jobs.data.blocks import Block, Kept, Layout, Window, join_layouts
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
@@ -255,7 +255,7 @@ def test_tensors_keep_their_shape(tmp_path: Path) -> None:
         with open_reader(InputSpec(source=str(tmp_path / "d.parquet"), format="parquet")) as reader:
             assert reader.preprocess is not None
             assert reader.preprocess.shape == wanted.shape[1:]
-            (batch,) = reader.batches(batch_size=5, stored=True)
+            (batch,) = reader.batches(batch_size=5, wanted=Wanted(stored=True))
             np.testing.assert_array_equal(batch.x, wanted)
 
 

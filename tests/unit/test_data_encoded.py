@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from nimble_jobs.data import Batch, Reader, encoded, open_reader, reader
+from nimble_jobs.data import Batch, Reader, Wanted, encoded, open_reader, reader
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
@@ -68,7 +68,7 @@ def decoders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def check(batches: list[Batch], source: Reader, kinds: dict[str, tuple[bytes, bool | None]], tied: bool) -> None:
     """Every good record is there, encoded or decoded as it should be, with its header's size."""
-    expected = list(source.batches(batch_size=5, stored=True))
+    expected = list(source.batches(batch_size=5, wanted=Wanted(stored=True)))
     for batch, plain in zip(batches, expected, strict=True):
         assert (batch.ids, [b.id for b in batch.bad]) == (plain.ids, [b.id for b in plain.bad])
         assert batch.bad == plain.bad
@@ -106,7 +106,7 @@ def test_files_are_left_encoded_where_all_decoders_agree(tmp_path: Path, decoder
         if decoders is not None:
             source.hire(decoders)
         with Buffers(4, 5 * source.encoded_bytes) as buffers:
-            found = list(source.batches(batch_size=5, encoded=True, buffers=buffers if tied else None))
+            found = list(source.batches(batch_size=5, wanted=Wanted(encoded=True), buffers=buffers if tied else None))
             check(found, source, kinds, tied)
             del found
 
@@ -126,7 +126,7 @@ def test_pictures_in_a_table_go_the_same_way(tmp_path: Path, decoders: Decoders 
     with open_reader(spec) as source:
         if decoders is not None:
             source.hire(decoders)
-        found = list(source.batches(batch_size=5, encoded=True))
+        found = list(source.batches(batch_size=5, wanted=Wanted(encoded=True)))
         check(found, source, kinds, False)
 
 
@@ -139,6 +139,6 @@ def test_a_large_file_is_decoded_here(tmp_path: Path, monkeypatch: pytest.Monkey
     spec = InputSpec(source=str(tmp_path), format="images", transform=TRANSFORM)
     with open_reader(spec) as source:
         assert source.encoded_bytes < (tmp_path / "a.jpg").stat().st_size
-        (batch,) = source.batches(batch_size=2, encoded=True)
+        (batch,) = source.batches(batch_size=2, wanted=Wanted(encoded=True))
     assert batch.pictures is not None
     assert batch.pictures.decoded.tolist() == [True, False]

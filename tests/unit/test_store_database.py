@@ -23,8 +23,9 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import StoreError
 from nimble_jobs.store import migrations, open_store
-from nimble_jobs.store.database import Database, journal_mode
+from nimble_jobs.store.database import Database
 from nimble_jobs.store.home import resolve
+from nimble_jobs.store.sqlite import journal_mode
 from nimble_jobs.store.tables import Base
 from tests.store_samples import submit
 

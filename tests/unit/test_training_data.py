@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs.chance import below, draws
-from nimble_jobs.data import Reader, Signature, open_reader
+from nimble_jobs.data import Reader, Signature, Wanted, open_reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
@@ -121,7 +121,7 @@ def test_each_way_gives_the_same_bits(data: st.DataObject, tmp_path_factory: pyt
         assert on_device(torch.from_numpy(values), there).numpy().tobytes() == expected.tobytes()
         if reader.preprocess is None:  # numbers that might become infinite are made on the host
             return
-        (batch,) = reader.batches(batch_size=n, stored=True)
+        (batch,) = reader.batches(batch_size=n, wanted=Wanted(stored=True))
         assert batch.x.dtype == stored.dtype
         made = on_device(torch.from_numpy(batch.x), there, reader.preprocess)
         assert made.numpy().tobytes() == expected.tobytes()

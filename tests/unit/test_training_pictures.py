@@ -17,7 +17,7 @@ from PIL import Image
 
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.cli.stages import lines
-from nimble_jobs.data import batches, open_reader
+from nimble_jobs.data import Wanted, batches, open_reader
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.errors import DataError
 from nimble_jobs.resizing import to_bytes, weights
@@ -96,7 +96,7 @@ def test_a_part_is_resized_as_if_it_were_the_picture(pictures: Path) -> None:
     crops = RandomCrops(seed=5, epoch=2, **CROPS)
     with open_reader(spec(pictures)) as reader:
         order = np.arange(reader.total)[::-1]
-        (batch,) = reader.batches(batch_size=reader.total, order=order, stored=True, crops=crops)
+        (batch,) = reader.batches(batch_size=reader.total, order=order, wanted=Wanted(stored=True, crops=crops))
         for index, found in zip(batch.indexes.tolist(), batch.x, strict=True):
             whole = np.asarray(Image.open(reader.place(index)).convert("RGB"))
             top, left, height, width = crops.rectangle(index, *whole.shape[:2])
@@ -123,7 +123,9 @@ def test_parts_of_joined_tables_are_those_of_one(tmp_path: Path) -> None:
         table = InputSpec(source=str(folder), format="parquet", transform=TransformSpec(resize=(9, 9)))
         with open_reader(table) as reader:
             crops = RandomCrops(seed=1, epoch=1, **CROPS)
-            (batch,) = reader.batches(batch_size=reader.total, order=np.arange(reader.total), crops=crops)
+            (batch,) = reader.batches(
+                batch_size=reader.total, order=np.arange(reader.total), wanted=Wanted(crops=crops)
+            )
             found.append(batch.x)
     assert found[0].tobytes() == found[1].tobytes()
 
@@ -172,7 +174,7 @@ def test_parts_on_the_device_are_those_of_the_host(pictures: Path) -> None:
     device = torch.device("cpu")
     with open_reader(spec(pictures)) as reader, closing(Intake(device, [reader], on_device=True)) as intake:
         order = np.random.default_rng(0).permutation(reader.total)
-        here = reader.batches(batch_size=8, order=order, stored=True, crops=crops)
+        here = reader.batches(batch_size=8, order=order, wanted=Wanted(stored=True, crops=crops))
         there = intake.batches(reader, 0, batch_size=8, order=order, crops=crops)
         for expected, found in zip(here, there, strict=True):
             assert isinstance(found.x, torch.Tensor)
@@ -196,7 +198,7 @@ def test_what_the_device_refuses_is_redone_or_left_out(pictures: Path) -> None:
         assert [bad.id for bad in there.batch.bad] == [bad.id for bad in here.batch.bad]
         assert there.batch.ids == here.batch.ids
         assert here.batch.bad
-        (expected,) = reader.batches(batch_size=reader.total, stored=True)
+        (expected,) = reader.batches(batch_size=reader.total, wanted=Wanted(stored=True))
         assert isinstance(there.x, torch.Tensor)
         assert len(there.x) == len(expected.x) == len(there.batch)
         assert np.abs(there.x.numpy().astype(int) - expected.x).max() <= 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nimble_jobs.store import Store, WantedState, open_store, wanted
+from nimble_jobs.store import Miss, Store, WantedState, open_store, wanted
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station
 from nimble_jobs.worker.idle import Idle
@@ -84,8 +84,8 @@ def idle(store: Store, builds: Builds, clock: list[float]) -> Idle:
 
 
 def missed(store: Store, key: str, *, saves_s: float = 1.0, device: str = "a CPU", at: float = NOW) -> None:
-    store.wanted.missed(
-        key,
+    miss = Miss(
+        key=key,
         model="m",
         device=device,
         input="x",
@@ -93,8 +93,8 @@ def missed(store: Store, key: str, *, saves_s: float = 1.0, device: str = "a CPU
         saves_s=saves_s,
         costs_s=10.0,
         why="too small",
-        now=at,
     )
+    store.wanted.missed(miss, at)
 
 
 def states(store: Store) -> dict[str, WantedState]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.chance import RandomCrops
-from nimble_jobs.data import Batch, Reader
+from nimble_jobs.data import Batch, Reader, Wanted
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.pipeline import Meter
@@ -112,9 +112,7 @@ class Intake:
             start,
             batch_size=batch_size,
             order=order,
-            stored=preprocess is not None,
-            encoded=encoded,
-            crops=crops,
+            wanted=Wanted(stored=preprocess is not None, encoded=encoded, crops=crops),
             buffers=None if preprocess is None else self._buffers,
             meter=self.meters.read,
         )

@@ -1,0 +1,40 @@
+"""What one finished shard holds, as its sheet says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+
+from nimble_jobs.data.publish import FileEntry
+from nimble_jobs.data.records import BadRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The sheet of one finished shard."""
+
+    index: int
+    basis: str
+    records: int
+    files: tuple[FileEntry, ...]
+    bad: tuple[BadRecord, ...]
+    carries: str | None = None  # what the model carries from it to the next shard
+    decoded_by: str | None = None  # what decoded its pictures
+
+    def to_bytes(self) -> bytes:
+        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Shard:
+        """Raises ValueError for bytes that are not what was written."""
+        digest, _, body = data.decode().partition("\n")
+        body = body.removesuffix("\n")
+        if hashlib.sha256(body.encode()).hexdigest() != digest:
+            raise ValueError("not what was written")
+        raw = json.loads(body)
+        files = tuple(FileEntry(**f) for f in raw.pop("files"))
+        bad = tuple(BadRecord(**b) for b in raw.pop("bad"))
+        return cls(**raw, files=files, bad=bad)

@@ -1,0 +1,144 @@
+"""What SQLite needs: settings of each connection, a fair wait for the write lock, free pages, and what errors mean."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import Damaged, NimbleError, StoreError, StoreTrouble
+
+IMMEDIATE = "BEGIN IMMEDIATE"  # a transaction that has the write lock from its start
+_ASK_S = (0.001, 0.004)  # between two tries for the write lock
+_INCREMENTAL = 2  # of PRAGMA auto_vacuum
+_WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
+
+
+def journal_mode() -> str:
+    """The journal mode in which this SQLite does not corrupt databases."""
+    return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "DELETE"
+
+
+def prepare(engine: Engine, busy_timeout_s: float) -> None:
+    """Set up every connection. One whose execution option `begin` is IMMEDIATE waits for the write lock."""
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN would come too late, and be a deferred one
+        # A damaged text must come back as something, so that its digest can tell.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        cursor = connection.cursor()
+        try:
+            cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
+            if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # it would write to any other file
+                cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            wanted = journal_mode()
+            found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
+            if found.upper() != wanted:
+                raise StoreError(f"the database's journal mode is {found} and could not be set to {wanted}")
+            cursor.execute("PRAGMA synchronous = FULL")
+            cursor.execute("PRAGMA foreign_keys = ON")
+            cursor.execute("PRAGMA trusted_schema = OFF")
+        finally:
+            cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statement = connection.get_execution_options().get("begin", "BEGIN")
+        if statement == IMMEDIATE:
+            _await_lock(connection, busy_timeout_s)
+        else:
+            connection.exec_driver_sql(statement)
+
+
+def _await_lock(connection: Connection, timeout_s: float) -> None:
+    """Begin a transaction with the write lock, which may take `timeout_s`.
+
+    SQLite itself asks for the lock as rarely as every 100 ms: a waiter then misses the moments between the short
+    transactions of others, and waits for seconds. This asks every few milliseconds. A commit still waits inside SQLite:
+    there it keeps new readers out.
+    """
+    cursor = connection.connection.cursor()
+    deadline = time.monotonic() + timeout_s
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                cursor.execute(IMMEDIATE)
+            except sqlite3.OperationalError as e:
+                if not busy(e) or time.monotonic() >= deadline:
+                    connection.exec_driver_sql(IMMEDIATE)  # raises it as SQLAlchemy's errors are
+                    return
+            else:
+                return
+            time.sleep(random.uniform(*_ASK_S))  # noqa: S311  # spreads out those who wait; no secret
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
+        cursor.close()
+
+
+def vacuum(engine: Engine) -> None:
+    """Write the file anew without its free pages."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA auto_vacuum = INCREMENTAL")  # from now on, for a file of before
+        connection.cursor().execute("VACUUM")
+        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
+    finally:
+        connection.close()
+
+
+def free_bytes(session: Session) -> int:
+    """Bytes of the file that hold nothing."""
+    return _pragma(session, "freelist_count") * _pragma(session, "page_size")
+
+
+def give_back(session: Session, pages: int) -> bool:
+    """Cut at most that many free pages off the file. Are there more? A file that cannot shrink so stays as it is."""
+    if _pragma(session, "auto_vacuum") != _INCREMENTAL:
+        return False
+    cursor = session.connection().connection.cursor()
+    for _ in range(min(pages, _pragma(session, "freelist_count"))):
+        cursor.execute("PRAGMA incremental_vacuum(1)")  # Python's module makes one step, one page, of each call
+    return _pragma(session, "freelist_count") > 0
+
+
+def _pragma(session: Session, name: str) -> int:
+    return int(session.connection().exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+
+def _driver_error(error: Exception) -> BaseException | None:
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+def busy(error: Exception) -> bool:
+    """Did another transaction have the lock?"""
+    cause = _driver_error(error)
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:  # the low byte is the primary code; BUSY_SNAPSHOT and the like are in the high ones
+        return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return getattr(cause, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
+
+
+def explain(error: Exception, name: str) -> NimbleError:
+    """What a driver's error means for the user."""
+    cause = _driver_error(error)
+    match (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF:
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
+            return Damaged(
+                f"{name}: damaged ({cause}); put a copy of it back, or move it and home.json away to begin anew"
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return StoreTrouble(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreTrouble(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
+        case sqlite3.SQLITE_FULL:
+            return StoreTrouble(f"{name}: no space left on its disk; nothing of this change was kept")
+        case sqlite3.SQLITE_IOERR:
+            return StoreTrouble(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
+        case _:
+            return StoreError(f"{name}: {type(cause).__name__}: {cause}")
