@@ -152,9 +152,6 @@ def submit(
     --from and --grid queue many jobs, all or none, and print the id of their array. Their outputs must differ: use
     {{ grid:KEY }} or {{ index }} in name, output.path and run.key.
     """
-    from nimble_jobs import client
-    from nimble_jobs.spec import dump, load
-
     waited = [After.parse(text) for text in after or ()]
     wanted = arrays.Wanted(
         lines=lines,
@@ -181,10 +178,17 @@ def submit(
         return
     if spec is None:
         raise UsageError("no spec given; give SPEC, or --from FILE")
-    # What it waits for may make the files.
-    loaded = load(spec, overrides or (), check_files=not after, home=options.chosen_home(ctx), once=True)
-    if dry_run:
-        client.permitted(loaded, allow_python or (), settings=options.configured(ctx))
+    _submit_one(ctx, spec, wanted, key=key, follow=follow)
+
+
+def _submit_one(ctx: typer.Context, spec: Path, wanted: arrays.Wanted, *, key: str | None, follow: bool) -> None:
+    from nimble_jobs import client
+    from nimble_jobs.spec import dump, load
+
+    # The jobs that it waits for may make its files.
+    loaded = load(spec, wanted.overrides, check_files=not wanted.after, home=options.chosen_home(ctx), once=True)
+    if wanted.dry_run:
+        client.permitted(loaded, wanted.allow_python, settings=options.configured(ctx))
         output.emit_json(dump(loaded))
         output.note(f"{loaded.name}: would be queued (dry run)")
         return
@@ -192,29 +196,30 @@ def submit(
         job = client.submit(
             loaded,
             store=store,
-            priority=priority,
-            after=waited,
+            priority=wanted.priority,
+            after=wanted.after,
             delay_s=wanted.delay_s,
             key=key,
-            allow_python=allow_python or (),
+            allow_python=wanted.allow_python,
         )
-        if not (json and (wait or follow)):
-            output.emit_json(job_view.job_row(job, time.time())) if json else output.emit(job.id)
+        if not (wanted.json and (wanted.wait or follow)):
+            output.emit_json(job_view.job_row(job, time.time())) if wanted.json else output.emit(job.id)
             sys.stdout.flush()
-        for text in () if quiet else waits.changed_groups(store, [job]):
+        for text in () if wanted.quiet else waits.changed_groups(store, [job]):
             output.note(text)
         live = client.live_workers(store=store)
-        if not wait and not any(waits.takes(worker, job) for worker in live):
+        if not wanted.wait and not any(waits.takes(worker, job) for worker in live):
             output.note(waits.no_worker(job, live))
         elif held := waits.paused(job, live):
             output.note(held)
-        attend = _Attendant(store, quiet=quiet) if wait else None
+        attend = _Attendant(store, quiet=wanted.quiet) if wanted.wait else None
         if follow:
             ended = follow_log(store, job.id, stream=sys.stderr, timeout_s=wanted.timeout_s, attend=attend)
-            _report(store, ended, json=json, quiet=quiet)
-        elif wait:
-            ended = progress.watch(store, [job.id], timeout_s=wanted.timeout_s, quiet=quiet, attend=attend)[0]
-            _report(store, ended, json=json, quiet=quiet)
+        elif wanted.wait:
+            ended = progress.watch(store, [job.id], timeout_s=wanted.timeout_s, quiet=wanted.quiet, attend=attend)[0]
+        else:
+            return
+        _report(store, ended, json=wanted.json, quiet=wanted.quiet)
 
 
 class _Attendant:
