@@ -92,10 +92,6 @@ class Staging:
         """Good records of all finished shards."""
         return sum(s.records for s in self.done.values())
 
-    def bad_count(self, index: int) -> int:
-        """Bad records of one finished shard."""
-        return len(self.done[index].bad)
-
     def write_shard(
         self,
         index: int,

@@ -1,6 +1,6 @@
 """What goes with time: jobs that have ended long ago, and what they left. Never an output."""
 
-from nimble_jobs.retention.daily import slot_of
+from nimble_jobs.retention.pace import slot_of
 from nimble_jobs.retention.rules import Rules, rules_of
 from nimble_jobs.retention.sweep import KINDS, Done, Sweep
 

@@ -1,8 +1,9 @@
-"""How many rows go in one transaction: as many as take a tenth of a second."""
+"""When old rows go, and how many in one transaction: as many as take a tenth of a second."""
 
 from __future__ import annotations
 
 TARGET_S = 0.1
+_DAY_S = 86400.0
 
 
 class Pace:
@@ -15,3 +16,10 @@ class Pace:
         """The part that was just done took so long. At most twice as many come next."""
         factor = min(2.0, TARGET_S / max(seconds, 1e-6))
         self.size = max(self._least, min(self._most, int(self.size * factor)))
+
+
+def slot_of(now: float, clock: str) -> float:
+    """The last moment up to `now`, both in Unix seconds, at which it was HH:MM in UTC."""
+    hours, minutes = clock.split(":")
+    of_day_s = int(hours) * 3600.0 + int(minutes) * 60.0
+    return now - (now - of_day_s) % _DAY_S

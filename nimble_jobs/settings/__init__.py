@@ -9,8 +9,8 @@ from nimble_jobs.settings.model import (
     QueueSettings,
     RetentionSettings,
     Settings,
+    json_schema,
 )
-from nimble_jobs.settings.schema import json_schema
 from nimble_jobs.settings.watch import Watched
 
 __all__ = [

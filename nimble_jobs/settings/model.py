@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
@@ -148,3 +148,12 @@ class Settings(Frozen):
             elif name != "version":
                 found[name] = value
         return found
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema, draft 2020-12, of what may be written in YAML: durations and sizes as texts too."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Settings.model_json_schema(mode="validation"),
+        "title": "nimble-jobs configuration",
+    }

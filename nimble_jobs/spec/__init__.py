@@ -11,10 +11,10 @@ from nimble_jobs.spec.model import (
     RunSpec,
     ScheduleSpec,
     TransformSpec,
+    json_schema,
 )
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.paths import Source, parse_source
-from nimble_jobs.spec.schema import json_schema
 from nimble_jobs.spec.training import (
     AugmentSpec,
     CheckpointSpec,

@@ -284,3 +284,12 @@ class JobSpec(Frozen):
     notify: NotifySpec | None = Field(default=None, description="Notifications about how the job ends.")
     cron: CronSpec | None = Field(default=None, description="A timer that submits the job.")
     train: TrainSpec | None = Field(default=None, description="The fine-tuning; for kind: finetune only.")
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema, draft 2020-12, of what may be written in YAML: durations as texts too, one number for a square."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **JobSpec.model_json_schema(mode="validation"),
+        "title": "nimble-jobs job",
+    }

@@ -140,22 +140,18 @@ class Outbox:
         query = select(NoticeRow.state, func.count()).group_by(NoticeRow.state)
         return self._db.read(lambda session: {NoticeState(state): n for state, n in session.execute(query)})
 
-    def prune(self, before: float) -> int:
-        """Forget those sent or given up that were made before a time, in small transactions. Returns how many."""
-        removed = 0
-        while some := self.prune_some(before):
-            removed += some
-        return removed
-
     def prune_some(self, before: float) -> int:
-        """As `prune`, in one transaction; 0 when there are no more."""
+        """Forget some of those sent or given up that were made before a time, in one transaction.
+
+        Returns how many; 0 when there are no more.
+        """
         some = select(NoticeRow.seq).where(*_old(before)).limit(_PRUNED_AT_ONCE)
         seqs = self._db.read(lambda session: list(session.scalars(some)))
         these = delete(NoticeRow).where(NoticeRow.seq.in_(seqs))
         return self._db.write(lambda session: changed(session, these)) if seqs else 0
 
     def count_old(self, before: float) -> int:
-        """How many `prune` would forget."""
+        """How many `prune_some` would forget in the end."""
         query = select(func.count()).select_from(NoticeRow).where(*_old(before))
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 

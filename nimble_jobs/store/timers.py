@@ -198,20 +198,10 @@ class Timers(Asked):
         )
         return self._db.read(lambda session: [timer_record(row) for row in session.scalars(query)])
 
-    def prune_ticks(self, before: float, keep_per_timer: int) -> int:
-        """Forget the ticks due before a time, but the newest `keep_per_timer` of each timer, and those that wait or
-        whose jobs have not ended. In small transactions. Returns how many rows went.
-        """
-        return sum(self._prune(timer.name, before, keep_per_timer) for timer in self.list())
-
-    def _prune(self, name: str, before: float, keep: int) -> int:
-        removed = 0
-        while some := self.prune_some_ticks(name, before, keep):
-            removed += some
-        return removed
-
     def prune_some_ticks(self, name: str, before: float, keep: int) -> int:
-        """As `prune_ticks` for one timer, in one transaction. Returns how many rows went; 0 when there are no more."""
+        """Forget a timer's ticks due before a time, but the newest `keep`, and those that wait or whose jobs have not
+        ended. Some, in one transaction. Returns how many rows went; 0 when there are no more.
+        """
         some = self._old_ticks(name, before, keep)
         if some is None:
             return 0
@@ -220,7 +210,7 @@ class Timers(Asked):
         return self._db.write(lambda session: changed(session, these)) if dues else 0
 
     def count_old_ticks(self, name: str, before: float, keep: int) -> int:
-        """How many ticks of a timer `prune_ticks` would forget."""
+        """How many ticks of a timer `prune_some_ticks` would forget in the end."""
         old = self._old_ticks(name, before, keep)
         if old is None:
             return 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from nimble_jobs.errors import NotFound
 from nimble_jobs.job import Job
 from nimble_jobs.settings import Settings
-from nimble_jobs.settings.taken import taken
+from nimble_jobs.settings.model import DEFAULT
 from nimble_jobs.store import Store
 from nimble_jobs.worker import endings
 from nimble_jobs.worker.leftovers import tidy
@@ -56,7 +59,7 @@ class Charge:
 
     def _note_settings(self, job: Job, settings: Settings) -> None:
         """Record the values that the attempt takes from the configuration, which may change later."""
-        values = taken(job.spec, job.allow_python, settings)
+        values = _taken(job.spec, job.allow_python, settings)
         if values:
             text = ", ".join(f"{field} from {each['origin']}" for field, each in values.items())
             self._store.jobs.event_soon("settings", text, job.id, job.attempt, values, now=time.time())
@@ -124,3 +127,19 @@ class Charge:
         if state:
             log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
         tidy(self._store, job.id)
+
+
+def _taken(spec: Mapping[str, Any], allow_python: Sequence[str], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Value and origin of each field of a job that came from the file, the environment or a command line.
+
+    `allow_python`: the folders whose code the job may run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    origin = settings.origin("limits.stall")
+    if origin != DEFAULT and spec.get("run", {}).get("stall") is None:
+        found["run.stall"] = {"value": settings.limits.stall, "origin": origin}
+    ours = {str(Path(folder).resolve()) for folder in settings.allow_python}
+    folders = [folder for folder in allow_python if folder in ours]
+    if folders and "python:" in str(spec.get("model", {}).get("source", "")) + str(spec.get("train")):
+        found["allow_python"] = {"value": folders, "origin": settings.origin("allow_python")}
+    return found

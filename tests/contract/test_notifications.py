@@ -428,7 +428,7 @@ def test_prune(store: Store, receiver: Receiver) -> None:
     run(store, hook(receiver), error="bad")
     courier(store).deliver()
     run(store, hook(receiver), error="bad")
-    assert store.outbox.prune(NOW + 1) == 1
+    assert store.outbox.prune_some(NOW + 1) == 1
     assert store.outbox.counts() == {NoticeState.PENDING: 1}
 
 

@@ -191,10 +191,10 @@ def test_prune(store: Store) -> None:
     for due, name in jobs.items():
         if due != NOW + 2 * MINUTE:
             store.jobs.cancel(name, NOW)
-    assert store.timers.prune_ticks(NOW + 8 * MINUTE, 5) == 4
+    assert store.timers.prune_some_ticks("nightly", NOW + 8 * MINUTE, 5) == 4
     left = [int(tick.due - NOW) // MINUTE for tick in store.timers.ticks("nightly")]
     assert left == [10, 9, 8, 7, 6, 2]
-    assert store.timers.prune_ticks(NOW + 8 * MINUTE, 0) == 2
+    assert store.timers.prune_some_ticks("nightly", NOW + 8 * MINUTE, 0) == 2
 
 
 def test_the_clock_was_set_back(store: Store) -> None:

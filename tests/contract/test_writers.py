@@ -113,7 +113,7 @@ def test_bad_records_are_published_in_input_order(format_: str, tmp_path: Path) 
         1, {}, [BadRecord(index=3, id="d", reason="broken\nhere"), BadRecord(index=2, id="ç", reason="r")]
     )
     staging.write_shard(0, shard(0, 1), [BadRecord(index=1, id="b", reason="r")])
-    assert (staging.bad_count(1), staging.records) == (2, 1)
+    assert (len(staging.done[1].bad), staging.records) == (2, 1)
     outputs = staging.publish({})
     lines = (tmp_path / "out" / "errors.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [

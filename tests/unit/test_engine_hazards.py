@@ -17,8 +17,8 @@ from nimble_jobs.engine.step import record_step
 from nimble_jobs.graph import make_plan, single_stream
 from nimble_jobs.graph.memory import plan_memory
 from nimble_jobs.graph.release import releases
-from nimble_jobs.graph.simulate import interleaving
 from nimble_jobs.schedule import Plan, Program
+from tests.interleavings import interleaving
 from tests.marked_memory import Hazards, allocated_places, arena_places, delayed, returned
 from tests.nets import SHAPE, net, recorded
 from tests.strategies import flows, programs

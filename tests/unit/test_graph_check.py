@@ -14,8 +14,8 @@ from nimble_jobs.graph import check, check_plan, make_plan, single_stream
 from nimble_jobs.graph.check import check_concurrency, check_order
 from nimble_jobs.graph.dag import Dag, build_dag
 from nimble_jobs.graph.plan import plan_dag
-from nimble_jobs.graph.simulate import interleaving
 from nimble_jobs.schedule import BufferKind, Plan, Program, Sync
+from tests.interleavings import interleaving
 from tests.strategies import closure, dags, edges, happens_before, plans, program, programs, task, view
 
 DIAMOND = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

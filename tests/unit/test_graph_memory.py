@@ -19,8 +19,8 @@ from nimble_jobs.graph.clocks import places_on_stream, walk
 from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.memory import ALIGNMENT_BYTES, MemoryPlan, aligned, plan_memory
 from nimble_jobs.graph.release import releases
-from nimble_jobs.graph.simulate import interleaving
 from nimble_jobs.schedule import BufferKind, Plan, Program, Sync
+from tests.interleavings import interleaving
 from tests.strategies import dags, flat, flow, flows, happens_before, network, plans, program, programs, task
 
 FREE = BufferKind.INTERMEDIATE

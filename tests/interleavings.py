@@ -16,7 +16,7 @@ def interleaving(plan: Plan, seed: int) -> Iterator[int]:
     device, a wait that is launched before the event it names holds nothing back. Raises PlanError where every stream
     stands still.
     """
-    dice = random.Random(seed)  # noqa: S311  # a draw of an order, nothing secret
+    dice = random.Random(seed)
     place = {task: i for i, task in enumerate(plan.order)}
     waits: dict[int, list[int]] = {}
     for sync in plan.syncs:
