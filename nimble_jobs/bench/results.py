@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from nimble_jobs.bench.ratios import compare
 from nimble_jobs.bench.request import Unit
 from nimble_jobs.bench.row import Row
 from nimble_jobs.errors import UsageError
+from nimble_jobs.whole import write_whole
 
 
 @dataclass(kw_only=True)
@@ -76,18 +75,7 @@ class Results:
 
 def write_json(path: Path, value: object) -> None:
     """Write the file whole, or leave the older one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
-        raise
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode(), mode=0o666)
 
 
 def _origin(environment: dict[str, Any]) -> str:

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.data.files import reported, sync_folder
+from nimble_jobs.data.files import reported
 from nimble_jobs.data.hidden import staging_root
 from nimble_jobs.regular import NotRegular, open_regular
 from nimble_jobs.seen import Counts, FileList, InputFile
+from nimble_jobs.whole import sync_path
 
 NAME = "files.jsonl"
 
@@ -47,8 +48,8 @@ def keep_list(path: Path, job_id: str, attempt: int, files: FileList) -> FileLis
                 return earlier
             temporary.replace(root / NAME)  # what lay there is damaged
         temporary.unlink(missing_ok=True)
-        sync_folder(root)
-        sync_folder(root.parent)
+        sync_path(root)
+        sync_path(root.parent)
     return files
 
 

@@ -31,24 +31,6 @@ def reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_file(path: Path) -> None:
-    """Makes the bytes of a file durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
     """Writes beside `path`, syncs, renames. The caller syncs the folder once for all its files."""
     temporary = path.with_name(f".tmp-{path.name}")

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from nimble_jobs.data.files import exchange, remove_tree, sync_folder
+from nimble_jobs.data.files import exchange, remove_tree
 from nimble_jobs.errors import DataError, OutputExists
 from nimble_jobs.job import Publication
 from nimble_jobs.plural import count
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.spec.places import about_home
+from nimble_jobs.whole import sync_path
 
 MANIFEST = "manifest.json"
 _MADE_BY = "nimble-jobs"
@@ -259,7 +260,7 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledg
             break
     else:
         raise OutputExists(f"{path}: others keep writing to it; expected a free output.path")
-    sync_folder(path.parent)  # a rename is one step on the disk too: what it left needs no sync of its own
+    sync_path(path.parent)  # a rename is one step on the disk too: what it left needs no sync of its own
     return outputs(path, held)
 
 
@@ -286,7 +287,7 @@ def restore(path: Path, root: Path) -> None:
     for old in sorted(root.glob("old-*")):
         if not path.exists():
             old.rename(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
 
 
 def remove(folder: Path, job_id: str) -> None:

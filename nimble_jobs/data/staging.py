@@ -20,7 +20,7 @@ from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_file, sync_folder, write_file
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, write_file
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
@@ -28,6 +28,7 @@ from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
+from nimble_jobs.whole import sync_path
 
 ERRORS = "errors.jsonl"
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -120,7 +121,7 @@ class Staging:
                 digest = hashlib.sha256(data).hexdigest()
                 entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
             if not last:
-                sync_folder(self._folder)
+                sync_path(self._folder)
             shard = Shard(
                 index=index,
                 basis=self._basis,
@@ -170,7 +171,7 @@ class Staging:
     def _complete(self, summary: dict[str, Any]) -> dict[str, Any]:
         entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
         for name in sorted(self._unsynced):
-            sync_file(self._folder / name)
+            sync_path(self._folder / name)
         bad = self.bad
         if bad:
             shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
@@ -180,7 +181,7 @@ class Staging:
             entries.append(FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)))
         for name in self._extra:
             path = self._folder / name
-            sync_file(path)
+            sync_path(path)
             entries.append(FileEntry(name=name, sha256=sha256_of(path), bytes=path.stat().st_size, records=None))
         manifest = publication.manifest(
             job_id=self._job_id,
@@ -197,7 +198,7 @@ class Staging:
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
-        sync_folder(self._folder)
+        sync_path(self._folder)
         self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
         return manifest
 
@@ -238,17 +239,17 @@ class Staging:
                 raise ValueError("not what was written")
             self._unsynced.add(entry.name)  # it may have been the last one of an attempt that was killed
         if source != self._folder:
-            sync_folder(self._folder)
+            sync_path(self._folder)
             self._write_sheet(shard)
         self.done[shard.index] = shard
 
     def _write_sheet(self, shard: Shard, *, sync: bool = True) -> None:
         write_file(self._sheets / f"{shard.index:05d}.json", shard.to_bytes(), sync=sync)
         if sync:
-            sync_folder(self._sheets)
+            sync_path(self._sheets)
             if not self._root_synced:
-                sync_folder(self._root)
-                sync_folder(self._root.parent)
+                sync_path(self._root)
+                sync_path(self._root.parent)
                 self._root_synced = True
 
     def _attempts(self, kind: str) -> list[tuple[int, Path]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from nimble_jobs.draw.timeline import to_html, to_svg
 from nimble_jobs.draw.trace import to_chrome_trace
 from nimble_jobs.errors import UsageError
 from nimble_jobs.schedule import Schedule
+from nimble_jobs.whole import write_whole
 
 _TIMELINES: dict[str, Callable[[Schedule], str]] = {
     ".html": to_html,
@@ -55,17 +55,7 @@ class Drawing:
 def write(path: Path, text: str) -> None:
     """Replace a file by this text, in one step. Raises UsageError where that is not possible."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, text.encode(), mode=0o666)
     except OSError as e:
         raise UsageError(f"{path}: cannot be written: {e.strerror or e}") from e
 
@@ -79,9 +69,3 @@ def writable(option: str, path: Path) -> Path:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{option}: {path}: the folder {path.parent} cannot be written to")
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import uuid
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.regular import NotRegular, name_of, open_regular
+from nimble_jobs.whole import sync_path
 
 _LISTED = 10  # names of one kind in a message
 
@@ -95,9 +95,9 @@ def save_weights(module: nn.Module, path: Path) -> None:
         mode = part.stat().st_mode  # as for any new file; safetensors keeps its own to their owner
         save_file(tensors, part, metadata={"format": "pt"})
         part.chmod(mode)
-        _sync(part)
+        sync_path(part)
         part.replace(path)
-        _sync(path.parent)
+        sync_path(path.parent)
     except (SafetensorError, OSError, ValueError) as e:
         part.unlink(missing_ok=True)
         raise ModelError(f"{path}: could not be written: {e}") from e
@@ -162,14 +162,6 @@ def _shares(t: Tensor, others: Iterable[Tensor]) -> bool:
     place = t.untyped_storage().data_ptr()
     whole = t.untyped_storage().nbytes() == t.numel() * t.itemsize
     return not whole or any(place == o.untyped_storage().data_ptr() for o in others)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _dtype(t: Tensor) -> str:

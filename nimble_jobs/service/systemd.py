@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.store.home import write_whole
+from nimble_jobs.whole import write_whole
 
 _LIMIT_S = 150.0  # a stop waits for the job at hand
 _SHOWN = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result,ExecMainStatus,NRestarts,StateChangeTimestamp"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from nimble_jobs.errors import Damaged, NotFound, StoreError
 from nimble_jobs.patience import Lent
-from nimble_jobs.store.home import sync_folder, write_whole
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
+from nimble_jobs.whole import sync_path, write_whole
 
 _NAME = re.compile("[0-9a-f]{64}")
 # What a read fails with where the file is not what was put. After others (too many open files) it may well be sound.
@@ -170,7 +170,7 @@ class Artifacts:
             else:
                 folder.unlink()
             folder.mkdir(mode=0o700)
-        sync_folder(self._folder)
+        sync_path(self._folder)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

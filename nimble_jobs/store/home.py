@@ -7,15 +7,13 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import platformdirs
 
 from nimble_jobs.errors import HomeReplaced, StateFolderRefused, StoreError, StoreGone, StoreTrouble
 from nimble_jobs.store.locks import exclusive
+from nimble_jobs.whole import write_whole
 
 DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # says that the folder holds a complete database
@@ -146,37 +144,3 @@ def check_database(home: Path) -> None:
         )
     if size < 0:
         os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite itself would leave the mode to the umask
-
-
-def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file, mode 0600, that others see either as it was or as a whole."""
-    with written_whole(path, durable=durable) as file:
-        file.write(data)
-
-
-@contextmanager
-def written_whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file, mode 0600, to write in the block. Others see it when the block has ended well, and never a part of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several may write the same
-    try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w+b") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from nimble_jobs.errors import NotFound, StoreError
-from nimble_jobs.store.home import write_whole
 from nimble_jobs.store.ids import random_id
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 from nimble_jobs.store.records import WorkerInfo
+from nimble_jobs.whole import write_whole
 
 _MAX_SLOTS = 4096
 

@@ -301,7 +301,7 @@ def test_buffers_hold_the_same_records(case: Case, count: int, tmp_path: Path) -
     if case.format != "images":
         x[4, 1] = np.nan
     with open_reader(spec_of(case, case.store(tmp_path, x))) as reader:
-        kinds = [{}, *([{"stored": True}] if reader.preprocess else [])]
+        kinds = [{}, *([{"wanted": Wanted(stored=True)}] if reader.preprocess else [])]
         for kind in kinds:
             own = list(reader.batches(batch_size=4, **kind))
             with Buffers(count, max(b.x.nbytes for b in own)) as buffers:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nimble_jobs.data import arrays, labels, memory, open_reader, rows
+from nimble_jobs.data import Wanted, arrays, labels, memory, open_reader, rows
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.rows import FileRows, FortranRows
 from nimble_jobs.errors import DataError
@@ -55,7 +55,7 @@ def test_fortran_order_is_read_in_blocks(
     np.save(tmp_path / "d.npy", x)
     order = np.array([10, 0, 3, 3, 4])
     with open_reader(spec_of(tmp_path / "d.npy")) as reader, Buffers(2, x.nbytes) as buffers:
-        for how in ({}, {"stored": True}, {"stored": True, "buffers": buffers}):
+        for how in ({}, {"wanted": Wanted(stored=True)}, {"wanted": Wanted(stored=True), "buffers": buffers}):
             found = []
             for batch in reader.batches(batch_size=4, **how):  # type: ignore[arg-type]
                 found.append(batch.x.copy())

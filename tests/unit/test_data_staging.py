@@ -456,7 +456,7 @@ class Crash(BaseException):
     """Stands for the end of the process: nothing in the package catches it."""
 
 
-_STEPS = ("write_file", "sync_folder", "sync_file", "link_or_copy", "remove_tree", "exchange")
+_STEPS = ("write_file", "sync_path", "link_or_copy", "remove_tree", "exchange")
 
 
 def crashing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | None = None) -> None:
@@ -478,7 +478,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | None
     for module in (files, staging, publish):
         for name in _STEPS:
             if hasattr(module, name):
-                monkeypatch.setattr(module, name, wrapped(getattr(files, name)))
+                monkeypatch.setattr(module, name, wrapped(getattr(module, name)))
     for name in ("rename", "replace", "mkdir", "unlink", *(["rmdir"] if how is None else [])):  # which frees room
         monkeypatch.setattr(Path, name, wrapped(getattr(Path, name)))
 

@@ -281,7 +281,7 @@ def test_the_disk_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "sync_folder", full)
+    monkeypatch.setattr(checkpoint, "sync_path", full)
     with pytest.raises(DataError, match="step-00000002: cannot be written: No space left on device"):
         Attempt(eager(folder, output="full/net")).run()
 

@@ -162,7 +162,7 @@ def test_batches_are_the_same_for_any_number_of_threads_and_processes(
     assert len(set(expected)) > len(expected) // 2
     assert epochs(pictures, decoders=decoders) == expected
     assert decoders.pids
-    monkeypatch.setattr(batches, "default_threads", lambda: 1)
+    monkeypatch.setattr(batches, "usable_cores", lambda: 1)
     assert epochs(pictures) == expected
 
 

@@ -26,11 +26,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sync_folder
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported
 from nimble_jobs.data.hidden import DAMAGED, STEP, TEMPORARY, training_root
 from nimble_jobs.errors import Damaged
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.paths import CHECKPOINT
+from nimble_jobs.whole import sync_path
 
 MODEL, STATE, STEPS = "model.safetensors", "state.safetensors", "steps.safetensors"
 _FORMAT = 1
@@ -140,7 +141,7 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             for name in (*other.sheet["files"], CHECKPOINT):
                 link_or_copy(other.path / name, temporary / name)
-            sync_folder(temporary)
+            sync_path(temporary)
             _move(temporary, path, self.owner)
             remove_tree(temporary)
 
@@ -208,9 +209,9 @@ def _write(path: Path, sheet: Mapping[str, Any], files: Mapping[str, Sequence[By
         body = json.dumps({"format": _FORMAT, **sheet, "files": entries}).encode()
         digest = json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode()
         _write_file(temporary / CHECKPOINT, (digest, b"\n", body, b"\n"))
-        sync_folder(temporary)
+        sync_path(temporary)
         _move(temporary, path, owner)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     finally:
         remove_tree(temporary)
 

@@ -1,0 +1,47 @@
+"""Files that others see whole or not at all, and that a power failure does not take back."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Write a file that others see either as it was or as a whole. Raises OSError."""
+    with written_whole(path, mode=mode, durable=durable) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_whole(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write in the block. Others see it when the block has ended well, and never a part of it.
+
+    `mode` is cut by the umask. Without `durable` a power failure may leave the file as it was. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several may write the same
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Make the bytes of a file durable, or the names in a folder. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
