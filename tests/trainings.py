@@ -39,7 +39,7 @@ def absolute(outputs, y):
 
 
 def breaks(outputs, y):
-    """Not a number once a batch holds the label 4."""
+    """NaN once a batch holds the label 4."""
     broken = torch.where((y == 4).any(), float("nan"), 0.0)
     return nn.functional.cross_entropy(outputs, y.clamp(max=3)) + broken
 
@@ -98,7 +98,7 @@ def spec_of(folder: Path, *, output: str = "out/net", **changes: Any) -> specs.J
 
 
 class Attempt:
-    """One attempt at a job in this process, and what it told."""
+    """One attempt at a job in this process, with its events and reports."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Attempt:
         home: Path | None = None,
         decoders: Any = None,
     ) -> None:
-        """Schedules are kept in the state folder `home`; by default, in one for each folder of outputs."""
+        """`home` is the state folder with the schedules; by default, each folder of outputs has its own."""
         self.spec = spec
         self.asked = 0  # whether to go on, once it ran: after each step and epoch, before each batch of a validation
         self.events: list[tuple[str, str, dict[str, Any]]] = []
@@ -149,7 +149,7 @@ class Attempt:
 
 
 def digests(path: Path) -> dict[str, str]:
-    """SHA-256 of everything that a training published, but for its manifest."""
+    """SHA-256 of each file that a training published, without its manifest."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in path.iterdir() if p.name != "manifest.json"}
 
 

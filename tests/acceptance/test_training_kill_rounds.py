@@ -51,7 +51,7 @@ run: {{retry: {{max_attempts: 100, backoff: constant, initial: 50ms}}}}
 
 
 class Trainer:
-    """A worker that is killed and started again, and the trainings that it is given."""
+    """A worker that is killed and started again, and its trainings."""
 
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
@@ -77,7 +77,7 @@ class Trainer:
         return {name: digest for name, digest in found.items() if name != "curves.png"}
 
     def resumed(self) -> bool:
-        """Whether a training has gone on from a checkpoint: a few rounds may all fall before the first one."""
+        """Whether any training has resumed from a checkpoint; a few kills can all come before the first one."""
         return any(event.kind == "resumed" for job_id in self.jobs for event in self.store.jobs.events(job_id))
 
     def running(self) -> Job:

@@ -48,7 +48,7 @@ def start(store: Store, log: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_told_to_stop(tmp_path: Path) -> None:
-    """No step is lost, though no checkpoint was due; the job ends with the bytes of an undisturbed one, which score."""
+    """A worker that stops takes a checkpoint, so no step is lost. The resumed job publishes the undisturbed bytes."""
     lay_out(tmp_path)
     spec = tmp_path / "net.yaml"
     spec.write_text(SPEC.format(name="net"))

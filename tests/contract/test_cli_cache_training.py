@@ -45,7 +45,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A miss, then both rows; the job that comes hits; they are listed, shown, hashed, carried, removed like others."""
+    """A build stores both rows, and the next job hits. They can be listed, shown, verified, carried and removed."""
     assert cli("cache", "why", spec, "--json").json["reason"] == "no schedule is stored under this key"
     (made,) = cli("cache", "build", spec, "--json").json
     assert (made["hit"], made["fallback"], made["input"]) == (False, None, "x:float32[8, 1, 8, 8], y:int64[8]")
@@ -72,7 +72,7 @@ def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.Capt
 
 
 def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looked up without running the user's code, then built, drawn and found; so are batches without an update."""
+    """Schedules are looked up without running the user's code, then built, drawn and found, for both programs."""
     with monkeypatch.context() as strict:
         strict.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
         missed = cli("explain", spec, "--no-build", "--json").json
@@ -93,7 +93,7 @@ def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.
 
 
 def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are replayed: the job that comes needs to build nothing."""
+    """Schedules of validations are built ahead where they are replayed, so the job builds nothing."""
     monkeypatch.setattr(validations, "REPLAYED_ON", ("cpu",))
     given = (spec, "train.validation.source=held-out.npz", "--json")
     step, validation = cli("cache", "build", *given).json
@@ -112,7 +112,7 @@ def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pyte
 
 
 def test_validations_that_cannot_be_replayed_are_named(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build ahead says what the job would say, and does not end as if all were ready."""
+    """A build ahead says what the job would say, and does not report success."""
     model = spec.parent / "model.py"
     model.write_text(
         model.read_text()
@@ -135,7 +135,7 @@ def reads():
 
 
 def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edited loss, frozen parameters; not the learning rate. No code of the user's runs for it."""
+    """An edited loss or frozen parameters make a miss, and another learning rate does not. No user code runs."""
     cli("cache", "build", spec)
     monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
     assert cli("cache", "why", spec, "train.optimizer.lr=0.5", "train.epochs=7", "model.seed=3", "--json").json["hit"]
@@ -149,7 +149,7 @@ def test_why_names_what_differs(cli: Cli, spec: Path, monkeypatch: pytest.Monkey
 
 
 def test_build_refuses_code_that_may_not_run(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss's as the model's."""
+    """Code of a loss or a model that may not run is refused."""
     monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
     refused = cli("cache", "build", spec)
     assert (refused.code, "may not be run" in refused.err) == (2, True)

@@ -43,12 +43,12 @@ def undisturbed(folder: Path) -> dict[str, str]:
 
 
 def eager(folder: Path, **changes: Any) -> specs.JobSpec:
-    """Steps in eager are ready at once."""
+    """A spec whose steps run in eager, so that nothing is built."""
     return spec_of(folder, schedule__on_miss="eager", **changes)
 
 
 def stopped(spec: specs.JobSpec, after: int = 6, **given: Any) -> list[Path]:
-    """Checkpoints of a training that was told to stop, the oldest first."""
+    """The checkpoints of a training that was told to stop, oldest first."""
     outcome = Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= after else Stop.GO, **given).run()
     assert outcome.stop is Stop.DRAIN
     return kept(spec)
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint(
 
 
 def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> None:
-    """With none left, the training starts from its first step, and says why."""
+    """Without a sound checkpoint the training starts from its first step and says why."""
     spec = eager(folder, output="all-damaged/net")
     found = stopped(spec)
     for path in found:
@@ -115,7 +115,7 @@ def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> N
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 3))
 def test_any_flipped_bit(folder: Path, tmp_path: Path, at: float, bit: int, which: int) -> None:
-    """No bit of a checkpoint can change unnoticed."""
+    """A change of any bit of a checkpoint is noticed."""
     spec = eager(folder, output="bits/net")
     source = (kept(spec) or stopped(spec))[-1]
     copy = tmp_path / "copy"
@@ -131,7 +131,7 @@ def test_any_flipped_bit(folder: Path, tmp_path: Path, at: float, bit: int, whic
 
 
 def test_half_written_checkpoints_are_no_checkpoints(folder: Path, undisturbed: dict[str, str]) -> None:
-    """What a killed process was writing is not looked at, and is gone in the end."""
+    """What a killed process was writing is ignored, and removed in the end."""
     spec = eager(folder, output="half/net")
     newest = stopped(spec)[-1]
     newest.rename(newest.with_name(f".tmp-job-{newest.name}-0123456789ab"))
@@ -143,7 +143,7 @@ def test_half_written_checkpoints_are_no_checkpoints(folder: Path, undisturbed: 
 
 
 def test_another_job_goes_on(folder: Path, undisturbed: dict[str, str]) -> None:
-    """A later job of the same training takes over what a cancelled one left; how often it keeps does not matter."""
+    """A later job of the same training resumes from a cancelled one, even if it keeps checkpoints more often."""
     spec = eager(folder, output="another/net")
     assert stopped(spec, job="cancelled")
     changed = eager(folder, output="another/net", train__checkpoint={"every_steps": 5, "keep_last": 1})
@@ -166,7 +166,7 @@ def test_another_training_does_not(folder: Path) -> None:
 
 
 def test_never(folder: Path, undisturbed: dict[str, str]) -> None:
-    """`resume: never` starts from the first step in each attempt, beside what others left."""
+    """`resume: never` starts each attempt from the first step and leaves the checkpoints of others alone."""
     auto = eager(folder, output="never/net")
     left = stopped(auto)
     spec = eager(folder, output="never/net", train__resume="never")
@@ -179,7 +179,7 @@ def test_never(folder: Path, undisturbed: dict[str, str]) -> None:
 
 
 def test_a_named_checkpoint(folder: Path, undisturbed: dict[str, str]) -> None:
-    """`resume: PATH` goes on with the training of that checkpoint, for another output."""
+    """`resume: PATH` resumes the training of that checkpoint, with another output."""
     newest = stopped(eager(folder, output="named/net"))[-1]
     spec = eager(folder, output="named-on/net", train__resume=str(newest))
     second = Attempt(spec, job="later")
@@ -189,13 +189,13 @@ def test_a_named_checkpoint(folder: Path, undisturbed: dict[str, str]) -> None:
 
 
 def test_a_named_checkpoint_of_another_training(folder: Path) -> None:
-    """Going on with a changed training is refused, with what changed and what to do instead."""
+    """Resuming a changed training is refused; the message says what changed and what to do instead."""
     newest = stopped(eager(folder, output="mixed/net"))[-1]
     spec = eager(folder, output="mixed-on/net", train__resume=str(newest), train__epochs=3)
     with pytest.raises(JobFailed) as caught:
         Attempt(spec, job="later").run()
     assert str(caught.value) == (
-        f"train.resume: {newest} is of another training: train.epochs is 2 there and 3 here; expected the same "
+        f"train.resume: {newest} belongs to another training: train.epochs is 2 there and 3 here; expected the same "
         f"training, or train.init_from: {newest}/model.safetensors to start a new one from its weights"
     )
     anew = eager(folder, output="mixed-on/net", train__init_from=f"{newest}/model.safetensors", train__epochs=3)
@@ -206,7 +206,7 @@ def test_a_named_checkpoint_of_another_training(folder: Path) -> None:
 
 
 def test_a_named_checkpoint_that_is_damaged(folder: Path) -> None:
-    """It is refused; nothing else is taken in its place."""
+    """A path without a sound checkpoint is refused; no other checkpoint is used instead."""
     newest = stopped(eager(folder, output="named-damaged/net"))[-1]
     truncate(newest / "model.safetensors")
     with pytest.raises(JobFailed, match=r"train\.resume: .*model\.safetensors: has \d+ bytes; expected \d+"):
@@ -219,7 +219,7 @@ WORSE: dict[str, Any] = {"train__optimizer": {"lr": 40.0}, "train__lr_schedule":
 
 @pytest.mark.parametrize("after", [9, 13])
 def test_the_best_epoch_survives(folder: Path, after: int) -> None:
-    """The best epoch's weights are published, also when it was over before the training was interrupted."""
+    """The best epoch's weights are published, even if that epoch ended before the training was interrupted."""
     keep = {"every_steps": 3, "keep_last": 1, "best": "loss"}
     changes = {"train__checkpoint": keep, "train__epochs": 3, **WORSE}
     whole = eager(folder, output="best/net", **changes)
@@ -230,7 +230,7 @@ def test_the_best_epoch_survives(folder: Path, after: int) -> None:
     stopped(spec, after=after)
     attempt = Attempt(spec, number=2)
     attempt.run()
-    said = f"model.safetensors is of epoch 1, with loss {losses[0]:.4g}; last.safetensors is of the last epoch"
+    said = f"model.safetensors is from epoch 1, with loss {losses[0]:.4g}; last.safetensors is from the last epoch"
     assert attempt.said("best") == [said]
     assert digests(spec.output.path) == digests(whole.output.path)
     best, last = (load_file(spec.output.path / f"{name}.safetensors") for name in ("model", "last"))
@@ -238,7 +238,7 @@ def test_the_best_epoch_survives(folder: Path, after: int) -> None:
 
 
 def test_a_damaged_best_checkpoint(folder: Path) -> None:
-    """A checkpoint that counts on a best one which is damaged is not used: the best weights are made again."""
+    """If the best checkpoint is damaged, those that rely on it are not used, and the best weights are made again."""
     changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
     whole = eager(folder, output="best-whole/net", **changes)
     Attempt(whole).run()
@@ -253,7 +253,7 @@ def test_a_damaged_best_checkpoint(folder: Path) -> None:
 
 
 def test_only_the_last_ones_are_kept(folder: Path) -> None:
-    """keep_last is how many there are, whenever one looks between two steps."""
+    """Between any two steps there are at most keep_last checkpoints."""
     spec = eager(folder, output="last/net", train__checkpoint={"every_steps": 1, "keep_last": 3}, train__epochs=6)
     seen: list[int] = []
 
@@ -266,7 +266,7 @@ def test_only_the_last_ones_are_kept(folder: Path) -> None:
 
 
 def test_no_checkpoints(folder: Path, undisturbed: dict[str, str]) -> None:
-    """`checkpoint: null` keeps nothing, and another attempt starts again."""
+    """`checkpoint: null` keeps nothing, and the next attempt starts from the first step."""
     spec = eager(folder, output="null/net", train__checkpoint=None)
     assert stopped(spec) == []
     second = Attempt(spec, number=2)
@@ -276,7 +276,7 @@ def test_no_checkpoints(folder: Path, undisturbed: dict[str, str]) -> None:
 
 
 def test_the_disk_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that cannot be written fails the job: nobody should believe that it is there."""
+    """A checkpoint that cannot be written fails the job, so that nobody relies on it."""
 
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -287,7 +287,7 @@ def test_the_disk_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_loss_that_is_not_finite(folder: Path) -> None:
-    """The job fails and names the step; the last good checkpoint is kept and named, and goes on to the same step."""
+    """The job fails and names the step. It keeps and names the last good checkpoint, which fails there again."""
     with np.load(folder / "train.npz") as data:
         images, labels = data["images"], data["labels"].copy()
     step = 6
@@ -312,7 +312,7 @@ def test_a_loss_that_is_not_finite(folder: Path) -> None:
 
 
 def test_weights_that_are_not_finite(folder: Path) -> None:
-    """No checkpoint holds weights that are none, though the loss of their step was finite."""
+    """No checkpoint holds weights that are not finite, even if the loss of their step was finite."""
     spec = eager(
         folder,
         output="steep/net",
@@ -336,7 +336,7 @@ def test_weights_that_are_not_finite(folder: Path) -> None:
     ],
 )
 def test_weights_that_break_in_the_last_step(folder: Path, changes: dict[str, Any], said: str) -> None:
-    """No loss comes after them, and yet they are not published."""
+    """Weights that are not finite are not published, even if only the last step made them so."""
     spec = eager(
         folder,
         output="last-step/net",
@@ -354,7 +354,7 @@ def test_weights_that_break_in_the_last_step(folder: Path, changes: dict[str, An
 
 
 def test_a_frozen_glob_that_matches_nothing(folder: Path) -> None:
-    """The error names parameters that are near."""
+    """The error names similar parameters."""
     with pytest.raises(ModelError) as caught:
         Attempt(eager(folder, output="freeze/net", train__freeze=["6.weigth"])).run()
     assert str(caught.value).startswith(
@@ -363,7 +363,7 @@ def test_a_frozen_glob_that_matches_nothing(folder: Path) -> None:
 
 
 def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
-    """Weights that are not what was written are never published; another attempt makes them again."""
+    """Damaged weights are never published; another attempt makes them again."""
     changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
     whole = eager(folder, output="end-whole/net", **changes)
     Attempt(whole).run()
@@ -384,7 +384,7 @@ def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
 
 
 def test_a_best_epoch_that_another_job_removed(folder: Path) -> None:
-    """As a job of the same training does when it ends: another attempt may well succeed."""
+    """If another job of the training ended and removed the best checkpoint, the job fails in a way that is retried."""
     changes = {"train__checkpoint": {"every_steps": 3, "best": "loss"}, **WORSE}
     spec = eager(folder, output="gone/net", **changes)
 
@@ -402,7 +402,7 @@ def test_a_best_epoch_that_another_job_removed(folder: Path) -> None:
 
 
 def test_two_jobs_of_one_training(folder: Path, undisturbed: dict[str, str]) -> None:
-    """One that starts while another is at work takes over, and neither takes the other's checkpoints away."""
+    """A job that starts while another one trains resumes from its checkpoints, and neither removes the other's."""
     spec = eager(folder, output="two/net", train__checkpoint={"every_steps": 1, "keep_last": 1})
     inner: list[Attempt] = []
 

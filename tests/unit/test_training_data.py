@@ -39,7 +39,7 @@ HOST = Intake(torch.device("cpu"))
     keep=st.booleans(),
 )
 def test_an_epoch_holds_each_record_once(total: int, size: int, seed: int, epoch: int, keep: bool) -> None:
-    """All records with `keep`, whole batches with `drop`, in an order of the epoch's own, each time the same."""
+    """An epoch holds all records with `keep` and whole batches with `drop`, always in the same order."""
     sampler = Sampler(total, size, seed=seed, last_batch="keep" if keep else "drop")
     order = sampler.order(epoch)
     assert len(set(order.tolist())) == len(order) == (total if keep else total // size * size)
@@ -52,14 +52,14 @@ def images(count: int, *, channels: int = 1, size: int = 5) -> np.ndarray:
 
 
 def augment(spec: AugmentSpec, x: np.ndarray, indexes: np.ndarray, epoch: int, *, seed: int = 0) -> np.ndarray:
-    """The values x changed on the host."""
+    """The images `x`, changed on the host."""
     found = Augment(spec, Signature(shape=x.shape[1:], dtype="float32"), seed=seed)
     return Pixels(TransformSpec(), padding=spec.crop_padding)(x, found.places(indexes, epoch))
 
 
 @given(st.permutations(range(12)), st.integers(1, 12), st.integers(0, 2**65))
 def test_changes_depend_on_the_record_alone(order: list[int], cut: int, seed: int) -> None:
-    """A record is changed in the same way in whatever batch, and beside whichever records, it is read."""
+    """How a record is changed does not depend on the batch or on the other records that are read with it."""
     x = images(12)
     spec = AugmentSpec(crop_padding=2, flip="both")
     whole = augment(spec, x, np.arange(12), 3, seed=seed)
@@ -69,7 +69,7 @@ def test_changes_depend_on_the_record_alone(order: list[int], cut: int, seed: in
 
 
 def test_every_crop_and_flip_comes() -> None:
-    """Shifts are all equally likely, and so are both flips, independently."""
+    """All shifts are equally likely; so are the two flips, which are independent."""
     words = draws(7, 1, np.arange(100_000), 3)
     for column in range(2):
         counts = np.bincount(below(words[:, column], 5), minlength=5)
@@ -128,7 +128,7 @@ def test_each_way_gives_the_same_bits(data: st.DataObject, tmp_path_factory: pyt
 
 
 def test_only_images_are_cropped() -> None:
-    """Records of another shape are refused by name."""
+    """Records that are not images are refused, with their shape."""
     with pytest.raises(DataError, match=r"train\.augment: records are float32 \[7\]; expected images, \[C, H, W\]"):
         Augment(AugmentSpec(flip="horizontal"), Signature(shape=(7,), dtype="float32"), seed=0)
 
@@ -208,7 +208,7 @@ def test_reading_on_is_reading(
 
 @pytest.mark.parametrize("together", [2, 16])
 def test_batches_of_a_lot_are_those_read_alone(tmp_path: Path, together: int) -> None:
-    """Images that are moved and normalised, bad records among them, over two epochs with a validation in between."""
+    """Lots change nothing about moved and normalised images with bad records, over epochs and a validation."""
     x = np.random.default_rng(0).integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)
     y = np.where(np.arange(23) % 9 == 4, np.nan, np.arange(23))
     transform = TransformSpec(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
@@ -239,7 +239,7 @@ def test_small_batches_make_lots() -> None:
 
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
-    """It is found on the host, since on a GPU it would end the process; the batches before come first, in any lots."""
+    """A wrong label is found on the host: on a GPU it would end the process. The batches before it come first."""
     labels = np.array([0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 3, 0])
     spec = write(tmp_path / "d.npz", np.zeros((12, 1), dtype=np.float32), labels)
     with open_reader(spec) as reader:
@@ -252,7 +252,7 @@ def test_a_label_without_a_class(tmp_path: Path, together: int) -> None:
 
 
 def test_a_label_in_a_batch_that_is_left_out(tmp_path: Path) -> None:
-    """Nobody sees it, alone or with others."""
+    """A label in a batch that is left out is not checked, in lots of any size."""
     x = np.array([[1.0], [2.0], [np.nan], [3.0], [4.0], [5.0]], dtype=np.float32)
     spec = write(tmp_path / "d.npz", x, np.array([0, 1, 0, 9, 1, 0]))
     for together in (1, 3):
@@ -262,7 +262,7 @@ def test_a_label_in_a_batch_that_is_left_out(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_lot_are_aligned() -> None:
-    """As a tensor of their own is; what is aligned anyway is no copy."""
+    """Parts of a lot are aligned like tensors of their own; a part that is aligned already is not copied."""
     whole = torch.zeros(8, 64)
     assert whole.data_ptr() % 64 == 0
     for rows in (slice(0, 2), slice(2, 4), slice(3, 8)):
@@ -276,7 +276,7 @@ def test_parts_of_a_lot_are_aligned() -> None:
 
 
 def test_one_segment_after_the_other(tmp_path: Path) -> None:
-    """Epochs and validations, one of which has nothing, come whole and in order, and are read ahead over their ends."""
+    """Segments, even an empty one, come whole and in order, and the next one is read before this one ends."""
     x = np.arange(10, dtype=np.float32).reshape(-1, 1)
     begun = []
 
@@ -298,7 +298,7 @@ def test_one_segment_after_the_other(tmp_path: Path) -> None:
 
 
 class Told:
-    """Segments of some lots each, which note who has asked for what."""
+    """Segments of some lots each, which note what was asked for."""
 
     def __init__(self, *sizes: int, fails: int | None = None) -> None:
         self.sizes, self.fails = sizes, fails
@@ -324,7 +324,7 @@ class Told:
 
 
 def test_a_segment_begins_before_the_one_before_it_ends() -> None:
-    """Once that has asked for all its records, and no earlier; the lots come in their order all the same."""
+    """A segment begins once the one before it has asked for all its records, and no earlier; lots stay in order."""
     told = Told(5, 2, 4)
     with closing(in_turn(told.segments())) as lots:
         assert [next(lots) is not None for _ in range(2)] == [True, True]
@@ -339,7 +339,7 @@ def test_a_segment_begins_before_the_one_before_it_ends() -> None:
 
 @pytest.mark.parametrize("after", [1, 4, 6])
 def test_closing_ends_a_segment_that_has_begun(after: int) -> None:
-    """Also the one of which nobody has taken anything yet."""
+    """Closing also ends a segment of which nothing was taken yet."""
     told = Told(5, 5)
     with closing(in_turn(told.segments())) as lots:
         for _ in range(after):
@@ -357,7 +357,7 @@ def test_an_error_of_the_next_segment_waits_for_its_turn() -> None:
 
 
 def test_numbers_as_labels(tmp_path: Path) -> None:
-    """Fractions stay what they are, and one that is missing makes a bad record."""
+    """Fractional labels stay as they are, and a missing one makes a bad record."""
     y = np.array([0.5, -1.25, np.nan, 3.0])
     spec = write(tmp_path / "d.npz", np.zeros((4, 1), dtype=np.float32), y)
     for targets in ("numbers", "stored"):

@@ -100,7 +100,7 @@ class Counts(nn.Module):
 
 
 def test_a_module_that_counts_its_calls(store: Store) -> None:
-    """What is stored is loaded, checked from one state, and leaves the count as it was."""
+    """A stored schedule is loaded and checked; a counter in the module is unchanged afterwards."""
     x = torch.randn(4, 3)
     for hit in (Hit.MISS, Hit.STORED):
         module = Counts()
@@ -142,7 +142,7 @@ class FailsWhenRecorded(Two):
     ],
 )
 def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, store: Store) -> None:
-    """The reason is there, and the answer is the model's own."""
+    """A module that cannot be replayed runs in eager, and the reason is given."""
     module = kind().train()
     forward = Forward(module, "fp32")
     x = torch.randn(4, 3)
@@ -155,7 +155,7 @@ def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, 
 
 
 def test_one_that_was_quarantined_is_built_again(store: Store) -> None:
-    """As a job's: the reason is there, and so is the next schedule. Where nothing may be built there is none."""
+    """On a miss the reason is given and a schedule is built, unless nothing may be built."""
     x = torch.randn(6, 1, 6, 6)
     with pytest.raises(JobFailed, match=r"on_miss is fail, and .*: for validations, no schedule is stored"):
         captured(Forward(net(), "fp32"), x, store, on_miss="fail")
@@ -173,7 +173,7 @@ def test_one_that_was_quarantined_is_built_again(store: Store) -> None:
 
 
 def test_one_that_fails_its_check_when_it_is_loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is set aside and built again; a fault of the device is nobody's to go on after."""
+    """A schedule that fails its check is quarantined and built again; a device fault is raised."""
     x = torch.randn(6, 1, 6, 6)
     captured(Forward(net(), "fp32"), x, store)
     problems: list[Exception] = [CheckFailed("differs"), DeviceFault("gone")]
@@ -194,7 +194,7 @@ def test_one_that_fails_its_check_when_it_is_loaded(store: Store, monkeypatch: p
 
 
 def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They measure what eager measures. Without leave to build there is eager, and the job says why."""
+    """Replayed validations measure what eager measures. If nothing may be built, the job says why they run in eager."""
     lay_out(tmp_path)
     measured = []
     monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
@@ -217,7 +217,7 @@ def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, m
 
 
 def test_a_resume_says_that_other_kernels_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may measure other bits, which a best epoch or an early stop may hang on."""
+    """Validations with other kernels can measure other bits, on which the best epoch or an early stop can depend."""
     lay_out(tmp_path)
     spec = spec_of(tmp_path)
     Attempt(spec, stop=lambda asked: Stop.DRAIN if asked == 4 else Stop.GO).run()

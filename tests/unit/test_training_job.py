@@ -44,7 +44,7 @@ def by_hand(
     smoothing: float = 0.0,
     prepare: Callable[[nn.Module], None] = lambda _: None,
 ) -> tuple[nn.Module, list[float]]:
-    """The training as one would write it with torch alone; the module, and the loss of each step."""
+    """The same training in plain PyTorch: the module, and the loss of each step."""
     assert spec.train is not None
     module = build(spec.model, allowed_python=(Path(spec.output.path).parents[1],)).train()
     prepare(module)
@@ -137,7 +137,7 @@ def test_accumulation_clipping_and_decay_by_groups(folder: Path) -> None:
 
 
 def test_frozen_layers(folder: Path) -> None:
-    """Frozen parameters and the statistics of frozen norms are afterwards what they were; the rest has moved."""
+    """Frozen parameters and the statistics of frozen norms stay as they were; the rest changes."""
     spec = spec_of(folder, output="frozen/net", train__freeze=["0.*", "1.*"])
     before = build(spec.model, allowed_python=(folder,)).state_dict()
     Attempt(spec).run()
@@ -195,7 +195,7 @@ def regression(folder: Path, **changes: Any) -> specs.JobSpec:
 
 @pytest.mark.parametrize("loss", ["mse", "python"])
 def test_numbers_are_met(folder: Path, loss: str) -> None:
-    """mse, and a loss of the user's own, find the line; there is no accuracy of numbers."""
+    """mse and a loss of the user's own fit the line; numbers have no accuracy."""
     name = loss if loss == "mse" else f"python:{folder}/model.py:absolute"
     spec = regression(folder, output=f"line-{loss}/net", train__loss=name)
     Attempt(spec).run()
@@ -206,7 +206,7 @@ def test_numbers_are_met(folder: Path, loss: str) -> None:
 
 
 def test_yes_or_no(folder: Path) -> None:
-    """bce falls well below that of a guess."""
+    """bce falls well below the loss of a guess."""
     spec = regression(folder, output="bce/net", train__loss="bce", input__fields={"x": "x", "label": "over"})
     Attempt(spec).run()
     assert metrics(spec.output.path, "epoch")[-1]["loss"] < 0.35
@@ -214,7 +214,7 @@ def test_yes_or_no(folder: Path) -> None:
 
 @pytest.mark.parametrize("label", [-0.5, 1.5])
 def test_neither_yes_nor_no(folder: Path, label: float) -> None:
-    """bce has no least value for a label that is no share: its record is a bad one."""
+    """bce has no minimum for a label outside 0 to 1, so its record is bad."""
     spec = regression(
         folder, output=f"shares-{label}/net", train__loss="bce", input__fields={"x": "x", "label": "over"}
     )
@@ -236,7 +236,7 @@ def test_neither_yes_nor_no(folder: Path, label: float) -> None:
     ],
 )
 def test_refused_before_a_schedule_is_built(folder: Path, train: dict[str, Any], message: str) -> None:
-    """What does not fit the data costs no build."""
+    """A training that does not fit its data is refused before anything is built."""
     spec = regression(folder, output="refused/net", train__loss="mse")
     attempt = Attempt(specs.restore({**specs.dump(spec), "train": {**specs.dump(spec)["train"], **train}}))
     with pytest.raises(NimbleError, match=message):
@@ -245,7 +245,7 @@ def test_refused_before_a_schedule_is_built(folder: Path, train: dict[str, Any],
 
 
 def test_accuracy_of_numbers_is_refused(folder: Path) -> None:
-    """A loss of the user's own over numbers has no accuracy to choose by."""
+    """Accuracy as a criterion is refused if labels are numbers."""
     spec = regression(
         folder,
         output="none/net",
@@ -257,7 +257,7 @@ def test_accuracy_of_numbers_is_refused(folder: Path) -> None:
 
 
 def test_a_label_without_a_class_in_the_first_batch(folder: Path) -> None:
-    """It is refused before a model sees it: on a device that would end the process."""
+    """A number out of range is refused before the model sees it: on a device it would end the process."""
     with np.load(folder / "train.npz") as arrays:
         labels = arrays["labels"].copy()
         labels[2] = 7
@@ -300,7 +300,7 @@ def fails():
     ],
 )
 def test_a_model_that_cannot_be_recorded_trains_in_eager(folder: Path, name: str, why: str) -> None:
-    """The job says why, and its weights have the bits of a job that asked for eager."""
+    """The job says why it runs in eager, and its weights have the bits of a job that asked for eager."""
     (folder / "cannot.py").write_text(NOT_RECORDED)
     weights = []
     for on_miss in ("eager", "build"):
@@ -332,7 +332,7 @@ def test_a_held_out_label_without_a_class(folder: Path) -> None:
 
 
 def test_no_good_record(folder: Path) -> None:
-    """The error says what is wrong with the first."""
+    """The error says what is wrong with the first record."""
     with np.load(folder / "train.npz") as arrays:
         np.savez(folder / "negative.npz", images=arrays["images"], labels=-1 - arrays["labels"])
     spec = spec_of(folder, output="none/net", input__source=str(folder / "negative.npz"))
@@ -351,7 +351,7 @@ def test_one_record_trains_nothing(folder: Path) -> None:
 
 
 def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) -> None:
-    """A user's loss is code, as a user's model is."""
+    """A user's loss is code, so it needs the same permission as a user's model."""
     (tmp_path / "loss.py").write_text("def f(a, b): return a.mean()\n")
     with pytest.raises(ModelError, match=r"train\.loss: .*loss\.py may not be run; allow its folder"):
         Attempt(spec_of(folder, output="x/net", train__loss=f"python:{tmp_path}/loss.py:f")).run()
@@ -367,7 +367,7 @@ def test_a_loss_from_a_folder_that_is_not_allowed(folder: Path, tmp_path: Path) 
     ],
 )
 def test_a_loss_that_returns_no_loss(folder: Path, body: str, message: str) -> None:
-    """It is refused before anything is trained, with its file and what it returned."""
+    """A loss that returns something else is refused before anything is trained, with its file and its result."""
     (folder / "wrong.py").write_text(f"def f(a, b): return {body}\n")
     spec = regression(folder, output="wrong/net", train__loss=f"python:{folder}/wrong.py:f")
     with pytest.raises(ModelError, match=r"train\.loss: .*wrong\.py returned " + message):
@@ -375,7 +375,7 @@ def test_a_loss_that_returns_no_loss(folder: Path, body: str, message: str) -> N
 
 
 def test_a_loss_that_fails(folder: Path) -> None:
-    """What it raises names its file and line."""
+    """An error in a user's loss names file and line."""
     (folder / "fails.py").write_text("def f(a, b):\n    a = a[:, 0]\n    return a.nothing\n")
     spec = regression(folder, output="fails/net", train__loss=f"python:{folder}/fails.py:f")
     with pytest.raises(ModelError, match=r"train\.loss: .*fails\.py:3: AttributeError: .*'nothing'"):
@@ -384,7 +384,7 @@ def test_a_loss_that_fails(folder: Path) -> None:
 
 @pytest.mark.parametrize("stop_after", [0, 3])
 def test_bad_records(folder: Path, stop_after: int) -> None:
-    """They are left out of each epoch and listed once, also by an attempt that did not meet them itself."""
+    """Bad records are left out of each epoch and listed once, even by an attempt that did not read them."""
     spec = regression(folder, output=f"bad-{stop_after}/net", train__loss="mse", run={"error_threshold": 0.1})
     with np.load(folder / "line.npz") as data:
         x, y = data["x"].copy(), data["y"]
@@ -400,7 +400,7 @@ def test_bad_records(folder: Path, stop_after: int) -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 0.1])
 def test_bad_records_of_a_validation(folder: Path, threshold: float) -> None:
-    """They count against the threshold by themselves; a job that tolerates them says so, once."""
+    """Bad held-out records have a threshold of their own; a job that tolerates them says so once."""
     source = folder / "held-line.npz"
     spec = regression(
         folder,
@@ -427,7 +427,7 @@ def test_bad_records_of_a_validation(folder: Path, threshold: float) -> None:
 
 
 def test_what_is_published(folder: Path) -> None:
-    """Weights that fit the model, a line for each step and epoch, a picture; nothing of the workshop."""
+    """The output holds weights that fit the model, a line for each step and epoch, a picture, and nothing else."""
     spec = spec_of(folder, output="published/net", schedule__on_miss="eager")
     attempt = Attempt(spec)
     outcome = attempt.run()
@@ -453,16 +453,16 @@ def test_what_is_published(folder: Path) -> None:
 
 
 def test_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job says that there is no picture, and is otherwise the same."""
+    """Without matplotlib the job says that there is no picture, and is otherwise the same."""
     monkeypatch.setattr(curves, "available", lambda: False)
     attempt = Attempt(spec_of(folder, output="no-curves/net", schedule__on_miss="eager"))
     attempt.run()
-    assert "matplotlib is missing" in attempt.said("no-curves")[0]
+    assert "matplotlib is not installed" in attempt.said("no-curves")[0]
     assert not (folder / "no-curves/net/curves.png").exists()
 
 
 def test_early_stopping(folder: Path) -> None:
-    """A training that gets no better ends, says after which epoch, and publishes."""
+    """A training that does not improve ends, says after which epoch, and publishes."""
     spec = spec_of(
         folder,
         output="early/net",
@@ -473,19 +473,19 @@ def test_early_stopping(folder: Path) -> None:
     )
     attempt = Attempt(spec)
     attempt.run()
-    assert attempt.said("early-stopping") == ["after epoch 3: val_accuracy did not get better in 2 measurements"]
+    assert attempt.said("early-stopping") == ["after epoch 3: val_accuracy did not improve in 2 measurements"]
     assert len(metrics(spec.output.path, "epoch")) == 3
 
 
 def test_nothing_but_short_batches(folder: Path) -> None:
-    """Dropping the last batch of an input that fills none leaves nothing to train on."""
+    """If the input fills no batch, dropping the last one leaves nothing to train on, which is refused."""
     spec = spec_of(folder, output="x/net", input__batch_size=64, train__last_batch="drop")
     with pytest.raises(DataError, match=r"train\.last_batch: drop leaves none of 52 records in batches of 64"):
         Attempt(spec).run()
 
 
 def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was asked for, so the job does not run without it."""
+    """A job that asks for TensorBoard does not run without it."""
     import importlib.util
 
     find = importlib.util.find_spec
@@ -514,7 +514,7 @@ def test_tensorboard(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", [Stop.CANCEL, Stop.DRAIN])
 def test_stopped_while_its_step_is_searched(folder: Path, how: Stop) -> None:
-    """The search ends before its next candidate, though it must find one; nothing was trained."""
+    """A job that is told to stop while it builds stops before the next candidate; nothing was trained."""
     attempt = Attempt(spec_of(folder, output=f"searched-{how}/net"), stop=lambda _: how)
     assert attempt.run().stop is how
     assert attempt.asked == 0

@@ -59,7 +59,7 @@ class Step:
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_each_figure_comes_once_and_in_order(rows: int, late: None) -> None:
-    """However late, hurried or waited for."""
+    """Each figure comes once and in order, however late, hurried or waited for."""
     step, seen, expected = Step(), list[Measured](), 0
     gauge = Gauge(step, CPU, rows=rows)  # type: ignore[arg-type]
     for number in range(1, 101):
@@ -76,7 +76,7 @@ def test_each_figure_comes_once_and_in_order(rows: int, late: None) -> None:
 
 
 def test_the_same_training(folder: Path, late: None) -> None:
-    """It publishes the same bytes, stopped or not."""
+    """Late figures change no published byte, whether the training is stopped or not."""
     spec = spec_of(folder, output="late/net", schedule__on_miss="eager")
     Attempt(spec).run()
     expected = digests(spec.output.path)
@@ -90,7 +90,7 @@ def test_the_same_training(folder: Path, late: None) -> None:
 
 
 def test_a_loss_that_is_not_finite(folder: Path, late: None) -> None:
-    """The job fails of the very step, and keeps a checkpoint of before it, though later steps ran."""
+    """The job names the step that failed and keeps an earlier checkpoint, though later steps ran."""
     with np.load(folder / "train.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"].copy()
     labels[Sampler(RECORDS, 8, seed=0).order(1)[8 * 6 - 8]] = 4
@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite(folder: Path, late: None) -> None:
 
 
 def test_sums_of_an_epoch_are_those_of_its_rows() -> None:
-    """The newest epoch's, the same bits whether the rows came one by one or from a checkpoint."""
+    """The sums of the newest epoch have the same bits whether its rows came one by one or from a checkpoint."""
     rng = np.random.default_rng(0)
     steps = Steps()
     for number, epoch in enumerate([1] * 30 + [2] * 41, start=1):

@@ -34,7 +34,7 @@ class Holds(nn.Module):
 
 
 def test_names_and_values_are_those_of_the_state_dict() -> None:
-    """Also after values changed in place, tensors moved, and buffers were replaced."""
+    """The tensors are the module's own, even after values changed, tensors moved, and buffers were replaced."""
     module = Holds()
     live = Live(module)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def _hooked() -> nn.Module:
 
 @pytest.mark.parametrize("make", [_hooked, lambda: parametrizations.weight_norm(nn.Linear(2, 2))])
 def test_state_that_is_computed_is_computed_each_time(make: Callable[[], nn.Module]) -> None:
-    """Hooks, and parametrized weights, are asked."""
+    """State that hooks or parametrizations make is made each time."""
     module = make()
     live = Live(module)
     for _ in range(2):
@@ -74,18 +74,18 @@ def test_state_that_is_computed_is_computed_each_time(make: Callable[[], nn.Modu
 
 
 def test_state_that_is_no_tensor_is_refused() -> None:
-    """A checkpoint cannot hold it."""
+    """State that is not a tensor is refused."""
 
     class Extra(nn.Linear):
         def get_extra_state(self) -> Any:
             return 3
 
-    with pytest.raises(ModelError, match="_extra_state of the model's state is a int, no tensor"):
+    with pytest.raises(ModelError, match="_extra_state of the model's state is a int, not a tensor"):
         Live(Extra(1, 1))
 
 
 def test_state_that_is_not_dense_is_refused() -> None:
-    """By its name: it has no address to copy from."""
+    """A tensor that is not dense is refused by name."""
     module = nn.Linear(1, 1)
     module.register_buffer("matrix", torch.eye(2).to_sparse())
     with pytest.raises(ModelError, match="matrix of the model's state is not dense; a checkpoint cannot hold it"):
@@ -93,7 +93,7 @@ def test_state_that_is_not_dense_is_refused() -> None:
 
 
 def test_copies_follow_tensors_that_move() -> None:
-    """A second copy of the same tensors, wherever and however they lie by then, has their values."""
+    """A second copy has the tensors' values, wherever and however they lie by then."""
     weight = nn.Parameter(torch.randn(4, 3, 2, 2))
     narrow = nn.Parameter(torch.randn(4, 3, 1, 1).to(memory_format=torch.channels_last))
     tensors: dict[str, torch.Tensor] = {"weight": weight, "narrow": narrow, "count": torch.tensor(1)}
@@ -127,7 +127,7 @@ def test_copies_follow_tensors_that_move() -> None:
     ],
 )
 def test_tensors_that_become_others_are_refused(now: torch.Tensor | None, said: str) -> None:
-    """A checkpoint of a part of them, or of converted ones, would resume to something else."""
+    """A tensor whose shape or type has changed is refused."""
     tensors: dict[str, Any] = {"bank": torch.zeros(3, 4)}
     flat = Flat(tensors, CPU)
     flat.take(tensors)
@@ -137,7 +137,7 @@ def test_tensors_that_become_others_are_refused(now: torch.Tensor | None, said: 
 
 
 def test_a_tensor_that_shrinks_in_place_is_refused() -> None:
-    """It is the same tensor, at the same address."""
+    """A tensor that shrinks in place is refused, though it is the same object at the same address."""
     bank = torch.zeros(3, 4)
     flat = Flat({"bank": bank}, CPU)
     flat.take({"bank": bank})

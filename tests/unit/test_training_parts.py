@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("steps", [2, 3, 4, 10, 57])
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "one_cycle"])
 def test_rates_are_those_of_torch(name: str, steps: int) -> None:
-    """Each shape is that of torch's scheduler of this name."""
+    """Each schedule has the shape of torch's scheduler of that name."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
     schedulers = torch.optim.lr_scheduler
     with warnings.catch_warnings():
@@ -52,14 +52,14 @@ def test_rates_are_those_of_torch(name: str, steps: int) -> None:
 
 
 def test_warm_up() -> None:
-    """The rate rises by equal steps to the base, and the shape takes the rest."""
+    """During the warm-up the rate rises by equal steps to the base; then the schedule's shape follows."""
     rate = LearningRate(LrScheduleSpec(name="linear", warmup_steps=4), 1.0, 14)
     assert [rate(i) for i in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rate(13) == pytest.approx(0.1)
 
 
 def test_a_warm_up_that_never_ends() -> None:
-    """It is refused, with the number of steps that there are."""
+    """A warm-up longer than the training is refused, with the number of steps."""
     with pytest.raises(JobFailed, match=r"warmup_steps: found 20, but the training has 20 steps; expected fewer"):
         LearningRate(LrScheduleSpec(warmup_steps=20), 1.0, 20)
 
@@ -84,7 +84,7 @@ DTYPES = [
     )
 )
 def test_flat_copies_are_safetensors(shapes: dict[str, tuple[torch.dtype, list[int], bool]]) -> None:
-    """Whatever the types, shapes and strides, the library reads back what was there when the copy was taken."""
+    """Whatever the types, shapes and strides, safetensors reads back the values at the time of the copy."""
     tensors = {}
     for name, (dtype, shape, turned) in shapes.items():
         tensor = torch.randint(0, 2, shape).to(dtype)
@@ -112,7 +112,7 @@ def test_flat_copies_find_what_is_not_finite() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_found_in_any_type(dtype: torch.dtype, value: float) -> None:
-    """Among tensors of other types, and empty ones."""
+    """A value that is not finite is found among tensors of other types and empty ones."""
     bad = torch.ones(5, dtype=dtype)
     tensors = {"a": torch.ones(3), "b": bad, "c": torch.zeros(0), "d": torch.ones(2, dtype=torch.int32)}
     flat = Flat(tensors, CPU)
@@ -124,7 +124,7 @@ def test_what_is_not_finite_is_found_in_any_type(dtype: torch.dtype, value: floa
 
 
 def test_random_states_come_back() -> None:
-    """Every generator goes on where it was, through JSON."""
+    """Every generator continues where it was, after a way through JSON."""
     seed_random(5, CPU)
     torch.rand(3), np.random.rand(3), random.gauss(0, 1), np.random.randn()
     states = json.loads(json.dumps(random_states(CPU)))
@@ -146,12 +146,12 @@ def test_random_states_come_back() -> None:
     ],
 )
 def test_what_is_better(metric: str, value: float | None, than: float | None, answer: bool) -> None:
-    """More accuracy or less loss; NaN never."""
+    """More accuracy or less loss is better; NaN never is."""
     assert better(metric, value, than) is answer
 
 
 def test_early_stopping_counts_measurements() -> None:
-    """It ends after so many measurements that were no better by min_delta; epochs without one do not count."""
+    """A training ends after `patience` measurements without an improvement by min_delta; other epochs do not count."""
     stopping = EarlyStoppingSpec(metric="val_loss", patience=2, min_delta=0.125)
     progress = Progress()
     ended = []
@@ -177,7 +177,7 @@ def test_frozen_norms_keep_their_statistics() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 99, 1999, 2001, 30_011])
 def test_curves(steps: int, tmp_path: Path) -> None:
-    """They hold the extremes of however many steps, means of as many as they say, and no warning."""
+    """Curves hold the extremes of any number of steps and the means that they announce, without a warning."""
     loss = np.random.default_rng(steps).exponential(size=steps)
     numbers, values = curves.envelope(loss)
     assert len(numbers) == len(values) <= 2000
@@ -190,7 +190,7 @@ def test_curves(steps: int, tmp_path: Path) -> None:
 
 
 def test_what_does_not_decay() -> None:
-    """Norms of any shape, biases, and single rows; all else decays. Without the switch everything does."""
+    """Norms, biases and one-dimensional parameters do not decay, and all others do. Without the switch all decay."""
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([4, 8, 8]), nn.BatchNorm2d(4), nn.Linear(8, 2))
     module[0].bias = nn.Parameter(torch.zeros(4, 1, 1))
     module.register_parameter("scale", nn.Parameter(torch.ones(4)))

@@ -156,7 +156,7 @@ def epochs(folder: Path, decoders: Decoders | None = None) -> list[bytes]:
 def test_batches_are_the_same_for_any_number_of_threads_and_processes(
     pictures: Path, decoders: Decoders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts are drawn by whoever decodes."""
+    """Random parts do not depend on who decodes."""
     monkeypatch.setattr("nimble_jobs.data.reader.FEW", 1)
     expected = epochs(pictures)
     assert len(set(expected)) > len(expected) // 2
@@ -167,7 +167,7 @@ def test_batches_are_the_same_for_any_number_of_threads_and_processes(
 
 
 def test_parts_on_the_device_are_those_of_the_host(pictures: Path) -> None:
-    """The device's resize is the host's up to rounding; what it does not take is done by the host, in its place."""
+    """The device's resize equals the host's up to rounding; the host decodes what the device does not take."""
     grey = pictures / "pictures/class0/000.jpg"
     Image.open(grey).convert("RGB").save(grey, "JPEG", progressive=True)
     crops = RandomCrops(seed=5, epoch=1, **CROPS)
@@ -183,7 +183,7 @@ def test_parts_on_the_device_are_those_of_the_host(pictures: Path) -> None:
 
 
 def test_what_the_device_refuses_is_redone_or_left_out(pictures: Path) -> None:
-    """The rest of its batch moves together; labels, ids and reasons stay with their records."""
+    """The rest of the batch closes up, and labels, ids and reasons stay with their records."""
     torn, odd = (pictures / f"pictures/class1/{name}.jpg" for name in ("001", "005"))
     data = bytearray(torn.read_bytes())
     data[data.index(b"\xff\xda") + 2 : -2] = b""  # no scan at all
@@ -206,7 +206,7 @@ def test_what_the_device_refuses_is_redone_or_left_out(pictures: Path) -> None:
 
 
 def test_resumed_in_the_middle_of_an_epoch(pictures: Path) -> None:
-    """Bit for bit what an undisturbed training publishes."""
+    """A resumed training publishes the bytes of an undisturbed one."""
     whole = Attempt(job(pictures, "whole/net"))
     whole.run()
     assert any("decoded by cpu" in said for said in whole.said("decode"))
@@ -221,7 +221,7 @@ def test_resumed_in_the_middle_of_an_epoch(pictures: Path) -> None:
 
 
 def test_a_training_draws_other_parts_in_each_epoch(pictures: Path) -> None:
-    """And none at all unless it is told to."""
+    """Each epoch draws other parts of pictures, and none if the spec asks for none."""
     found = {}
     for name, augment in (("parts", {"random_resized_crop": True}), ("whole", {})):
         spec_ = job(pictures, f"{name}/net", train__augment=augment, train__epochs=1, train__checkpoint=None)
@@ -236,7 +236,7 @@ def test_a_training_draws_other_parts_in_each_epoch(pictures: Path) -> None:
 
 
 def test_corrupted_pictures(pictures: Path) -> None:
-    """They are bad records of the training, or of its validation, and fail it where none are tolerated."""
+    """Corrupted pictures are bad records of the training or its validation, and fail it if none are tolerated."""
     for path in ("pictures/class2/002.jpg", "held-out/class1/001.jpg"):
         (pictures / path).write_bytes(b"\xff\xd8 no picture")
     with pytest.raises(DataError, match=r"class2/002\.jpg: cannot be decoded"):
@@ -249,7 +249,7 @@ def test_corrupted_pictures(pictures: Path) -> None:
 
 
 def test_cancelled_while_processes_decode(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process and no thread is left."""
+    """After a cancellation no process and no thread is left."""
     monkeypatch.setattr("nimble_jobs.data.reader.FEW", 1)
     before = set(threading.enumerate())
     with closing(Decoders(2)) as own:
@@ -270,7 +270,7 @@ def test_cancelled_while_processes_decode(pictures: Path, monkeypatch: pytest.Mo
 
 
 def status(pid: int) -> str:
-    """As the kernel tells it; that of a process that is gone counts as a zombie's."""
+    """The state of a process, from the kernel; Z, as of a zombie, if it is gone."""
     try:
         return Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("on_miss", ["eager", "build"])
 def test_an_operator_that_may_vary(folder: Path, on_miss: str) -> None:
-    """The job names it once; it goes on after an interruption, and says that this is not exact."""
+    """The job names the operator once; it resumes after an interruption and says that this is not exact."""
     spec = spec_of(
         folder, output=f"{on_miss}/net", schedule__on_miss=on_miss, model__source=f"python:{folder}/put.py:put"
     )
@@ -48,15 +48,15 @@ def test_an_operator_that_may_vary(folder: Path, on_miss: str) -> None:
     second.run()
     for attempt in (first, second):
         (said,) = attempt.said("not-repeatable")
-        assert said.startswith("put_ may give other bits each time on this device;")
+        assert said.startswith("put_ can give other bits in each run on this device;")
     (resumed,) = [event for event in second.events if event[0] == "resumed"]
-    assert resumed[1].endswith("; not bit for bit as if undisturbed: put_ may give other bits each time")
+    assert resumed[1].endswith("; not bit for bit as if undisturbed: put_ can give other bits in each run")
     assert resumed[2]["exact"] is False
     assert spec.output.path.exists()
 
 
 def test_one_that_never_varies(folder: Path) -> None:
-    """Nothing is said of the model of the other tests."""
+    """A model without such operators causes no event."""
     attempt = Attempt(spec_of(folder, output="steady/net", schedule__on_miss="eager"))
     attempt.run()
     assert attempt.said("not-repeatable") == []
@@ -64,7 +64,7 @@ def test_one_that_never_varies(folder: Path) -> None:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_switches_are_put_back(enabled: bool) -> None:
-    """Whatever the process had chosen itself."""
+    """The process's own choice of switches is restored."""
     torch.use_deterministic_algorithms(enabled)
     cudnn = torch.backends.cudnn
     memory: Any = torch.utils.deterministic

@@ -24,7 +24,7 @@ FEW = (1, 2, 3, 5, 8, 10, 12, 16, 19, 21, 22)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As in the processes that are killed here: sums by other numbers of threads have other bits."""
+    """Use one thread, as the killed processes here do: sums on more threads have other bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -48,12 +48,12 @@ def undisturbed(folder: Path) -> dict[str, str]:
 
 
 def interrupted(number: int, how: Stop = Stop.DRAIN) -> dict[str, object]:
-    """Keywords of an attempt that is told to stop when it asks for the so manieth time."""
+    """Keywords of an attempt that is told to stop when it asks for the `number`th time."""
     return {"stop": lambda asked: how if asked >= number else Stop.GO}
 
 
 def kept(path: Path) -> list[Path]:
-    """Checkpoints of the training with this output, the oldest first."""
+    """The checkpoints of the training with this output, oldest first."""
     return sorted(path.parent.glob(f".{path.name}.training/*/step-*"))
 
 
@@ -86,7 +86,7 @@ def test_stopped_anywhere(folder: Path, undisturbed: dict[str, str], number: int
 def test_stopped_among_batches_that_were_read_together(
     folder: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """As for a GPU: other batches make a lot after a resume, and what is published is the same."""
+    """With lots of several batches, as on a GPU, a resumed training publishes the same bytes."""
     monkeypatch.setattr(epochs, "lot_size", lambda *_: 3)
     spec = spec_of(folder, output=f"together-{number}/net")
     assert Attempt(spec, **interrupted(number)).run().stop is Stop.DRAIN  # type: ignore[arg-type]
@@ -143,18 +143,18 @@ def test_killed_anywhere(folder: Path, undisturbed: dict[str, str], pytestconfig
 
 
 def test_it_goes_on_with_what_it_began_with(folder: Path, undisturbed: dict[str, str]) -> None:
-    """A training that began in eager stays there, though another attempt might have a schedule; bits come first."""
+    """A training that began in eager stays in eager, though another attempt could have a schedule: bits come first."""
     began = spec_of(folder, output="began/net", schedule__on_miss="eager")
     Attempt(began, **interrupted(5)).run()  # type: ignore[arg-type]
     second = Attempt(spec_of(folder, output="began/net"), number=2)
     outcome = second.run()
-    assert second.said("fallback") == ["runs in eager: the training began in eager, and goes on exactly"]
+    assert second.said("fallback") == ["runs in eager: the training began in eager and stays exact"]
     assert outcome.schedule["runs"] == "eager"
     assert "not bit for bit" not in second.said("resumed")[0]
 
 
 def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where bits may differ, the job says what is another than it was."""
+    """If bits may differ, the job says what has changed."""
     spec = spec_of(folder, output="moved/net", schedule__on_miss="eager")
     Attempt(spec, **interrupted(5)).run()  # type: ignore[arg-type]
     facts = devices.facts
@@ -167,7 +167,7 @@ def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_device_fault(folder: Path, undisturbed: dict[str, str]) -> None:
-    """After a fault of the device the next attempt goes on from the last checkpoint."""
+    """After a device fault the next attempt resumes from the last checkpoint."""
     spec = spec_of(folder, output="fault/net")
 
     def fault(asked: int) -> Stop:

@@ -48,7 +48,7 @@ def train(folder: Path, output: str, **changes: Any) -> tuple[Outcome, Attempt]:
 
 
 def test_the_second_training_of_a_kind_finds_what_the_first_built(folder: Path, store: Store) -> None:
-    """Another learning rate and seed, the same schedule: a hit, whose results are those of a training that builds."""
+    """Another learning rate and seed still hit, with the results of a training that builds."""
     first, told = train(folder, "first")
     assert (first.schedule["hit"], first.schedule["miss_reason"]) == ("miss", "no schedule is stored under this key")
     (said,) = told.said("schedule")
@@ -68,7 +68,7 @@ def test_the_second_training_of_a_kind_finds_what_the_first_built(folder: Path, 
 
 
 def test_a_model_that_keeps_tensors_of_its_calls_is_found_again(folder: Path, store: Store) -> None:
-    """What it has after a call, and not before, is no part of the schedule."""
+    """Attributes that a call adds to the module are not part of the schedule."""
     (folder / "keeps.py").write_text(
         """
 from torch import nn
@@ -88,7 +88,7 @@ class Net(nn.Module):
 
 
 def test_both_programs_of_an_accumulated_step_are_stored(folder: Path, store: Store) -> None:
-    """Each is a row; a training hits only where both are there, and builds both where one is gone."""
+    """A step of two programs has two rows. It hits only if both are stored, and otherwise builds both."""
     first, _ = train(folder, "first", train__accumulate=2)
     one, other = store.schedules.list()
     assert {entry.parts["train.program"] for entry in (one, other)} == {"update", "accumulate"}
@@ -134,7 +134,7 @@ def in_a_process(code: str, *args: str, run: Callable[..., Any] = prefork.run) -
 
 
 def test_a_damaged_schedule_is_set_aside_and_built_again(folder: Path, store: Store) -> None:
-    """Torn machine code is a miss that says so; the rebuilt row is sound, and the next training hits it."""
+    """Damaged machine code is a miss that says so; the rebuilt row is sound, and the next training hits it."""
     first, _ = train(folder, "first")
     key = first.schedule["key"]
     stored = store.schedules.verified(key)
@@ -160,7 +160,7 @@ def test_a_damaged_schedule_is_set_aside_and_built_again(folder: Path, store: St
 def test_a_schedule_that_fails_its_check_is_set_aside_and_built_again(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It passed when it was built; what it computes now is another thing."""
+    """A stored schedule that fails its check is quarantined, and built again."""
     train(folder, "first")
     real, checks = step_live.check_step, []
 
@@ -180,7 +180,7 @@ def test_a_schedule_that_fails_its_check_is_set_aside_and_built_again(
 
 
 def test_on_a_miss_the_spec_decides(folder: Path, store: Store) -> None:
-    """It fails, or runs in eager and stores nothing; with a stored schedule neither happens."""
+    """On a miss the job fails, or runs in eager and stores nothing; on a hit it does neither."""
     with pytest.raises(JobFailed, match=r"schedule\.on_miss is fail, and there is no stored schedule: no schedule is"):
         train(folder, "failed", schedule__on_miss="fail")
     eager, told = train(folder, "eager", schedule__on_miss="eager")
@@ -196,7 +196,7 @@ def test_on_a_miss_the_spec_decides(folder: Path, store: Store) -> None:
 
 
 def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
-    """Neither the compilers are imported nor is anything recorded or measured."""
+    """A hit imports no compiler and records and measures nothing."""
     train(folder, "first")
     code = (
         "import sys\nfrom pathlib import Path\nfrom tests.unit.test_training_stored import train\n"
@@ -210,7 +210,7 @@ def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
 
 
 def resumed(folder: Path, output: str, between: Callable[[], object]) -> tuple[Outcome, tuple[str, dict[str, Any]]]:
-    """A training that is stopped, what happens then, and its second attempt with its event `resumed`."""
+    """Stop a training, call `meanwhile`, and run its second attempt; the attempt and its event `resumed`."""
     spec = spec_of(folder, output=f"{output}/net", **NO_DROPOUT)
     home = folder / "home"
     assert (
@@ -225,7 +225,7 @@ def resumed(folder: Path, output: str, between: Callable[[], object]) -> tuple[O
 
 
 def test_a_training_goes_on_with_the_schedule_that_it_began_with(folder: Path, store: Store) -> None:
-    """Stored, it is loaded; gone, it is built again with the same tasks; both are exact."""
+    """A resumed training loads its schedule, or builds it again with the same tasks; both are exact."""
     train(folder, "whole")
     expected = digests(folder / "whole/net")
     outcome, (message, data) = resumed(folder, "stored", lambda: None)
@@ -237,7 +237,7 @@ def test_a_training_goes_on_with_the_schedule_that_it_began_with(folder: Path, s
 
 
 def test_other_machine_code_under_the_same_key_is_said(folder: Path, store: Store) -> None:
-    """The key alone does not tell: another build of it may have other kernels."""
+    """Another build of the same key can have other kernels, and the job says that."""
 
     def replaced() -> None:
         (entry,) = store.schedules.list()
@@ -252,7 +252,7 @@ def test_other_machine_code_under_the_same_key_is_said(folder: Path, store: Stor
 
 
 def test_another_source_under_the_same_key_is_left_to_others(folder: Path, store: Store) -> None:
-    """A later build that found another memory format faster stays stored; this training builds its own again."""
+    """A later build with another memory format stays stored; this training builds its own again."""
 
     def replaced() -> None:
         (entry,) = store.schedules.list()
@@ -271,7 +271,7 @@ def test_another_source_under_the_same_key_is_left_to_others(folder: Path, store
 def test_what_another_process_stores_meanwhile_is_left_to_others(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was stored when the training looked first; another source was, once it was its turn to build."""
+    """Another process stored another source while the training waited for its turn to build."""
     waited = Builds.turn
 
     def gone() -> None:

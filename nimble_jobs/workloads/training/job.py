@@ -128,7 +128,7 @@ def _prepared(session: Session, kept: Checkpoint | None) -> Iterator[Ready]:
     _check_metrics(spec, ready.classes)
     varying = setup.unsteady(ready.request)
     if varying:
-        text = f"{', '.join(varying)} may give other bits each time on this device; a resume would not be bit for bit"
+        text = f"{', '.join(varying)} can give other bits in each run on this device; a resumed training may differ"
         context.event("not-repeatable", text, {"operators": list(varying)})
     load_s = time.perf_counter() - session.began
     began_with = resume.began_with(kept, ready.request.options)
@@ -235,7 +235,7 @@ def _publish(
         through(lambda: save_weights(module, staging.file(LAST)))
         best = _best(session.checkpoints, progress.best["step"])
         through(lambda: link_or_copy(best.path / MODEL, staging.file(MODEL)))
-        text = f"{MODEL} is of epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is of the last epoch"
+        text = f"{MODEL} is from epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is from the last epoch"
         context.event("best", text.format_map(progress.best), progress.best)
     for name in files:
         staging.file(name)
@@ -244,7 +244,9 @@ def _publish(
         title = f"{session.spec.name}: {last['step']} steps, {last['epoch']} epochs"
         through(lambda: curves.draw(staging.file(CURVES), steps.column("loss"), progress.epochs, title=title))
     else:
-        context.event("no-curves", f"{CURVES} is left out: matplotlib is missing; it comes with nimble-jobs[plots]", {})
+        context.event(
+            "no-curves", f"{CURVES} is left out: matplotlib is not installed; pip install 'nimble-jobs[plots]'", {}
+        )
     if progress.bad_records:
         bad = [BadRecord(index=int(i), id=name, reason=why) for i, (name, why) in progress.bad_records.items()]
         bad.sort(key=lambda record: record.index)

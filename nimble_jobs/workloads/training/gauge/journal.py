@@ -15,6 +15,7 @@ from typing import Any
 from nimble_jobs.data.files import reported
 from nimble_jobs.errors import DataError, JobFailed
 from nimble_jobs.patience import passes
+from nimble_jobs.plural import plural
 from nimble_jobs.spec import EarlyStoppingSpec
 from nimble_jobs.workloads.context import Event
 from nimble_jobs.workloads.training.gauge.figures import Measured, Steps
@@ -99,7 +100,8 @@ class Journal:
 
     def stopped_early(self, epoch: int, stopping: EarlyStoppingSpec) -> None:
         """Record on the job that the training ends after this epoch, and why."""
-        text = f"after epoch {epoch}: {stopping.metric} did not get better in {stopping.patience} measurements"
+        count = f"{stopping.patience} {plural(stopping.patience, 'measurement')}"
+        text = f"after epoch {epoch}: {stopping.metric} did not improve in {count}"
         self._event("early-stopping", text, {"epoch": epoch})
 
     def means(self, epoch: int) -> dict[str, float]:

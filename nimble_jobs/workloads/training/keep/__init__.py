@@ -1,1 +1,1 @@
-"""What an interrupted training goes on from: its state, copied and written while it runs, found and put back."""
+"""What a training resumes from: its state, copied and written while it runs, and restored by a later attempt."""

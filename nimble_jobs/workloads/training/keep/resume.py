@@ -73,8 +73,8 @@ class Search:
             raise JobFailed(f"train.resume: {e}; expected a sound checkpoint, or auto") from e
         if named.sheet["basis"] != self.basis:
             raise JobFailed(
-                f"train.resume: {path} is of another training: {self._differences(named.sheet)}; expected the same "
-                f"training, or train.init_from: {path / MODEL} to start a new one from its weights"
+                f"train.resume: {path} belongs to another training: {self._differences(named.sheet)}; expected the "
+                f"same training, or train.init_from: {path / MODEL} to start a new one from its weights"
             )
         if best is not None:
             self.checkpoints.adopt(best)
@@ -85,7 +85,7 @@ class Search:
             lines = self._differences(read_sheet(path))
         except (Damaged, KeyError):
             return  # a damaged one does not say what it is of
-        text = f"starts anew: {path} is of another training: {lines}"
+        text = f"starts anew: {path} belongs to another training: {lines}"
         self.event("other-training", text, {"checkpoint": str(path)})
 
     def _differences(self, sheet: dict[str, Any]) -> str:
@@ -128,7 +128,7 @@ def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, var
     text = f"goes on after step {kept.step} of {steps}, from {kept.path} by attempt {by['attempt']} of {by['id']}"
     lines = differences(kept.sheet["environment"], now)
     if varying:
-        lines.append(f"{', '.join(varying)} may give other bits each time")
+        lines.append(f"{', '.join(varying)} can give other bits in each run")
     if lines:
         text += f"; not bit for bit as if undisturbed: {'; '.join(lines)}"
     event("resumed", text, {"step": kept.step, "exact": not lines, "checkpoint": str(kept.path)})

@@ -152,7 +152,7 @@ def weights(module: nn.Module) -> dict[str, torch.Tensor]:
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
-            raise ModelError(f"train.checkpoint: {name} of the model's state is a {type(value).__name__}, no tensor")
+            raise ModelError(f"train.checkpoint: {name} of the model's state is a {type(value).__name__}, not a tensor")
         if not is_dense(value):
             raise ModelError(f"train.checkpoint: {name} of the model's state is not dense; a checkpoint cannot hold it")
     return dict(state)

@@ -45,7 +45,7 @@ def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["ea
         by_choice = eager_by_choice(request, setup.parts, device=device, store=means.store)
         if by_choice is not None:
             return by_choice
-        step = EagerStep(request, device, fallback="the training began in eager, and goes on exactly")
+        step = EagerStep(request, device, fallback="the training began in eager and stays exact")
         return PreparedStep(step=step, key=program_key(setup.parts, update=True), hit=Hit.MISS)
     return prepare_stored_step(
         replace(request, only=began_with),
