@@ -12,26 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_store import command, row, timed
-from measuring import environment, in_words, save, summary
-from sqlalchemy import update
+from measuring import ROOT, environment, in_words, row, save, summary, timed
+from sqlalchemy import insert, text, update
+from sqlalchemy.orm import Session
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nimble_jobs.job import JobState  # noqa: E402
-from nimble_jobs.store import Store, open_store  # noqa: E402
-from nimble_jobs.store.home import DATABASE, resolve  # noqa: E402
-from nimble_jobs.store.tables import JobRow  # noqa: E402
-from tests.store_samples import many_jobs  # noqa: E402
+from nimble_jobs.cli.main import main as main_command
+from nimble_jobs.job import JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import DATABASE, resolve
+from nimble_jobs.store.tables import GroupRow, JobRow, WaitRow
+from tests.store_samples import many_jobs
 
 LISTING_LIMIT_MS = 100.0
 CLAIM_LIMIT_MS = 500.0
@@ -39,6 +42,7 @@ WORKERS = 4
 JOB_S = 0.25  # how long a worker pretends to compute before each write
 CALLS = 10
 CLAIMS = 100
+READY = 40  # jobs behind those that may not run
 OLD_S = 60 * 86400.0
 
 
@@ -55,7 +59,8 @@ def main() -> int:
             grown.append({"jobs": count, "rows": measure(Path(folder), count)})
     with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
         pruned = measure_prune(Path(folder), options.jobs[-1], options.quiet_s)
-    figures = {"environment": environment(), "grown": grown, "prune": pruned}
+    passing = [passing_over(kind, count) for kind in KINDS for count in options.jobs]
+    figures = {"environment": environment(), "grown": grown, "passing": passing, "prune": pruned}
     save(options.out.with_suffix(".json"), figures)
     options.out.with_suffix(".md").write_text(page(figures))
     listing = max(r["processor_ms"] for r in grown[-1]["rows"] if r["bounded"])
@@ -104,12 +109,75 @@ def measure(folder: Path, count: int) -> list[dict[str, Any]]:
     return [r | {"processor_ms": r["processor_median_ms"]} for r in rows]
 
 
+def command(home: Path, what: str, words: list[str], *, calls: int, bounded: bool = True) -> dict[str, Any]:
+    """A line of the table of commands; what they print is thrown away."""
+
+    def call(_: object) -> None:
+        with Path(os.devnull).open("w") as sink, redirect_stdout(sink), redirect_stderr(sink):
+            code = main_command(["--home", str(home), *words])
+        if code:
+            raise RuntimeError(f"{what}: exit code {code}")
+
+    call(None)  # imports what the command needs
+    return row(what, timed(call, range(calls))) | {"bounded": bounded}
+
+
 def claim(store: Store) -> None:
     """Take the next job, and finish it."""
     now = time.time()
     job = store.jobs.claim("w", device="cpu", now=now)
     assert job is not None
     store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=now)
+
+
+def _waiting(session: Session, ids: list[str]) -> None:
+    first, *others = ids[:-READY]
+    session.execute(insert(WaitRow), [{"job": job, "parent": first} for job in others])
+    session.execute(update(JobRow).where(JobRow.id != first).values(blockers=1))
+    session.execute(update(JobRow).where(JobRow.id == first).values(state=JobState.RUNNING.value, worker="w"))
+
+
+def _full_group(session: Session, ids: list[str]) -> None:
+    session.execute(insert(GroupRow), [{"name": "g", "most": 1}])
+    session.execute(update(JobRow).values(group_name="g"))
+    session.execute(update(JobRow).where(JobRow.id == ids[0]).values(state=JobState.RUNNING.value, worker="w"))
+
+
+def _groups(session: Session, _: list[str]) -> None:
+    session.execute(insert(GroupRow), [{"name": f"g{n}", "most": 2} for n in range(100)])
+    session.execute(text("UPDATE jobs SET group_name = 'g' || (seq % 100)"))
+
+
+# What keeps jobs from being claimed, and what puts them into that state.
+KINDS: dict[str, Callable[[Session, list[str]], object]] = {
+    "all may run": lambda _session, _ids: None,
+    f"all but the last {READY} wait for another job": _waiting,
+    f"all but the last {READY} are held": lambda session, _: session.execute(update(JobRow).values(held=True)),
+    f"all but the last {READY} are in a group that is full": _full_group,
+    "all are in one of 100 groups": _groups,
+}
+
+
+def passing_over(kind: str, count: int) -> dict[str, Any]:
+    """Claims among so many queued jobs, in memory, most of which a claim may have to pass over."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, open_store(resolve(folder)) as store:
+        now = time.time() - count
+        ids = many_jobs(store, count, now=now)
+
+        def change(session: Session) -> None:
+            fresh = {"state": JobState.QUEUED.value, "attempt": 0, "worker": None, "priority": 0, "urgency": 0}
+            session.execute(update(JobRow).values(**fresh, rank=JobRow.created_at))
+            KINDS[kind](session, ids)
+            if "but the last" in kind:
+                ready = {"blockers": 0, "held": False, "group_name": None}
+                session.execute(update(JobRow).where(JobRow.id.in_(ids[-READY:])).values(**ready))
+
+        def take(_: object) -> None:
+            assert store.jobs.claim("w", device="cpu", now=time.time()) is not None
+
+        store.jobs._db.write(change)
+        times = timed(take, range(READY // 2))
+    return {"jobs": count, **row(kind, times)}
 
 
 def measure_prune(folder: Path, count: int, quiet_s: float) -> dict[str, Any]:
@@ -211,6 +279,12 @@ def page(figures: dict[str, Any]) -> str:
         cells = (f"{r['median_ms']:,.0f} ({r['processor_ms']:,.0f})" for r in (each["rows"][at] for each in grown))
         lines.append(f"| {first['what']} | {' | '.join(cells)} |")
     lines += [
+        "",
+        "## Claims that pass jobs over\n",
+        "The database was in memory, so syncing cost nothing.\n",
+        "| queued jobs | of these | claim, ms | longest, ms |",
+        "|---|---|---|---|",
+        *(f"| {r['jobs']:,} | {r['what']} | {r['median_ms']} | {r['longest_ms']} |" for r in figures["passing"]),
         "",
         f"## `prune` beside {WORKERS} workers\n",
         f"{counts[-1]:,} jobs, of which {told.get('jobs', 0):,} ended 60 days ago. {WORKERS} processes claim the",

@@ -11,7 +11,8 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,28 @@ def summary(times_ms: Sequence[float], digits: int = 3) -> dict[str, Any]:
         "median_ms": round(statistics.median(ordered), digits),
         "p99_ms": round(ordered[at], digits),
         "longest_ms": round(ordered[-1], digits),
+    }
+
+
+Times = list[tuple[float, float]]  # of each call, in ms: wall time, time on a processor
+
+
+def timed(call: Callable[[Any], object], values: Iterable[Any]) -> Times:
+    """How long each call took."""
+    times = []
+    for value in values:
+        start, used = time.perf_counter(), time.process_time()
+        call(value)
+        times.append(((time.perf_counter() - start) * 1e3, (time.process_time() - used) * 1e3))
+    return times
+
+
+def row(what: str, times: Times) -> dict[str, Any]:
+    """A line of the table."""
+    used = summary([u for _, u in times])
+    return {
+        "what": what,
+        **summary([w for w, _ in times]),
+        "processor_median_ms": used["median_ms"],
+        "processor_p99_ms": used["p99_ms"],
     }
