@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,34 +49,52 @@ def example_of(name: str, batch: int, seed: int) -> torch.Tensor:
     return torch.randn((batch, 3, int(side), int(side)), generator=generator)
 
 
-class Measured(Protocol):
-    """What is timed alike: inputs that take turns, and what a right result is."""
+class Batches(ABC):
+    """What is timed alike: batches that take turns, in each memory format, and what a right result is."""
 
-    batch: int
-    device: torch.device
+    def __init__(self, on_host: list[dict[str, torch.Tensor]], batch: int, device: torch.device) -> None:
+        self.batch = batch
+        self.device = device
+        self._on_host = on_host
+        self._on_device: dict[str, list[dict[str, torch.Tensor]]] = {}
+        self._pinned: dict[str, list[dict[str, torch.Tensor]]] = {}
 
-    def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]: ...
-    def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]: ...
-    def ready(self, layout: str) -> None: ...
-    def check(self, runner: Any, layout: str) -> float: ...
+    def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]:
+        """The batches on the device."""
+        if layout not in self._on_device:
+            self._on_device[layout] = [laid_out(moved(tensors, self.device), layout) for tensors in self._on_host]
+        return self._on_device[layout]
+
+    def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]:
+        """The same, pinned where there is a GPU."""
+        if layout not in self._pinned:
+            pin = self.device.type == "cuda"
+            here = [laid_out(tensors, layout) for tensors in self._on_host]
+            self._pinned[layout] = [{n: t.pin_memory() if pin else t for n, t in i.items()} for i in here]
+        return self._pinned[layout]
+
+    def ready(self, layout: str) -> None:
+        """Make the batches in a layout, before anybody's memory is measured."""
+        self.inputs(layout)
+        self.inputs_on_host(layout)
+
+    @abstractmethod
+    def check(self, runner: Any, layout: str) -> float:
+        """How far a system's results are from eager's. Raises CheckFailed above the tolerance."""
 
 
-class Cell:
+class Cell(Batches):
     """Weights and inputs that every system shares."""
 
     def __init__(
         self, name: str, model: nn.Module, dtype: str, batch: int, device: torch.device, tolerance: float | None
     ) -> None:
         self.dtype = dtype
-        self.batch = batch
-        self.device = device
+        super().__init__([self._input(example_of(name, batch, seed)) for seed in range(ROTATED)], batch, device)
         self.tolerance = tolerance if tolerance is not None else TOLERANCE[dtype]
         self._modules = {CONTIGUOUS: copy.deepcopy(model).to(DTYPES[dtype]).to(device)}
-        self._on_host = [self._input(example_of(name, batch, seed)) for seed in range(ROTATED)]
         fresh = [self._input(example_of(name, batch, 1000 + seed)) for seed in range(CHECKED)]
         self._fresh = [moved(tensors, device) for tensors in fresh]
-        self._on_device: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._pinned: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._expected: list[dict[str, torch.Tensor]] = []
         with torch.no_grad():
             for inputs in self._fresh:
@@ -90,21 +109,6 @@ class Cell:
             self._modules[layout] = plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return self._modules.get(layout, self._modules[CONTIGUOUS])
 
-    def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """The inputs that take turns, on the device."""
-        if layout not in self._on_device:
-            here = [moved(tensors, self.device) for tensors in self._on_host]
-            self._on_device[layout] = [laid_out(tensors, layout) for tensors in here]
-        return self._on_device[layout]
-
-    def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """The same, pinned where there is a GPU."""
-        if layout not in self._pinned:
-            pin = self.device.type == "cuda"
-            here = [laid_out(tensors, layout) for tensors in self._on_host]
-            self._pinned[layout] = [{n: t.pin_memory() if pin else t for n, t in i.items()} for i in here]
-        return self._pinned[layout]
-
     def own_module(self) -> nn.Module:
         """A copy for those who rearrange the weights, in memory of its own, which they can give back."""
         found = copy.deepcopy(self._modules[CONTIGUOUS])
@@ -114,8 +118,7 @@ class Cell:
     def ready(self, layout: str) -> None:
         """Make the module and its inputs in a layout, before anybody's memory is measured."""
         self.module(layout)
-        self.inputs(layout)
-        self.inputs_on_host(layout)
+        super().ready(layout)
 
     def check(self, runner: Runner, layout: str) -> float:
         """Largest relative norm of the outputs against eager. Raises CheckFailed above the tolerance."""

@@ -6,30 +6,24 @@ import traceback
 from typing import Any
 
 from nimble_jobs.bench.busy import busy
-from nimble_jobs.bench.cell import Measured
+from nimble_jobs.bench.cell import Batches
 from nimble_jobs.bench.memory import Meter
 from nimble_jobs.bench.runners import Runner
+from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.timing import copy_times, replay_times
 
 
 def figures(
-    cell: Measured,
-    runner: Runner,
-    layout: str,
-    sample_s: float,
-    meter: Meter,
-    *,
-    idle: bool = False,
-    own_allocator: bool = False,
+    cell: Batches, runner: Runner, layout: str, settings: Settings, meter: Meter, *, own_allocator: bool = False
 ) -> dict[str, Any]:
     """Fields of a row: difference from eager, times, memory, idle share. Raises CheckFailed for a wrong output."""
     norm = cell.check(runner, layout)
     meter.settle()
-    replay = replay_times(runner, cell.inputs(layout), cell.device, budget_s=sample_s)
-    copies = copy_times(runner, cell.inputs_on_host(layout), cell.device, budget_s=sample_s)
+    replay = replay_times(runner, cell.inputs(layout), cell.device, budget_s=settings.sample_s)
+    copies = copy_times(runner, cell.inputs_on_host(layout), cell.device, budget_s=settings.sample_s)
     peak_bytes = meter.running(own_allocator=own_allocator)
     try:
-        seen = busy(runner, cell.device) if idle else None
+        seen = busy(runner, cell.device) if settings.idle else None
     except RuntimeError:  # the profiler may be forbidden here; the times stand without it
         traceback.print_exc()
         seen = None

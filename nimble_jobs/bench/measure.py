@@ -67,11 +67,8 @@ def _rows(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterator
     meter = Meter(cell.device)
     cell.ready(unit.layout)
     meter.start()
-    ready: Iterator[tuple[str, Runner]]
-    if isinstance(cell, TrainingCell):
-        ready = training_systems.prepare(unit.family, cell, unit.layout)
-    else:
-        ready = systems.prepare(unit.family, cell, unit.layout)
+    prepare = training_systems.prepare if isinstance(cell, TrainingCell) else systems.prepare
+    ready: Iterator[tuple[str, Runner]] = prepare(unit.family, cell, unit.layout)  # type: ignore[arg-type]
     spent_s = 0.0
     while True:
         begin = time.perf_counter()
@@ -82,20 +79,9 @@ def _rows(cell: Cell | TrainingCell, unit: Unit, settings: Settings) -> Iterator
             return
         name, runner = found
         try:
-            yield dataclasses.replace(
-                blank(unit, name),
-                prepare_s=spent_s,
-                build_peak_bytes=meter.built(),
-                **figures(
-                    cell,
-                    runner,
-                    unit.layout,
-                    settings.sample_s,
-                    meter,
-                    idle=settings.idle,
-                    own_allocator=name in _OWN_ALLOCATOR,
-                ),
-            )
+            prepared = dataclasses.replace(blank(unit, name), prepare_s=spent_s, build_peak_bytes=meter.built())
+            measured = figures(cell, runner, unit.layout, settings, meter, own_allocator=name in _OWN_ALLOCATOR)
+            yield dataclasses.replace(prepared, **measured)
         finally:
             runner.close()
 

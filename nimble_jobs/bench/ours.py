@@ -36,41 +36,20 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
     meter = Meter(cell.device)
     meter.start()
     begin = time.perf_counter()
-    built = build_best(
-        module,
-        inputs,
-        "benchmark",
-        BuildOptions(
-            fuse=cast(Literal["auto", "off", "max"], settings.fuse),
-            fold=True,
-            tolerance=cell.tolerance,
-            budget_s=settings.search_s,
-            eager="reference",
-        ),
-        cell.device,
-    )
+    options = dataclasses.replace(options_of(settings), fold=True, tolerance=cell.tolerance)
+    built = build_best(module, inputs, "benchmark", options, cell.device)
     synchronize(cell.device)
     prepare_s = time.perf_counter() - begin
     del module  # where some of its weights were folded, its twin takes its place
     try:
-        build_peak_bytes = meter.built()
-        candidates = built.schedule.candidates
-        for system, many in ((OURS_ONE, False), (OURS_MANY, True)):
-            yield of_candidates(unit, system, candidates, cell.tolerance, many=many)
+        ready = of_search(unit, built.schedule, prepare_s, meter)
+        yield from of_candidates(unit, built.schedule.candidates, cell.tolerance)
         if built.failure is not None:
             yield from failed(unit, [OURS], built.failure)
             return
         instance = built.instance
         runner = StaticRunner(instance.replay, instance.inputs, lambda: instance.outputs)
-        yield dataclasses.replace(
-            blank(unit, OURS),
-            prepare_s=prepare_s,
-            build_peak_bytes=build_peak_bytes,
-            facts=facts_of(built.schedule),
-            candidates=[dataclasses.asdict(c) for c in candidates],
-            note=next((c.name for c in candidates if c.chosen), None),
-            **figures(cell, runner, CONTIGUOUS, settings.sample_s, meter, idle=settings.idle),
-        )
+        yield dataclasses.replace(ready, **figures(cell, runner, CONTIGUOUS, settings, meter))
         built.close()  # in-flight instances come and go, and with them workspaces that it may have captured
         for number in settings.in_flight:
             try:
@@ -81,8 +60,30 @@ def rows(cell: Cell, unit: Unit, settings: Settings) -> Iterator[Row]:
         built.close()
 
 
-def of_candidates(unit: Unit, system: str, candidates: Sequence[Candidate], tolerance: float, *, many: bool) -> Row:
-    """The fastest right candidate on one stream, or on more; without figures where there was none to measure."""
+def options_of(settings: Settings) -> BuildOptions:
+    """How we search: with every candidate measured, eager among them for comparison alone."""
+    fuse = cast(Literal["auto", "off", "max"], settings.fuse)
+    return BuildOptions(fuse=fuse, budget_s=settings.search_s, eager="reference")
+
+
+def of_search(unit: Unit, schedule: Schedule, prepare_s: float, meter: Meter) -> Row:
+    """The row of the chosen schedule, before it is timed."""
+    return dataclasses.replace(
+        blank(unit, OURS),
+        prepare_s=prepare_s,
+        build_peak_bytes=meter.built(),
+        facts=facts_of(schedule),
+        candidates=[dataclasses.asdict(c) for c in schedule.candidates],
+        note=next((c.name for c in schedule.candidates if c.chosen), None),
+    )
+
+
+def of_candidates(unit: Unit, candidates: Sequence[Candidate], tolerance: float) -> list[Row]:
+    """The fastest right candidate on one stream, and on more; without figures if there was none to measure."""
+    return [_fastest(unit, system, candidates, tolerance, many=system == OURS_MANY) for system in (OURS_ONE, OURS_MANY)]
+
+
+def _fastest(unit: Unit, system: str, candidates: Sequence[Candidate], tolerance: float, *, many: bool) -> Row:
     fitting = [
         (c.replay_us, c)
         for c in candidates

@@ -133,12 +133,12 @@ def families_of(text: str, families: Mapping[str, tuple[str, ...]] = FAMILIES) -
     return tuple(dict.fromkeys(found))
 
 
-def dtypes_of(text: str) -> tuple[str, ...]:
+def dtypes_of(text: str, known: Sequence[str] = DTYPES) -> tuple[str, ...]:
     """Dtypes by name. Raises UsageError."""
     names = split(text, "--dtype")
     for name in names:
-        if name not in DTYPES:
-            raise UsageError(f"--dtype: unknown dtype {name!r}; expected {', '.join(DTYPES)}")
+        if name not in known:
+            raise UsageError(f"--dtype: unknown dtype {name!r}; expected {', '.join(known)}")
     return names
 
 

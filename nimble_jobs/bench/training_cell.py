@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from nimble_jobs.bench.cell import ROTATED, laid_out, moved
+from nimble_jobs.bench.cell import ROTATED, Batches
 from nimble_jobs.bench.request import CHANNELS_LAST, CONTIGUOUS
 from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.training_case import Case
@@ -37,7 +37,7 @@ class TrainingRunner(Runner, Protocol):
         """Back to the weights and the state before the first step."""
 
 
-class TrainingCell:
+class TrainingCell(Batches):
     """Weights, batches and eager's losses, which every system shares."""
 
     def __init__(
@@ -50,15 +50,11 @@ class TrainingCell:
         *,
         steps: int = STEPS,
     ) -> None:
+        super().__init__([case.batch(batch, seed) for seed in range(ROTATED)], batch, device)
         self.case = case
         self.dtype = dtype
-        self.batch = batch
-        self.device = device
         self.tolerance = tolerance if tolerance is not None else TOLERANCE[dtype]
         self._steps = steps
-        self._on_host = [case.batch(batch, seed) for seed in range(ROTATED)]
-        self._on_device: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._pinned: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._expected: torch.Tensor | None = None
         self._noise = 0.0
 
@@ -93,25 +89,6 @@ class TrainingCell:
             options=options or BuildOptions(),
             tolerance=_STEP_TOLERANCE[self.dtype],
         )
-
-    def inputs(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """The batches that take turns, on the device."""
-        if layout not in self._on_device:
-            self._on_device[layout] = [laid_out(moved(tensors, self.device), layout) for tensors in self._on_host]
-        return self._on_device[layout]
-
-    def inputs_on_host(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """The same, pinned where there is a GPU."""
-        if layout not in self._pinned:
-            pin = self.device.type == "cuda"
-            here = [laid_out(tensors, layout) for tensors in self._on_host]
-            self._pinned[layout] = [{n: t.pin_memory() if pin else t for n, t in i.items()} for i in here]
-        return self._pinned[layout]
-
-    def ready(self, layout: str) -> None:
-        """Make the batches in a layout, before anybody's memory is measured."""
-        self.inputs(layout)
-        self.inputs_on_host(layout)
 
     def check(self, runner: TrainingRunner, layout: str) -> float:
         """How far its losses are from eager's. Raises CheckFailed above the tolerance and what eager itself varies."""

@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from nimble_jobs.bench.figures import figures
 from nimble_jobs.bench.memory import Meter
-from nimble_jobs.bench.ours import facts_of, of_candidates
-from nimble_jobs.bench.request import CONTIGUOUS, OURS, OURS_MANY, OURS_ONE, Unit
-from nimble_jobs.bench.row import Row, blank, failed
+from nimble_jobs.bench.ours import of_candidates, of_search, options_of
+from nimble_jobs.bench.request import CONTIGUOUS, Unit
+from nimble_jobs.bench.row import Row, failed
 from nimble_jobs.bench.runners import Tensors
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.bench.training_systems import weights_on_host
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.step.build import TrainingStep, prepare_step
 
 
@@ -30,38 +29,22 @@ def rows(cell: TrainingCell, unit: Unit, settings: Settings) -> Iterator[Row]:
     The first two are the planner's measurements of candidates that it has let go of; so is `built_replay_us` of the
     chosen one, with which they compare.
     """
-    options = BuildOptions(
-        fuse=cast(Literal["auto", "off", "max"], settings.fuse),
-        budget_s=settings.search_s,
-        eager="reference",
-    )
     cell.ready(CONTIGUOUS)
     meter = Meter(cell.device)
     meter.start()
     module = cell.module(CONTIGUOUS)  # the search lays its weights out as the winner needs them
     begin = time.perf_counter()
-    step = prepare_step(cell.request(module, CONTIGUOUS, options), device=cell.device)
+    step = prepare_step(cell.request(module, CONTIGUOUS, options_of(settings)), device=cell.device)
     synchronize(cell.device)
     prepare_s = time.perf_counter() - begin
     if step.schedule is None:
         yield from failed(unit, unit.systems, f"runs in eager: {step.fallback}")
         return
     try:
-        candidates = step.schedule.candidates
-        build_peak_bytes = meter.built()
-        for system, many in ((OURS_ONE, False), (OURS_MANY, True)):
-            yield of_candidates(unit, system, candidates, float("inf"), many=many)
-        yield dataclasses.replace(
-            blank(unit, OURS),
-            prepare_s=prepare_s,
-            build_peak_bytes=build_peak_bytes,
-            facts=facts_of(step.schedule),
-            candidates=[dataclasses.asdict(c) for c in candidates],
-            note=next((c.name for c in candidates if c.chosen), None),
-            **figures(
-                cell, Trained(step, module, cell.case.lr), CONTIGUOUS, settings.sample_s, meter, idle=settings.idle
-            ),
-        )
+        ready = of_search(unit, step.schedule, prepare_s, meter)
+        yield from of_candidates(unit, step.schedule.candidates, float("inf"))
+        runner = Trained(step, module, cell.case.lr)
+        yield dataclasses.replace(ready, **figures(cell, runner, CONTIGUOUS, settings, meter))
     finally:
         step.close()
 

@@ -53,12 +53,3 @@ def models_of(text: str) -> tuple[str, ...]:
         if network not in ZOO or (side and not side.isdecimal()):
             raise UsageError(f"--models: unknown model {name!r}; expected NAME or NAME@SIDE, of {', '.join(ZOO)}")
     return names
-
-
-def dtypes_of(text: str) -> tuple[str, ...]:
-    """Dtypes by name. Raises UsageError."""
-    names = split(text, "--dtype")
-    for name in names:
-        if name not in DTYPES:
-            raise UsageError(f"--dtype: unknown dtype {name!r}; expected {', '.join(DTYPES)}")
-    return names

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from nimble_jobs.cli import options, output
+from nimble_jobs.cli.options import unset
 from nimble_jobs.errors import NotFinishedInTime, UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +23,10 @@ Layout = Annotated[
     str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
 ]
 Fuse = Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")]
-Tolerance = Annotated[
-    float | None,
-    typer.Option("--tolerance", min=0.0, help="Difference from eager that is a wrong result.", show_default=False),
-]
+Tolerance = Annotated[float | None, unset("--tolerance", "SHARE", "Largest accepted difference from eager.", min=0.0)]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")]
-StopAfter = Annotated[
-    str | None,
-    typer.Option("--stop-after", metavar="TIME", help="End then; --resume measures the rest.", show_default=False),
-]
+StopAfter = Annotated[str | None, unset("--stop-after", "TIME", "End then; --resume measures the rest.")]
 Sample = Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")]
 Idle = Annotated[bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU; takes more processes.")]
 SharedCaches = Annotated[
@@ -40,14 +35,10 @@ SharedCaches = Annotated[
         "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
     ),
 ]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the results, row by row.", show_default=False)
-]
+JsonFile = Annotated[Path | None, unset("--json", "FILE", "Write the results, row by row.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a bar chart.", show_default=False)]
-Log = Annotated[
-    Path | None, typer.Option("--log", metavar="FILE", help="Where the compilers' talk goes.", show_default=False)
-]
+Plot = Annotated[Path | None, unset("--plot", "FILE.png", "Draw a bar chart.")]
+Log = Annotated[Path | None, unset("--log", "FILE", "Where the compilers' talk goes.")]
 
 
 @app.command()
@@ -59,29 +50,24 @@ def inference(
     batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1",
     dtype: Annotated[
         str | None,
-        typer.Option(
+        unset(
             "--dtype",
-            metavar="NAMES",
-            help="fp32 (with TF32, for all systems), fp16, bf16; default: fp16,fp32, without a GPU fp32.",
-            show_default=False,
+            "NAMES",
+            "fp32 (with TF32, for all systems), fp16, bf16; default: fp16,fp32, without a GPU fp32.",
         ),
     ] = None,
     systems: Annotated[
         str | None,
-        typer.Option(
+        unset(
             "--systems",
-            metavar="NAMES",
-            help="eager, torchscript, cuda-graph, compile (all modes, or compile-default and so on), onnxruntime, "
+            "NAMES",
+            "eager, torchscript, cuda-graph, compile (all modes, or compile-default and so on), onnxruntime, "
             "tensorrt, ours; default: all, without a GPU eager,ours.",
-            show_default=False,
         ),
     ] = None,
     layout: Layout = "both",
     in_flight: Annotated[
-        str | None,
-        typer.Option(
-            "--in-flight", metavar="K,...", help="Also records/s with K replays of ours at once.", show_default=False
-        ),
+        str | None, unset("--in-flight", "K,...", "Also records/s with K replays of ours at once.")
     ] = None,
     fuse: Fuse = "max",
     tolerance: Tolerance = None,
@@ -131,23 +117,17 @@ def training(
     models: Annotated[
         str, typer.Option("--models", metavar="NAMES", help="Of the paper: NAME, or NAME@SIDE for other images.")
     ] = "all",
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            "--batch", metavar="N,...", help="Batch sizes; default: the paper's, by model.", show_default=False
-        ),
-    ] = None,
+    batch: Annotated[str | None, unset("--batch", "N,...", "Batch sizes; default: the paper's, by model.")] = None,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="NAMES", help="fp32 (with TF32, for all systems), bf16 (autocast).")
     ] = "fp32",
     systems: Annotated[
         str | None,
-        typer.Option(
+        unset(
             "--systems",
-            metavar="NAMES",
-            help="eager, cuda-graph, compile (all modes, or compile-default and so on), ours; default: all but "
+            "NAMES",
+            "eager, cuda-graph, compile (all modes, or compile-default and so on), ours; default: all but "
             "compile-max-autotune, without a GPU eager,ours.",
-            show_default=False,
         ),
     ] = None,
     layout: Layout = "both",
@@ -176,7 +156,7 @@ def training(
     wanted = trained.TrainingRequest(
         models=trained.models_of(models),
         batches=asked.numbers_of(batch, "--batch") if batch else (),
-        dtypes=trained.dtypes_of(dtype),
+        dtypes=asked.dtypes_of(dtype, trained.DTYPES),
         families=asked.families_of(systems, asked.TRAINING_FAMILIES) if systems else None,
         layouts=asked.layouts_of(layout),
         fuse=asked.fuse_of(fuse),
@@ -194,9 +174,7 @@ def show(
         list[Path], typer.Argument(metavar="FILE", help="What --json wrote; a later file's rows replace an earlier's.")
     ],
     plot: Plot = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows into one file.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, unset("--json", "FILE", "Write all rows into one file.")] = None,
 ) -> None:
     """Print the tables of results that are there, and put files of one device together."""
     from nimble_jobs.bench import Results

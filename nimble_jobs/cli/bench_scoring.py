@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nimble_jobs.cli import options, output
+from nimble_jobs.cli.options import unset
 from nimble_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,62 +24,33 @@ def scoring(
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="Of torchvision; with npy also zoo:NAME, and commas between.")
     ] = "resnet50",
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="fp32, fp16, bf16; default: fp16, without a GPU fp32.", show_default=False),
-    ] = None,
+    dtype: Annotated[str | None, unset("--dtype", "NAME", "fp32, fp16, bf16; default: fp16, fp32 on a CPU.")] = None,
     format_: Annotated[
         str, typer.Option("--format", help="images: JPEGs; npy: arrays, against the bare replay.")
     ] = "images",
     images: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            metavar="DIR",
-            help="Where the files are, or will be made; default: the state folder's bench/.",
-            show_default=False,
-        ),
+        unset("--images", "DIR", "Where the files are, or will be made; default: the state folder's bench/."),
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Files, or records with npy.")] = 8192,
     size: Annotated[str, typer.Option("--size", metavar="WxH", help="Size of the JPEGs in pixels.")] = "500x375",
     photos: Annotated[
         Path | None,
-        typer.Option(
-            "--photos",
-            metavar="DIR",
-            help="Photographs to make JPEGs from; default: scikit-image's and scikit-learn's.",
-            show_default=False,
-        ),
+        unset("--photos", "DIR", "Photographs to make JPEGs from; default: scikit-image's and scikit-learn's."),
     ] = None,
     side: Annotated[
-        int | None,
-        typer.Option("--side", min=1, help="Side of the model's input; default: the model's own.", show_default=False),
+        int | None, unset("--side", "PIXELS", "Side of the model's input; default: the model's own.", min=1)
     ] = None,
-    systems: Annotated[
-        str | None,
-        typer.Option("--systems", metavar="NAMES", help="all, ours, loops, or names.", show_default=False),
-    ] = None,
+    systems: Annotated[str | None, unset("--systems", "NAMES", "all, ours, loops, or names.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each system.")] = 3,
     batch_sizes: Annotated[
         str, typer.Option("--batch-sizes", metavar="N,...", help="To choose from, for each system.")
     ] = "64,128",
     workers: Annotated[
-        str | None,
-        typer.Option(
-            "--workers",
-            metavar="N,...",
-            help="To choose from, for each loop; default: by the number of cores.",
-            show_default=False,
-        ),
+        str | None, unset("--workers", "N,...", "To choose from, for each loop; default: by the number of cores.")
     ] = None,
     setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="SYSTEM=BATCH[/WORKERS]",
-            help="Use this without a search. Repeatable.",
-            show_default=False,
-        ),
+        list[str] | None, unset("--setting", "SYSTEM=BATCH[/WORKERS]", "Use this without a search. Repeatable.")
     ] = None,
     compile_mode: Annotated[
         str, typer.Option("--compile-mode", metavar="MODE", help="Of torch.compile in the loops.")
@@ -88,12 +60,8 @@ def scoring(
     ] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
     limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one process.")] = "10m",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the results.", show_default=False)
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE.png", help="Draw a bar chart.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, unset("--json", "FILE", "Write the results.")] = None,
+    png: Annotated[Path | None, unset("--png", "FILE.png", "Draw a bar chart.")] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare whole scoring jobs, from files to Parquet: ours, loops written by hand, Ray Data.

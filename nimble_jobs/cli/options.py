@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,11 @@ class Settings:
 
     home: str | None = None
     debug: bool = False
+
+
+def unset(flag: str, metavar: str, about: str, **more: Any) -> Any:
+    """An option that is None unless it is given; its help names no default."""
+    return typer.Option(flag, metavar=metavar, help=about, show_default=False, **more)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]

@@ -149,7 +149,7 @@ def test_names_are_checked() -> None:
     with pytest.raises(UsageError, match="unknown model 'resnet50@big'"):
         trained.models_of("resnet50@big")
     with pytest.raises(UsageError, match="unknown dtype 'fp16'"):
-        trained.dtypes_of("fp16")
+        asked.dtypes_of("fp16", trained.DTYPES)
     with pytest.raises(UsageError, match="unknown system 'tensorrt'"):
         asked.families_of("tensorrt", TRAINING_FAMILIES)
     assert asked.families_of("compile,ours-1-stream", TRAINING_FAMILIES) == (
