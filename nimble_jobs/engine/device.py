@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,30 @@ from nimble_jobs.engine import private
 from nimble_jobs.errors import UsageError
 
 _SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What a type of device can do."""
+
+    streams: bool  # runs several streams at once, ordered by events; replays are CUDA graphs
+    compilers: bool  # Inductor's kernels are worth a try
+    separate_memory: bool  # batches are copied to it, so that they should cross as small as they are stored
+
+
+# The one table of devices. A new type of device is a line here.
+_ABILITIES = {
+    "cpu": Abilities(streams=False, compilers=False, separate_memory=False),
+    "cuda": Abilities(streams=True, compilers=True, separate_memory=True),
+}
+
+
+def able(device: torch.device) -> Abilities:
+    """What a device can do. Raises UsageError for a type that no schedule can be made for."""
+    found = _ABILITIES.get(device.type)
+    if found is None:
+        raise UsageError(f"the device is {device}; expected {' or '.join(_ABILITIES)}")
+    return found
 
 
 def resolve(wanted: str, asker: str = "run.device") -> torch.device:
@@ -36,7 +61,7 @@ def resolve(wanted: str, asker: str = "run.device") -> torch.device:
 
 def separate_memory(device: torch.device) -> bool:
     """Whether batches are copied to the device, so that they should cross as small as they are stored."""
-    return device.type == "cuda"
+    return able(device).separate_memory
 
 
 def describe(device: torch.device) -> str:
@@ -129,6 +154,18 @@ def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release_free_memory(device: torch.device) -> None:
+    """Give memory that torch holds and nothing uses back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def clear_workspaces(device: torch.device) -> None:
+    """Let go of the memory that matrix products keep for every stream they ever ran on."""
+    if device.type == "cuda":
+        private.clear_workspaces()
 
 
 def load_libraries(index: int) -> None:

@@ -64,12 +64,8 @@ def compile_module(
     threads = {"compile_threads": 1} if compiled_before else {}
 
     def call(*inputs: torch.Tensor) -> Any:
-        with warnings.catch_warnings(), _quiet(), torch._inductor.config.patch(threads):
-            warnings.simplefilter("ignore")  # Inductor's advice to its own users
-            try:
-                return compiled(*inputs)
-            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
-                raise CannotRecord(f"Inductor cannot compile the model: {str(e).splitlines()[0]}") from e
+        with refusing_compilers("the model"), _quiet(), torch._inductor.config.patch(threads):
+            return compiled(*inputs)
 
     return call
 
@@ -87,6 +83,18 @@ def _epilogues_on(device: torch.device) -> Any:
             return get_hash_for_files((ways.__file__, shared_products.__file__), torch.cuda.get_device_name(device))
 
     return Epilogues()
+
+
+@contextlib.contextmanager
+def refusing_compilers(what: str) -> Iterator[None]:
+    """Around the first run of compiled code, which `what` names. Raises CannotRecord if Inductor cannot compile it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Inductor's advice to its own users
+        try:
+            yield
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
+            said = str(e).strip().partition("\n")[0]
+            raise CannotRecord(f"Inductor cannot compile {what}: {said}") from e
 
 
 def stop_compilers() -> None:

@@ -7,6 +7,6 @@ whole way.
 from __future__ import annotations
 
 from nimble_jobs.graph.check import check_plan
-from nimble_jobs.graph.plan import make_plan, single_stream
+from nimble_jobs.graph.plan import Analysis, make_plan, single_stream
 
-__all__ = ["check_plan", "make_plan", "single_stream"]
+__all__ = ["Analysis", "check_plan", "make_plan", "single_stream"]

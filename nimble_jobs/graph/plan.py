@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.graph.bounds import critical_path, width
@@ -15,71 +16,84 @@ from nimble_jobs.graph.streams import Sharing, cap, chains, cross_stream, fewest
 from nimble_jobs.schedule import GraphFacts, Plan, Program
 
 
-@collector_paused()
+@dataclass(frozen=True)
+class Analysis:
+    """What the planning of one program needs to know of its graph, each thing computed once, whatever plans follow."""
+
+    dag: Dag
+    meg: Dag  # the minimum equivalent graph
+    matching: tuple[int | None, ...]  # by task, the one that follows it on its chain
+    sharing: Sharing  # chains strung together on streams
+    width: int
+    width_exact: bool  # else `width` is an upper bound
+
+    @classmethod
+    @collector_paused()
+    def of(cls, program: Program) -> Analysis:
+        """Analyse a recorded program."""
+        return cls.of_dag(build_dag(program))
+
+    @classmethod
+    def of_dag(cls, dag: Dag) -> Analysis:
+        """Analyse a dependency graph that is known already."""
+        meg = minimum_equivalent_graph(dag)
+        matching = maximum_matching(meg)
+        sharing = share(meg, chains(matching))
+        return cls(dag, meg, tuple(matching), sharing, *width(meg, matching, sharing.bridges))
+
+    @collector_paused()
+    def plan(
+        self, *, max_streams: int | None = None, durations_us: Sequence[float] | None = None
+    ) -> tuple[Plan, GraphFacts]:
+        """A checked plan with maximum concurrency and the fewest synchronisations, or as near as `max_streams` allows.
+
+        `durations_us` are the measured times of the tasks, in program order. Raises PlanError if the result failed its
+        own check.
+        """
+        _check_arguments(self.dag, max_streams, durations_us)
+        if max_streams is None or self.sharing.streams <= max_streams:
+            order, stream_of = launch_order(self.meg, durations_us), self.sharing.stream_of
+            plan = Plan(order=order, stream_of=stream_of, syncs=cross_stream(self.meg, stream_of))
+            check_concurrency(self.meg, plan)
+        else:
+            order, stream_of = cap(self.meg, self.matching, max_streams, durations_us)
+            plan = Plan(order=order, stream_of=stream_of, syncs=fewest_syncs(self.meg, order, stream_of))
+        check_order(self.dag, plan)
+        return plan, self._facts(plan, durations_us)
+
+    def single_stream(self, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
+        """Everything on one stream in program order. The facts still say what the graph would allow."""
+        _check_arguments(self.dag, None, durations_us)
+        plan = Plan(order=tuple(range(self.dag.n)), stream_of=(0,) * self.dag.n, syncs=())
+        return plan, self._facts(plan, durations_us)
+
+    def _facts(self, plan: Plan, durations_us: Sequence[float] | None) -> GraphFacts:
+        matched = sum(after is not None for after in self.matching)
+        return GraphFacts(
+            tasks=self.dag.n,
+            edges=self.dag.edges,
+            meg_edges=self.meg.edges,
+            matching=matched,
+            width=self.width,
+            width_exact=self.width_exact,
+            streams=plan.streams,
+            syncs_needed=self.meg.edges - matched,
+            syncs_used=len(plan.syncs),
+            critical_path_us=critical_path(self.meg, durations_us)[0] if durations_us is not None else None,
+            total_work_us=float(sum(durations_us)) if durations_us is not None else None,
+        )
+
+
 def make_plan(
     program: Program, *, max_streams: int | None = None, durations_us: Sequence[float] | None = None
 ) -> tuple[Plan, GraphFacts]:
-    """A checked plan with maximum concurrency and the fewest synchronisations, or as near as `max_streams` allows.
-
-    `durations_us` are the measured times of the tasks, in program order. Raises PlanError if the result failed its own
-    check.
-    """
-    return plan_dag(build_dag(program), max_streams=max_streams, durations_us=durations_us)
+    """`Analysis.plan` of a program of which one plan is wanted."""
+    return Analysis.of(program).plan(max_streams=max_streams, durations_us=durations_us)
 
 
-def plan_dag(
-    dag: Dag, *, max_streams: int | None = None, durations_us: Sequence[float] | None = None
-) -> tuple[Plan, GraphFacts]:
-    """`make_plan` for a dependency graph that is known already."""
-    _check_arguments(dag, max_streams, durations_us)
-    meg = minimum_equivalent_graph(dag)
-    matching = maximum_matching(meg)
-    sharing = share(meg, chains(matching))
-    if max_streams is None or sharing.streams <= max_streams:
-        order, stream_of = launch_order(meg, durations_us), sharing.stream_of
-        plan = Plan(order=order, stream_of=stream_of, syncs=cross_stream(meg, stream_of))
-        check_concurrency(meg, plan)
-    else:
-        order, stream_of = cap(meg, matching, max_streams, durations_us)
-        plan = Plan(order=order, stream_of=stream_of, syncs=fewest_syncs(meg, order, stream_of))
-    check_order(dag, plan)
-    return plan, _facts(dag, meg, matching, sharing, plan, durations_us)
-
-
-@collector_paused()
 def single_stream(program: Program, *, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
-    """Everything on one stream in program order. The facts still say what the graph would allow."""
-    dag = build_dag(program)
-    _check_arguments(dag, None, durations_us)
-    meg = minimum_equivalent_graph(dag)
-    matching = maximum_matching(meg)
-    plan = Plan(order=tuple(range(dag.n)), stream_of=(0,) * dag.n, syncs=())
-    return plan, _facts(dag, meg, matching, share(meg, chains(matching)), plan, durations_us)
-
-
-def _facts(
-    dag: Dag,
-    meg: Dag,
-    matching: Sequence[int | None],
-    sharing: Sharing,
-    plan: Plan,
-    durations_us: Sequence[float] | None,
-) -> GraphFacts:
-    matched = sum(after is not None for after in matching)
-    widest, exact = width(meg, matching, sharing.bridges)
-    return GraphFacts(
-        tasks=dag.n,
-        edges=dag.edges,
-        meg_edges=meg.edges,
-        matching=matched,
-        width=widest,
-        width_exact=exact,
-        streams=plan.streams,
-        syncs_needed=meg.edges - matched,
-        syncs_used=len(plan.syncs),
-        critical_path_us=critical_path(meg, durations_us)[0] if durations_us is not None else None,
-        total_work_us=float(sum(durations_us)) if durations_us is not None else None,
-    )
+    """`Analysis.single_stream` of a program of which one plan is wanted."""
+    return Analysis.of(program).single_stream(durations_us)
 
 
 def _check_arguments(dag: Dag, max_streams: int | None, durations_us: Sequence[float] | None) -> None:

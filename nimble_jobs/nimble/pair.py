@@ -70,6 +70,7 @@ class Forward:
 
     def __init__(self, step: Step, plan: Plan, subject: Subject) -> None:
         device = subject.device
+        self.ports = step.forward.program.inputs
         generator = torch.zeros(1, dtype=torch.uint8, device=device)
         state = {**subject.state, GENERATOR: generator}
         self.instance = _capture(step.forward, plan, state, device, subject.inputs)

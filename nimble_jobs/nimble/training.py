@@ -12,33 +12,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import flatten_outputs, state_of
 from nimble_jobs.engine.state import Snapshot
-from nimble_jobs.engine.step import foreign_leaf, gradient_name, reached
+from nimble_jobs.engine.step import Step, foreign_leaf, gradient_name, reached
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
 from nimble_jobs.nimble.guard import Choice, Guard, changed_by_calls
 from nimble_jobs.nimble.inference import Eager, parts_of
 from nimble_jobs.nimble.pair import Pair, Subject
+from nimble_jobs.nimble.pair_target import PairTarget
 from nimble_jobs.nimble.signature import Signature
-from nimble_jobs.nimble.step_search import FoundStep, StepSearch
 from nimble_jobs.nimble.surroundings import Unfit, refuse_surroundings
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
 from nimble_jobs.planner.forward.build import tolerance_for
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.hooks import gradient_hooks_off, refuse_backward_hooks
 from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.planner.module.refusals import refusing_to_prepare
 from nimble_jobs.planner.module.restoring import no_traces
 from nimble_jobs.planner.module.watch import watch_steps, watched
-from nimble_jobs.planner.search.contest import CLEARLY, Contest, contest, eager_counts
-from nimble_jobs.planner.search.half import Half, explained
+from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.step.compare import Tensors
-from nimble_jobs.schedule import Candidate, Program, Schedule
+from nimble_jobs.schedule import Schedule
 
 
 @dataclass(kw_only=True)
@@ -277,51 +279,43 @@ def prepare(
                 reaches = _reaches(subject, given, flatten_outputs(result))
                 del result
                 changing = watch_steps(module, lambda: subject.step(subject.inputs), device)
-                search = StepSearch(
+                target = PairTarget(
                     call,
                     subject,
-                    options,
                     tolerance=options.tolerance or tolerance_for(module, tensors[0]),
                     below=integers_below(module),
                     changing=changing,
                 )
+                search = Search(target, options)
                 found = search.run()
-                _refuse_writes(found, call, subject)
+                _refuse_writes(target.step(found.source), call, subject)
                 forward_us = measure.time_us(lambda: call(*given.values()), device)
                 step_us = measure.time_us(lambda: subject.step(subject.inputs), device)
-                pair = Pair(found.step, found.forward.plan, found.backward.plan, subject)
+                pair = target.pair(found.source, found.programs)
                 try:
-                    search.check(pair)
-                    in_turns = _against_eager(pair, found, subject, step_us, options)
+                    target.check(pair)
+                    contest = _against_eager(pair, found, subject, step_us, options)
                 except BaseException:
                     pair.close()
                     raise
         finally:
             snapshot.put_back_values()  # of parameters too, which no_traces leaves alone
-    step_us = step_us if in_turns is None else in_turns.eager_us
-    eager = Candidate(
-        name="eager",
-        replay_us=step_us,
-        records_per_s=None,
-        peak_bytes=None,
-        error=0.0,
-        chosen=False,
-        reason="the reference",
-    )
-    common = _Common(
+    step_us = step_us if contest is None else contest.eager_us
+    summary = Summary(
         found=found,
-        candidates=explained(search.candidates, found.candidate, eager, in_turns),
-        in_turns=in_turns,
-        tolerance=search.tolerance,
-        options=options,
+        contest=contest,
+        contested=None,
+        candidates=table(search.candidates, found, eager_us=step_us, records=target.records, contest=contest),
+        tolerance=target.tolerance,
+        error=found.error,
         device=device,
         build_s=time.perf_counter() - start,
+        stages=search.clock.stages,
+        memories={Role.FORWARD: pair.forward.instance.bytes, Role.BACKWARD: pair.backward.bytes},
     )
-    step = found.step
-    schedule = common.schedule(step.forward.program, found.forward, forward_us, pair.forward.instance.bytes)
-    backward_us = max(0.0, step_us - forward_us)
-    backward = common.schedule(step.backward.program, found.backward, backward_us, pair.backward.bytes)
-    if in_turns is not None and in_turns.eager_wins:
+    eager_us = {Role.FORWARD: forward_us, Role.BACKWARD: max(0.0, step_us - forward_us)}
+    schedule, backward = (_schedule(summary, role, options, eager_us[role]) for role in target.runs)
+    if summary.stays_eager:
         pair.close()
         return Eager(signature=signature, module=module, schedule=schedule, backward_schedule=backward, training=True)
     return Training(
@@ -335,60 +329,31 @@ def prepare(
         frozen={n: p for n, p in module.named_parameters() if not p.requires_grad},
         input_leaves=subject.input_leaves,
         reached=reaches,
-        written=written_inputs(step.forward.program),
-        meeting=meeting_state(call, step.forward.program),
+        written=written_inputs(schedule.program),
+        meeting=meeting_state(call, schedule.program),
         device=device,
     )
 
 
 def _against_eager(
-    pair: Pair, found: FoundStep, subject: Subject, eager_us: float, options: BuildOptions
+    pair: Pair, found: Found, subject: Subject, eager_us: float, options: BuildOptions
 ) -> Contest | None:
-    """Forward and backward in eager and replayed, timed in turns; None where eager may not win, or is slower beyond
-    doubt.
-    """
-    if not eager_counts(options) or found.replay_us < CLEARLY * eager_us:
+    """Both passes in eager and replayed, timed in turns; None if eager may not win, or is slower beyond doubt."""
+    if not worth_a_contest(found.replay_us, eager_us, options):
         return None
 
     def replay() -> None:
         pair.forward.replay()
         pair.backward.replay()
 
-    return contest(lambda: subject.step(subject.inputs), replay, subject.device)
+    return against_eager(lambda: subject.step(subject.inputs), replay, subject.device, eager_us=eager_us, as_given=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Common:
-    """What the schedules of both passes share."""
-
-    found: FoundStep
-    candidates: tuple[Candidate, ...]
-    tolerance: float
-    options: BuildOptions
-    device: torch.device
-    build_s: float
-    in_turns: Contest | None
-
-    def schedule(self, program: Program, half: Half, eager_us: float, nbytes: int) -> Schedule:
-        parts = parts_of(program, self.options, self.device) | {"mode": "training"}
-        return Schedule(
-            key=schedule_key(parts),
-            program=program,
-            plan=half.plan,
-            facts=half.facts,
-            durations_us=half.durations_us,
-            kernels=self.found.kernels,
-            candidates=self.candidates,
-            tolerance=self.tolerance,
-            error=self.found.error,
-            device=devices.describe(self.device),
-            eager_us=eager_us,
-            replay_us=half.replay_us,
-            peak_bytes=nbytes,
-            build_s=self.build_s,
-            runs="eager" if self.in_turns is not None and self.in_turns.eager_wins else "schedule",
-            noise=None if self.in_turns is None else self.in_turns.noise,
-        )
+def _schedule(summary: Summary, role: Role, options: BuildOptions, eager_us: float) -> Schedule:
+    """The schedule of one pass."""
+    program = summary.found.programs[role].recording.program
+    parts = parts_of(program, options, summary.device) | {"mode": "training"}
+    return summary.storable(role, parts, schedule_key(parts), eager_us=eager_us).schedule
 
 
 def _refuse_strange_leaves(subject: Subject, given: Tensors, result: Any) -> None:
@@ -425,13 +390,13 @@ def _reaches(subject: Subject, given: Tensors, outputs: Tensors) -> dict[str, fr
     return found
 
 
-def _refuse_writes(found: FoundStep, call: nn.Module, subject: Subject) -> None:
+def _refuse_writes(step: Step, call: nn.Module, subject: Subject) -> None:
     """A step may write buffers; parameters and differentiated inputs it may not."""
     parameters = {name for name, _ in call.named_parameters()}
-    for program in (found.step.forward.program, found.step.backward.program):
+    for program in (step.forward.program, step.backward.program):
         for name in names_written(program):
             if name in parameters:
                 raise CannotRecord(f"the model writes into its parameter {name!r}")
-    for name in written_inputs(found.step.forward.program):
+    for name in written_inputs(step.forward.program):
         if name in subject.input_leaves:
             raise CannotRecord(f"the model writes into its input {name!r}, which requires grad")

@@ -7,6 +7,7 @@ from typing import Any
 
 from nimble_jobs import planner
 from nimble_jobs.planner.jobs.ahead import Told
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
@@ -32,9 +33,9 @@ def explain(
     """
     if spec.kind == "finetune":
         found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)
-        answer, schedule = planner.explained(found[True]), found[True].schedule
-        if False in found:
-            answer["accumulate"] = planner.explained(found[False])
+        answer, schedule = planner.explained(found[Role.UPDATE]), found[Role.UPDATE].schedule
+        if Role.ACCUMULATE in found:
+            answer["accumulate"] = planner.explained(found[Role.ACCUMULATE])
     else:
         request, device = asked(spec, allowed_python, memory_bytes)
         answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build, told=told)

@@ -13,7 +13,7 @@ from nimble_jobs.errors import PlanError, UsageError
 from nimble_jobs.graph import check, check_plan, make_plan, single_stream
 from nimble_jobs.graph.check import check_concurrency, check_order
 from nimble_jobs.graph.dag import Dag, build_dag
-from nimble_jobs.graph.plan import plan_dag
+from nimble_jobs.graph.plan import Analysis
 from nimble_jobs.schedule import BufferKind, Plan, Program, Sync
 from tests.interleavings import interleaving
 from tests.strategies import closure, dags, edges, happens_before, plans, program, programs, task, view
@@ -107,10 +107,10 @@ def test_planning_is_deterministic() -> None:
 
 def test_facts_with_durations() -> None:
     """With measured times the facts hold the longest path and the sum; without, neither."""
-    facts = plan_dag(DIAMOND, durations_us=[1.0, 2.0, 5.0, 1.0])[1]
+    facts = Analysis.of_dag(DIAMOND).plan(durations_us=[1.0, 2.0, 5.0, 1.0])[1]
     assert (facts.critical_path_us, facts.total_work_us) == (7.0, 9.0)
     assert (facts.tasks, facts.edges, facts.meg_edges, facts.matching, facts.width) == (4, 4, 4, 2, 2)
-    assert plan_dag(DIAMOND)[1].critical_path_us is None
+    assert Analysis.of_dag(DIAMOND).plan()[1].critical_path_us is None
 
 
 def test_nothing_to_plan() -> None:
@@ -134,7 +134,7 @@ def test_nothing_to_plan() -> None:
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     """Arguments that make no sense are refused with what was expected."""
     with pytest.raises(UsageError, match=message):
-        plan_dag(DIAMOND, **arguments)  # type: ignore[arg-type]
+        Analysis.of_dag(DIAMOND).plan(**arguments)  # type: ignore[arg-type]
 
 
 def respects(order: list[int], dag: Dag) -> bool:
@@ -146,7 +146,7 @@ def respects(order: list[int], dag: Dag) -> bool:
 @given(dags(max_nodes=10), st.none() | st.integers(1, 3))
 def test_no_interleaving_breaks_a_dependency(dag: Dag, bound: int | None) -> None:
     """However the streams advance, every task runs once and after what it depends on."""
-    plan, _ = plan_dag(dag, max_streams=bound)
+    plan, _ = Analysis.of_dag(dag).plan(max_streams=bound)
     for seed in range(100):
         order = list(interleaving(plan, seed))
         assert sorted(order) == list(range(dag.n))
@@ -166,7 +166,7 @@ def cells(count: int) -> Dag:
 def test_a_thousand_interleavings() -> None:
     """A thousand random interleavings of a network of cells meet no hazard."""
     dag = cells(12)
-    plan, facts = plan_dag(dag)
+    plan, facts = Analysis.of_dag(dag).plan()
     assert facts.streams > 2
     assert facts.syncs_used > 12
     assert all(respects(list(interleaving(plan, seed)), dag) for seed in range(1_000))
@@ -175,7 +175,7 @@ def test_a_thousand_interleavings() -> None:
 def test_every_synchronisation_is_missed() -> None:
     """Without any one synchronisation some interleaving does break a dependency: the simulation would notice."""
     dag = cells(4)
-    plan, _ = plan_dag(dag)
+    plan, _ = Analysis.of_dag(dag).plan()
     for sync in plan.syncs:
         broken = dataclasses.replace(plan, syncs=tuple(s for s in plan.syncs if s != sync))
         assert not all(respects(list(interleaving(broken, seed)), dag) for seed in range(2_000))

@@ -16,7 +16,7 @@ from nimble_jobs.graph.bounds import critical_path, width
 from nimble_jobs.graph.check import check_concurrency, check_order
 from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.matching import maximum_matching
-from nimble_jobs.graph.plan import plan_dag
+from nimble_jobs.graph.plan import Analysis
 from nimble_jobs.graph.reduction import minimum_equivalent_graph
 from nimble_jobs.graph.streams import chains, launch_order, share
 from nimble_jobs.schedule import Plan, Sync
@@ -61,7 +61,7 @@ def fewest_by_search(dag: Dag) -> int:
 @given(dags(max_nodes=5))
 def test_synchronisations_are_the_fewest(dag: Dag) -> None:
     """No assignment of maximum concurrency does with fewer synchronisations than the plan has, which is |E'| - |M|."""
-    plan, facts = plan_dag(dag)
+    plan, facts = Analysis.of_dag(dag).plan()
     assert len(plan.syncs) == facts.syncs_used == facts.syncs_needed == facts.meg_edges - facts.matching
     assert facts.syncs_needed == fewest_by_search(dag)
 
@@ -69,7 +69,7 @@ def test_synchronisations_are_the_fewest(dag: Dag) -> None:
 @given(dags(max_nodes=12))
 def test_count_of_synchronisations(dag: Dag) -> None:
     """Sharing of streams neither adds nor saves a synchronisation, and independent tasks stay on different streams."""
-    plan, facts = plan_dag(dag)
+    plan, facts = Analysis.of_dag(dag).plan()
     ordered = closure(dag)
     assert len(plan.syncs) == facts.meg_edges - facts.matching
     for u, v in combinations(range(dag.n), 2):
@@ -81,7 +81,7 @@ def test_count_of_synchronisations(dag: Dag) -> None:
 def test_sharing_leaves_nothing_to_share(seed: int) -> None:
     """After sharing, the last task of no stream comes before the first of another."""
     dag = network(20 + seed, Random(seed))
-    plan, _ = plan_dag(dag)
+    plan, _ = Analysis.of_dag(dag).plan()
     ordered = closure(dag)
     members = [[i for i in range(dag.n) if plan.stream_of[i] == s] for s in range(plan.streams)]
     assert all(members)
@@ -105,7 +105,7 @@ def test_bridges_are_paths(dag: Dag) -> None:
 def test_width_is_the_largest_antichain(dag: Dag) -> None:
     """The width is the size of a largest set of pairwise independent tasks; the plan has at least as many streams."""
     ordered = closure(dag)
-    plan, facts = plan_dag(dag)
+    plan, facts = Analysis.of_dag(dag).plan()
     largest = max(
         size
         for size in range(dag.n + 1)
@@ -143,7 +143,7 @@ def test_bounded_streams_wait_as_little_as_can_be(seed: int) -> None:
     """
     dice = Random(seed)
     dag = network(60, dice)
-    plan, facts = plan_dag(dag, max_streams=dice.choice([2, 3, 5]))
+    plan, facts = Analysis.of_dag(dag).plan(max_streams=dice.choice([2, 3, 5]))
     members = [[i for i in plan.order if plan.stream_of[i] == s] for s in range(plan.streams)]
     together = nx.DiGraph([*edges(dag), *(pair for some in members for pair in pairwise(some))])
     across = {(u, v) for u, v in nx.transitive_reduction(together).edges if plan.stream_of[u] != plan.stream_of[v]}
@@ -155,7 +155,7 @@ def test_bounded_streams_wait_as_little_as_can_be(seed: int) -> None:
 def test_bounded_streams(dag: Dag, bound: int, data: st.DataObject) -> None:
     """With a bound on the streams every dependency is still ordered, and each synchronisation is needed."""
     times = data.draw(st.none() | st.lists(st.integers(0, 5), min_size=dag.n, max_size=dag.n))
-    plan, facts = plan_dag(dag, max_streams=bound, durations_us=times)
+    plan, facts = Analysis.of_dag(dag).plan(max_streams=bound, durations_us=times)
     assert plan.streams == facts.streams <= bound
     for sync in plan.syncs:
         with pytest.raises(PlanError):
@@ -165,20 +165,20 @@ def test_bounded_streams(dag: Dag, bound: int, data: st.DataObject) -> None:
 def test_a_bound_that_is_wide_enough_changes_nothing() -> None:
     """The plan within a bound that it keeps anyway is the plan without one."""
     dag = network(40, Random(0))
-    plan, facts = plan_dag(dag)
-    assert plan_dag(dag, max_streams=plan.streams) == (plan, facts)
-    assert plan_dag(dag, max_streams=plan.streams - 1)[0] != plan
+    plan, facts = Analysis.of_dag(dag).plan()
+    assert Analysis.of_dag(dag).plan(max_streams=plan.streams) == (plan, facts)
+    assert Analysis.of_dag(dag).plan(max_streams=plan.streams - 1)[0] != plan
 
 
 def test_bounded_streams_keep_chains_together() -> None:
     """Four long chains on two streams are not torn: hardly a task waits for another stream."""
     chain = [(10 * c + i, 10 * c + i + 1) for c in range(4) for i in range(9)]
     dag = Dag.from_edges(41, [*chain, *((10 * c + 9, 40) for c in range(4))])
-    plan, facts = plan_dag(dag, max_streams=2)
+    plan, facts = Analysis.of_dag(dag).plan(max_streams=2)
     assert facts.width == 4
     assert plan.streams == 2
     assert len(plan.syncs) <= 1
-    assert plan_dag(DIAMOND, max_streams=1)[0].syncs == ()
+    assert Analysis.of_dag(DIAMOND).plan(max_streams=1)[0].syncs == ()
 
 
 def without(plan: Plan, sync: Sync) -> Plan:
@@ -188,7 +188,7 @@ def without(plan: Plan, sync: Sync) -> Plan:
 @given(dags(max_nodes=10))
 def test_a_plan_without_any_one_synchronisation_is_refused(dag: Dag) -> None:
     """Every synchronisation of a plan is needed: the check finds the unordered dependency when it is taken away."""
-    plan, _ = plan_dag(dag)
+    plan, _ = Analysis.of_dag(dag).plan()
     check_concurrency(dag, plan)
     for sync in plan.syncs:
         with pytest.raises(PlanError, match=f"task {sync.after} depends on task {sync.before}"):

@@ -12,11 +12,14 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan
+from nimble_jobs.planner.forward.build import observe_calls
 from nimble_jobs.planner.forward.in_flight import InFlight
-from nimble_jobs.planner.forward.samples import Samples
+from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import Found, left_out
 from nimble_jobs.planner.search.clock import Clock
+from nimble_jobs.planner.search.target import Planned
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
 from nimble_jobs.schedule import Candidate
 
@@ -39,19 +42,33 @@ def found(module: nn.Module, source: Source, replay_us: float) -> Found:
     variants = Variants(module)
     recording = record_source(variants.use(source), source, {"x": torch.zeros(1, 4, 8, 8)}, CPU)
     variants.use()
-    plan, facts = graph.single_stream(recording.program)
+    analysis = graph.Analysis.of(recording.program)
+    plan, facts = analysis.single_stream()
     candidate = replace(left_out(source.name, ""), replay_us=replay_us, records_per_s=1e6 / replay_us, peak_bytes=1000)
     return Found(
         candidate=candidate,
         source=source,
-        module=module,
-        recording=recording,
-        plan=plan,
-        memory=arena_plan(recording.program, plan),
-        facts=facts,
-        durations_us=(),
+        programs={
+            Role.FORWARD: Planned(
+                recording=recording,
+                analysis=analysis,
+                plan=plan,
+                memory=arena_plan(recording.program, plan),
+                facts=facts,
+                durations_us=(),
+                replay_us=replay_us,
+            )
+        },
         error=0.0,
     )
+
+
+def in_flight(module: nn.Module, options: BuildOptions, rows: list[Candidate]) -> InFlight:
+    example = {"x": torch.zeros(1, 4, 8, 8)}
+    observed = observe_calls(module, example, CPU)
+    shown = Example(inputs=example, batch=1, below=2)
+    target = ForwardTarget(module, shown, options, CPU, tolerance=1e-4, observed=observed)
+    return InFlight(target, options, clock=Clock(), told=lambda _: None, rows=rows)
 
 
 def chosen(
@@ -61,17 +78,7 @@ def chosen(
     left = {count: iter(values) for count, values in rates.items()}
     monkeypatch.setattr(measure, "throughput_per_s", lambda instances, *_a, **_k: next(left[len(instances)]))
     rows = [f.candidate for f in passed]
-    options = BuildOptions(purpose="throughput", **named)
-    flight = InFlight(
-        options,
-        CPU,
-        batch=1,
-        variants=Variants(module),
-        samples=Samples(passed[0].recording.program.inputs, 2, {}),
-        clock=Clock(),
-        told=lambda _: None,
-        rows=rows,
-    )
+    flight = in_flight(module, BuildOptions(purpose="throughput", **named), rows)
     return flight.most_records(passed[0], passed), rows
 
 
@@ -127,16 +134,7 @@ def test_instances_that_cannot_be_timed_are_closed(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("no\nway")
 
     passed = [found(module, GIVEN, 10.0)]
-    flight = InFlight(
-        BuildOptions(purpose="throughput", in_flight=2),
-        CPU,
-        batch=1,
-        variants=Variants(module),
-        samples=Samples(passed[0].recording.program.inputs, 2, {}),
-        clock=Clock(),
-        told=lambda _: None,
-        rows=(rows := []),
-    )
+    flight = in_flight(module, BuildOptions(purpose="throughput", in_flight=2), rows := [])
     monkeypatch.setattr(measure, "throughput_per_s", fails)
     assert flight.most_records(passed[0], passed) is passed[0]
     assert len(seen) == 2

@@ -11,19 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner.forward import samples
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
-from nimble_jobs.planner.forward.search import Search
+from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.planner.keys.step import step_options
 from nimble_jobs.planner.search import candidate as candidates
 from nimble_jobs.planner.sources.source import Source
-from nimble_jobs.schedule import Candidate, Program, Schedule
+from nimble_jobs.schedule import Candidate, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 CPU = torch.device("cpu")
@@ -54,18 +53,22 @@ class Twice(Images):
         return self.conv(x).relu() + x[:, :, 2:, 2:].tanh().sum(dim=1, keepdim=True)
 
 
-def two_streams(program: Program, *_: Any) -> Any:
-    return [graph.make_plan(program, max_streams=2)], None
+def with_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a search try plans with two streams, as on a GPU."""
+    module = sys.modules["nimble_jobs.planner.search.search"]
+    monkeypatch.setattr(module, "may_have_streams", lambda *_: True)
+    monkeypatch.setattr(module, "_HOPELESS", 0.0)
+    monkeypatch.setattr(module, "plans_with_streams", lambda one, *_: ([one.analysis.plan(max_streams=2)], None))
 
 
 def measured_as(monkeypatch: pytest.MonkeyPatch, mib: Sequence[int], replay_us: Sequence[float]) -> None:
     """Have the candidates of a search, one after the other, need so much memory and take so long."""
-    module = sys.modules["nimble_jobs.planner.forward.search"]
+    module = sys.modules["nimble_jobs.planner.forward.target"]
     real, sizes, times = module.capture_several, iter(mib), iter([10.0, *replay_us])  # eager is timed first
 
     def sized(*args: Any) -> Any:
         instances = real(*args)
-        instances[0].bytes = next(sizes) << 20
+        instances[0].bytes = next(sizes, 1) << 20  # the winner is captured again
         return instances
 
     monkeypatch.setattr(module, "capture_several", sized)
@@ -74,7 +77,7 @@ def measured_as(monkeypatch: pytest.MonkeyPatch, mib: Sequence[int], replay_us: 
 
 def searched(module: nn.Module, monkeypatch: pytest.MonkeyPatch, *further: Source, **options: Any) -> Built:
     """The search on the CPU, where only the first source is tried, with further ones."""
-    monkeypatch.setattr(Search, "_further_sources", lambda _: list(further))
+    monkeypatch.setattr(ForwardTarget, "further", lambda *_: list(further))
     images = torch.zeros(2, 3, 8, 8)
     return build_best(module.eval(), {"x": images}, "key", BuildOptions(**options), CPU)
 
@@ -163,12 +166,12 @@ def test_memory_is_planned_before_tasks_are_timed(monkeypatch: pytest.MonkeyPatc
 
 def test_what_measures_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first candidate, too: libraries may take more than was planned."""
-    module, limit = sys.modules["nimble_jobs.planner.forward.search"], 10**6
+    module, limit = sys.modules["nimble_jobs.planner.forward.target"], 10**6
     real, sizes = module.capture_several, iter([1000, 10 * limit])
 
     def larger(*args: Any) -> Any:
         instances = real(*args)
-        instances[0].bytes = next(sizes)
+        instances[0].bytes = next(sizes, 1000)  # the winner is captured again
         return instances
 
     monkeypatch.setattr(module, "capture_several", larger)
@@ -204,9 +207,7 @@ def test_the_budget_of_a_spec_bounds_the_search(
 
 def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first candidate is always measured; the others' rows say that the budget was used up."""
-    module = sys.modules["nimble_jobs.planner.forward.search"]
-
-    monkeypatch.setattr(module, "plans_with_streams", two_streams)
+    with_two_streams(monkeypatch)
     spent = searched(Twice(), monkeypatch, LAST, budget_s=0.0)
     two = row(spent, "eager kernels, 2 streams")
     assert (two.reason, two.streams) == ("not tried: the budget of 0 s was used up", 2)
@@ -234,7 +235,7 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
             seen.add(float(instance.inputs["x"].sum()))
 
     monkeypatch.setattr(measure, "_sample", sampled)
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.search"], "Samples", Watched)
+    monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.target"], "Samples", Watched)
     searched(Images(), monkeypatch)
     assert len(seen) == 4
 
@@ -257,7 +258,7 @@ def test_memory_counts_in_the_choice(
     """Two streams against 100 us in 40 of 800 MiB: what takes a fifth of them must save 16 % more time than what takes
     a twentieth, and 2 % for noise."""
     measured_as(monkeypatch, [40, mib], [100.0, replay_us])
-    monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.search"], "plans_with_streams", two_streams)
+    with_two_streams(monkeypatch)
     two = row(searched(Twice(), monkeypatch, memory_bytes=800 << 20), "eager kernels, 2 streams")
     assert two.chosen == chosen
     assert two.reason == reason or chosen

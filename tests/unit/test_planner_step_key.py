@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs import spec as specs
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, code_parts, program_key, program_parts, step_parts
 from nimble_jobs.planner.lookup.why import differences
 from tests.specs import Change, setting
@@ -170,7 +171,7 @@ def test_what_may_matter_changes_the_key(base: dict[str, Any], what: str, names:
     change(spec)
     found, before = parts_of(spec), parts_of(base)
     assert {name for name in {*before, *found} if found.get(name) != before.get(name)} == expected
-    assert program_key(found, update=True) != program_key(before, update=True)
+    assert program_key(found, Role.UPDATE) != program_key(before, Role.UPDATE)
 
 
 @pytest.mark.parametrize(
@@ -215,16 +216,18 @@ def test_what_the_file_of_the_loss_is_called_does_not_matter(base: dict[str, Any
     spec["train"]["loss"] = f"python:{renamed}:absolute"
     found, before = parts_of(spec), parts_of(base)
     assert found != before
-    assert program_key(found, update=True) == program_key(before, update=True)
+    assert program_key(found, Role.UPDATE) == program_key(before, Role.UPDATE)
     assert differences(found, before) == ()
 
 
 def test_the_two_programs_of_a_step_have_keys_of_their_own(base: dict[str, Any]) -> None:
     """The one that updates names the step: the check's seed follows from it."""
     parts = parts_of(base)
-    keys = [program_key(parts, update=update) for update in (True, False)]
+    keys = [program_key(parts, role) for role in (Role.UPDATE, Role.ACCUMULATE)]
     assert keys[0] != keys[1]
-    assert differences(program_parts(parts, update=True), program_parts(parts, update=False))[0].part == "train.program"
+    assert (
+        differences(program_parts(parts, Role.UPDATE), program_parts(parts, Role.ACCUMULATE))[0].part == "train.program"
+    )
     assert check_seed(parts) == int(keys[0][:7], 16)
 
 

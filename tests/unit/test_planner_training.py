@@ -17,11 +17,16 @@ from torch import nn
 from nimble_jobs.engine.capture import _CallInstance
 from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import EngineError, UsageError
+from nimble_jobs.graph import Analysis
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search import half
+from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.search import search as searching
+from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.plans import few_plans
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.search.target import Programs
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step import live as step_live
-from nimble_jobs.planner.step import search as step_search
 from nimble_jobs.planner.step.build import (
     EagerStep,
     OptimizerRecipe,
@@ -31,8 +36,8 @@ from nimble_jobs.planner.step.build import (
     prepare_step,
 )
 from nimble_jobs.planner.step.live import LiveStep
-from nimble_jobs.planner.step.search import FoundStep, StepSearch
-from nimble_jobs.schedule import Program, Schedule
+from nimble_jobs.planner.step.target import StepInstances, StepTarget
+from nimble_jobs.schedule import GraphFacts, Plan, Program, Schedule
 
 CPU = torch.device("cpu")
 STEPS = 20
@@ -874,33 +879,34 @@ def test_a_training_that_goes_on_is_checked_as_at_its_start(monkeypatch: pytest.
 LAST = Source(kernels="eager", layout="channels-last")
 
 
-def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[StepSearch, FoundStep]:
+def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Search, Found]:
     """The search on the CPU over two layouts, with streams as on a GPU."""
     request = request_for(images(), OptimizerRecipe(name="sgd"), options=BuildOptions(**options))
-    search = StepSearch(LiveStep(request, EagerStep(request, CPU), CPU, tolerance=1e-4), seed=0)
-    monkeypatch.setattr(StepSearch, "_further_sources", lambda _: [LAST])
-    monkeypatch.setattr(step_search, "streams_may_pay", lambda *_: True)
+    target = StepTarget(LiveStep(request, EagerStep(request, CPU), CPU, tolerance=1e-4), seed=0)
+    monkeypatch.setattr(StepTarget, "further", lambda *_: [LAST])
+    monkeypatch.setattr(searching, "may_have_streams", lambda *_: True)
+    search = Search(target, request.options)
     return search, search.run()
 
 
 def test_streams_are_searched_where_the_critical_path_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """All sources first run on one stream; then the others' rows say what stands against more."""
-    replays_us = iter([300.0, 200.0])
+    replays_us = iter([300.0, 200.0, 190.0])
     paths_us = iter([250.0, 150.0])
     asked: list[float] = []
-    real = StepSearch._single
+    real = Analysis.single_stream
 
-    def single(self: StepSearch, recording: Any) -> half.Half:
-        found = real(self, recording)
-        facts = replace(found.facts, critical_path_us=next(paths_us))
-        return replace(found, replay_us=next(replays_us), facts=facts)
+    def single_stream(self: Analysis, durations_us: Any = None) -> tuple[Plan, GraphFacts]:
+        plan, facts = real(self, durations_us)
+        return plan, facts if durations_us is None else replace(facts, critical_path_us=next(paths_us))
 
-    def streams(recording: Any, single: half.Half, *_: Any) -> tuple[half.Half, None]:
-        asked.append(single.replay_us)
-        return replace(single, replay_us=190.0), None
+    def fastest(_: Search, one: Found, name: str) -> Programs:
+        asked.append(one.replay_us)
+        return dict(one.programs)
 
-    monkeypatch.setattr(StepSearch, "_single", single)
-    monkeypatch.setattr(step_search, "with_streams", streams)
+    monkeypatch.setattr(Analysis, "single_stream", single_stream)
+    monkeypatch.setattr(StepInstances, "times_us", lambda self: {Role.UPDATE: next(replays_us)})
+    monkeypatch.setattr(Search, "_fastest_plans", fastest)
     search, found = searched(monkeypatch)
     assert asked == [200.0]
     assert (found.source, found.replay_us) == (LAST, 190.0)
@@ -919,11 +925,11 @@ def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -
         nonlocal recorded
         recorded += 1
         if recorded == 2:
-            monkeypatch.setattr(step_search, "time", Mock(monotonic=lambda: math.inf))
+            monkeypatch.setattr(searching, "time", Mock(monotonic=lambda: math.inf))
         return real(*args, **kwargs)
 
     monkeypatch.setattr(step_live, "record_step", record)
-    monkeypatch.setattr(StepSearch, "_several", lambda *_: None)
+    monkeypatch.setattr(Search, "_several_streams", lambda *_: None)
     search, found = searched(monkeypatch)
     assert recorded == 2
     assert found.source == Source(kernels="eager", layout="given")
@@ -931,23 +937,25 @@ def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -
     assert [(c.name, c.reason) for c in search.candidates][1:] == [(LAST.name, spent)]
 
 
-def test_few_plans_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The widest, bounded, then with 8 and 4 streams; none after the deadline."""
-    recording, single = Mock(), Mock(replay_us=10.0)
-    plans = [(Mock(streams=n), Mock()) for n in (2, 4, 8, 16, 99)]
-    monkeypatch.setattr(half, "plans_with_streams", lambda *_: (list(plans), None))
-    monkeypatch.setattr(half.graph, "make_plan", lambda *_, max_streams, **__: (Mock(streams=max_streams), Mock()))
-    monkeypatch.setattr(half.measure, "time_us", lambda *_: 11.0)
-    tried: list[int] = []
+def test_few_plans_are_measured() -> None:
+    """The widest, bounded, then with 8 and 4 streams."""
+    program = Mock()
+    program.analysis.plan = lambda *, max_streams, **_: (Mock(streams=max_streams), Mock())
+    few = few_plans(program, [(Mock(streams=n), Mock()) for n in (2, 4, 8, 16, 99)])
+    assert [plan.streams for plan, _ in few] == [32, 8, 4]
+    assert few_plans(program, []) == []
 
-    def capture(plan: Any) -> Any:
-        tried.append(plan.streams)
-        return Mock()
 
-    best = half.with_streams(recording, single, capture, BuildOptions(), CPU)
-    assert (best, tried) == ((single, None), [32, 8, 4])
-    late = half.with_streams(recording, single, capture, BuildOptions(), CPU, deadline=0.0)
-    assert (late, tried) == ((single, "not tried: the budget of 900 s was used up"), [32, 8, 4])
+def test_no_plan_is_captured_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several streams get a row that says why; one stream works."""
+    monkeypatch.setattr(searching, "_HOPELESS", 0.0)
+    monkeypatch.setattr(searching, "plans_with_streams", lambda one, *_: ([one.analysis.plan(max_streams=2)], None))
+    monkeypatch.setattr(StepTarget, "alone", lambda *_: pytest.fail("captured after the deadline"))
+    search, found = searched(monkeypatch, budget_s=0.0)
+    assert found.candidate.name == "eager kernels, 1 stream"
+    spent = "not tried: the budget of 0 s was used up"
+    names = [LAST.name, "eager kernels, several streams"]
+    assert [(c.name, c.reason) for c in search.candidates][1:] == [(name, spent) for name in names]
 
 
 def test_the_default_tolerance_is_that_of_what_is_computed_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom tests.unit.test_training_stored import train\n"
         "from nimble_jobs.planner.step import build as training, live as step_live\n"
-        "step_live.record_step = training.StepSearch.run = None\n"
+        "step_live.record_step = training.Search.run = None\n"
         "found, _ = train(Path(sys.argv[1]), 'second')\n"
         "assert found.schedule['hit'] == 'stored', found.schedule\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,41 +15,50 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
-from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.inputs import Below, draw, like, stand_out, varied
 from nimble_jobs.engine.observe import Observed, observe
-from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import RandomStates, state_bytes
-from nimble_jobs.engine.static_kernel import pack
-from nimble_jobs.errors import CannotRecord, NimbleError, first_line
-from nimble_jobs.planner.forward.search import Search
+from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
+from nimble_jobs.planner.forward.in_flight import InFlight
+from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.lookup.obtain import Fresh
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.limits import numbers_for
-from nimble_jobs.planner.search.candidate import PAYS, Found
-from nimble_jobs.planner.search.contest import eager_counts
-from nimble_jobs.planner.search.plans import capture_several
-from nimble_jobs.schedule import Candidate, Schedule
+from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.search.summary import Summary, table
+from nimble_jobs.planner.sources.source import AS_GIVEN
+from nimble_jobs.schedule import Schedule
 
 T = TypeVar("T")
 
 _SCALES = (1.0, 1e-6, 1e4, 0.0)  # of random input
+_RATES = 3  # of replays in flight, held against eager
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A new schedule, its instance, and the constants that must be stored beside it."""
+    """A new schedule, its instances, and what must be stored beside it."""
 
-    schedule: Schedule
-    instances: tuple[Instance, ...]  # as many as the schedule wants in flight; none where eager is faster
+    stored: Storable  # of no key parts yet
     recording: Recording
+    instances: tuple[Instance, ...]  # as many as the schedule wants in flight; none where eager is faster
     module: nn.Module  # whose weights the instances read: the given one, or its folded copy
-    binaries: bytes  # machine code of its kernels, in one piece; empty where they need their compiler, or are operators
-    failure: str | None  # why no candidate passed the check against eager; None where one did
     observed: Observed  # the module, as it was before its first call
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.stored.schedule
+
+    @property
+    def failure(self) -> str | None:
+        """Why no candidate passed the check against eager; None if one did."""
+        return self.stored.refused
 
     @property
     def instance(self) -> Instance:
@@ -90,15 +98,8 @@ def fresh(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = ""
     """A new schedule on its way into the store. One that failed its check is stored as refused, so that nobody builds
     it again; `meaning` begins the reason for eager then.
     """
-    storable = Storable(
-        schedule=built.schedule,
-        parts=parts,
-        constants=built.recording.constants,
-        binaries=built.binaries,
-        refused=built.failure,
-    )
     failure = None if built.failure is None else f"{meaning}{built.failure}"
-    return Fresh(value=value, storables=(storable,), close=built.close, failure=failure)
+    return Fresh(value=value, storables=(replace(built.stored, parts=parts),), close=built.close, failure=failure)
 
 
 def memory_left(request: Request, module: nn.Module) -> int | None:
@@ -143,21 +144,10 @@ def build_best(
                 example, integers = dict(inputs), dict(inputs)
             if eager_us is None:
                 eager_us = time_calls(lambda: module(*example.values()), device, observed)
-            search = Search(
-                module,
-                example,
-                options,
-                device,
-                batch=batch,
-                tolerance=tolerance,
-                below=below,
-                integers=integers,
-                eager_us=eager_us if eager_counts(options) else None,
-                observed=observed,
-                given=inputs if keep_integers else {},
-                told=told,
-            )
-            return _built(search, key, options, device, batch=batch, eager_us=eager_us, start=start)
+            given = inputs if keep_integers else {}
+            shown = Example(inputs=example, batch=batch, below=below, integers=integers, given=given)
+            target = ForwardTarget(module, shown, options, device, tolerance=tolerance, observed=observed)
+            return _Build(target, options, key=key, eager_us=eager_us, start=start, told=told).run()
         finally:
             observed.put_back()
             states.put_back()
@@ -174,69 +164,138 @@ def _refusing() -> Iterator[None]:
         raise CannotRecord(f"the model cannot be scheduled: {first_line(e)}") from e
 
 
-def _built(
-    search: Search, key: str, options: BuildOptions, device: torch.device, *, batch: int, eager_us: float, start: float
-) -> Built:
-    found = search.run()
-    chosen = found.module
-    assert chosen is not None  # the search is over
-    if device.type == "cuda":
-        stop_compilers()
-        torch.cuda.empty_cache()  # what the other candidates left behind
-    in_turns = search.contest
-    stays_eager = in_turns is not None and in_turns.eager_wins
-    if options.fold and not stays_eager:  # the weights are nobody else's
-        compact(chosen, device)
-    with search.clock.time("capture"):
-        instances = (
-            ()
-            if stays_eager
-            else capture_several(found.recording, found.plan, chosen, device, found.in_flight, found.memory)
+class _Build:
+    """From a target to its schedule, captured."""
+
+    def __init__(
+        self,
+        target: ForwardTarget,
+        options: BuildOptions,
+        *,
+        key: str,
+        eager_us: float,
+        start: float,
+        told: Callable[[str], None],
+    ) -> None:
+        self._target = target
+        self._options = options
+        self._key = key
+        self._eager_us = eager_us
+        self._start = start
+        self._told = told
+        self._search = Search(target, options, told=told)
+
+    def run(self) -> Built:
+        """Search, choose between the winner and eager, and capture the choice."""
+        target, search, options = self._target, self._search, self._options
+        try:
+            found = search.run(only_first=options.quick)
+            found = self._in_flight(found)
+            contest = self._against_eager(found) if found.failure is None else None
+            stays_eager = contest is not None and contest.eager_wins
+            target.use(AS_GIVEN if stays_eager else found.source)
+        except BaseException:
+            target.use(AS_GIVEN)
+            raise
+        if not stays_eager:
+            target.variants.settle()
+        devices.release_free_memory(target.device)  # what the other candidates left behind
+        if options.fold and not stays_eager:  # with `fold` nobody else has the weights
+            compact(target.module, target.device)
+        with search.clock.time("capture"):
+            instances = () if stays_eager else target.capture_several(found.only, found.in_flight)
+        error, failure = found.error, found.failure
+        for instance in instances if failure is None else ():
+            error, failure = self._checked(instance, found)
+            if failure is not None:
+                break
+        devices.clear_workspaces(target.device)  # of the calls in eager
+        return self._built(found, instances, contest, error, failure)
+
+    def _in_flight(self, found: Found) -> Found:
+        """How many replays to keep in flight, and of which candidate, if records a second are what counts."""
+        options, target = self._options, self._target
+        wanted = options.purpose == "throughput" and not options.quick and found.failure is None
+        if not wanted or not devices.able(target.device).streams:
+            return found
+        flights = InFlight(target, options, clock=self._search.clock, told=self._told, rows=self._search.candidates)
+        return flights.most_records(found, self._search.passed)
+
+    def _against_eager(self, found: Found) -> Contest | None:
+        """Eager and the winner, timed in turns; None if eager may not win, or is slower beyond doubt."""
+        target, count = self._target, found.in_flight
+        once_us = target.records / found.candidate.records_per_s * 1e6 if found.candidate.records_per_s else 0.0
+        if not worth_a_contest(once_us, self._eager_us, self._options):
+            return None
+        target.use(found.source)
+        instances = target.capture_several(found.only, count)
+        inputs = target.example.inputs
+        try:
+            for instance in instances:
+                for name, tensor in inputs.items():
+                    instance.inputs[name].copy_(tensor)
+            with self._search.clock.time("measure"), torch.no_grad():
+                if count > 1:
+                    rates = [measure.throughput_per_s(instances, target.device) for _ in range(_RATES)]
+                    return Contest.of([self._eager_us], [1e6 / rate for rate in rates])
+                return against_eager(
+                    lambda: target.eager(*inputs.values()),
+                    instances[0].replay,
+                    target.device,
+                    eager_us=self._eager_us,
+                    as_given=found.source.layout == "given",
+                    **target.turns(),
+                )
+        finally:
+            for instance in instances:
+                instance.close()
+
+    def _checked(self, instance: Instance, found: Found) -> tuple[float | None, str | None]:
+        """The relative norm against eager, and why that is too much, if it is."""
+        try:
+            with self._search.clock.time("check"):
+                return self._target.compare(instance, found.only.recording.program.inputs), None
+        except CheckFailed as e:
+            return e.error, str(e)
+
+    def _built(
+        self,
+        found: Found,
+        instances: tuple[Instance, ...],
+        contest: Contest | None,
+        error: float | None,
+        failure: str | None,
+    ) -> Built:
+        target = self._target
+        eager_us = self._eager_us if contest is None else contest.eager_us
+        nbytes = sum(i.bytes for i in instances) if instances else found.candidate.peak_bytes or 0
+        summary = Summary(
+            found=found,
+            contest=contest,
+            candidates=table(
+                self._search.candidates,
+                found,
+                eager_us=eager_us,
+                records=target.records,
+                contest=contest,
+                failure=failure,
+                many=self._options.purpose == "throughput",
+            ),
+            tolerance=target.tolerance,
+            error=error,
+            device=target.device,
+            build_s=time.perf_counter() - self._start,
+            stages=self._search.clock.stages,
+            memories={Role.FORWARD: nbytes},
         )
-    error, failure = found.error, found.failure
-    for instance in instances if failure is None else ():
-        error, failure = search.check(instance, found.recording)
-        if failure is not None:
-            break
-    if device.type == "cuda":
-        clear_workspaces()  # of the calls in eager
-    compiled, binaries = pack(found.recording.kernels) or ((), b"")
-    schedule = Schedule(
-        key=key,
-        program=found.recording.program,
-        plan=found.plan,
-        facts=found.facts,
-        offsets=found.memory.offsets,
-        arena_bytes=found.memory.peak_bytes,
-        durations_us=found.durations_us,
-        kernels=found.source.kernels,
-        layout=found.source.layout,
-        folded=found.source.folded,
-        merged=found.source.merged,
-        compiled=compiled,
-        binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
-        in_flight=found.in_flight,
-        candidates=_candidates(search, found, failure, eager_us, batch, options),
-        runs="eager" if stays_eager else "schedule",
-        noise=in_turns.noise if in_turns is not None else None,
-        tolerance=search.tolerance,
-        error=error,
-        device=devices.describe(device),
-        eager_us=eager_us if in_turns is None else in_turns.eager_us,
-        replay_us=found.replay_us if in_turns is None or found.in_flight > 1 else in_turns.replay_us,
-        peak_bytes=sum(i.bytes for i in instances) if instances else found.candidate.peak_bytes or 0,
-        build_s=time.perf_counter() - start,
-        stages=search.clock.stages,
-    )
-    return Built(
-        schedule=schedule,
-        instances=instances,
-        recording=found.recording,
-        module=chosen,
-        binaries=binaries,
-        failure=failure,
-        observed=search.observed,
-    )
+        stored = summary.storable(Role.FORWARD, {}, self._key, eager_us=eager_us, failure=failure)
+        return Built(
+            stored=stored,
+            recording=found.only.recording,
+            instances=instances,
+            module=target.module,
+            observed=target.observed,
+        )
 
 
 def observe_calls(
@@ -302,44 +361,3 @@ def _random_like(tensor: torch.Tensor, below: Below, device: torch.device) -> to
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.empty_like(tensor, device=device).copy_(draw(tensor.shape, tensor.dtype, below, device=device))
     return draw(tensor.shape, tensor.dtype, below, device=device)
-
-
-def _candidates(
-    search: Search, found: Found, failure: str | None, eager_us: float, batch: int, options: BuildOptions
-) -> tuple[Candidate, ...]:
-    """Everything that was tried, with eager in front and the winner marked."""
-    in_turns = search.contest
-    stays_eager = in_turns is not None and in_turns.eager_wins
-    eager_us = eager_us if in_turns is None else in_turns.eager_us
-    said = "the reference"
-    if failure is not None:
-        said += "; runs because no candidate passed its check"
-    elif in_turns is not None and stays_eager:
-        said += f"; {in_turns.over(found.candidate.name)}"
-    eager = Candidate(
-        name="eager",
-        replay_us=eager_us,
-        records_per_s=batch / eager_us * 1e6,
-        peak_bytes=None,
-        error=0.0,
-        chosen=failure is not None or stays_eager,
-        reason=said,
-    )
-    many = options.purpose == "throughput"
-    won = "the most records a second" if many else "the least time, weighed with its memory,"
-    won += " of those that passed their check"
-    tried = [
-        replace(c, chosen=not stays_eager, reason=f"{won}; slower than eager" if stays_eager else won)
-        if c == found.candidate and failure is None
-        else replace(c, reason=c.reason or _why_not(c, found.candidate, many=many))
-        for c in search.candidates
-    ]
-    return (eager, *tried)
-
-
-def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:
-    if (candidate.records_per_s or 0.0) > (winner.records_per_s or 0.0):
-        if (candidate.records_per_s or 0.0) * PAYS < (winner.records_per_s or 0.0):
-            return f"within the noise of {winner.name}"
-        return f"not enough faster than {winner.name} for its share of the memory"
-    return f"fewer records a second than {winner.name}" if many else f"slower than {winner.name}"

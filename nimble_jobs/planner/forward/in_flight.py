@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from nimble_jobs.engine import measure
 from nimble_jobs.graph.writes import names_written
-from nimble_jobs.planner.forward.samples import Samples
+from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.search.candidate import Found, failed, left_out
 from nimble_jobs.planner.search.clock import Clock
-from nimble_jobs.planner.search.plans import capture_several
-from nimble_jobs.planner.sources.source import Source, Variants
+from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate
 
 _MORE = (4, 8)  # after two
@@ -31,21 +28,15 @@ class InFlight:
 
     def __init__(
         self,
+        target: ForwardTarget,
         options: BuildOptions,
-        device: torch.device,
         *,
-        batch: int,
-        variants: Variants,
-        samples: Samples,
         clock: Clock,
         told: Callable[[str], None],
         rows: list[Candidate],
     ) -> None:
+        self._target = target
         self._options = options
-        self._device = device
-        self._batch = batch
-        self._variants = variants
-        self._samples = samples
         self._clock = clock
         self._told = told
         self._rows = rows
@@ -94,7 +85,8 @@ class InFlight:
     def _measured(self, found: Found, count: int) -> float | None:
         """Records a second with `count` replays in flight; None where they do not fit, or may not overlap."""
         name = f"{found.candidate.name}, {count} in flight"
-        streams, program, limit = found.plan.streams, found.recording.program, self._options.memory_bytes
+        program, limit = found.only.recording.program, self._options.memory_bytes
+        streams = found.only.plan.streams
         written = names_written(program, (*program.state, *program.constants))
         if count > 1 and written:
             self._rows.append(
@@ -111,19 +103,19 @@ class InFlight:
         self._told(name)
         try:
             with self._clock.time("capture"):
-                module = self._variants.use(found.source)
-                instances = capture_several(found.recording, found.plan, module, self._device, count, found.memory)
+                self._target.use(found.source)
+                instances = self._target.capture_several(found.only, count)
             try:
                 with self._clock.time("measure"):
                     for instance in instances:
-                        self._samples.fill(instance)
-                    rate = measure.throughput_per_s(instances, self._device) * self._batch
+                        self._target.samples(program.inputs).fill(instance)
+                    rate = measure.throughput_per_s(instances, self._target.device) * self._target.records
                 nbytes = sum(i.bytes for i in instances)
             finally:
                 for instance in instances:
                     instance.close()
         except Exception as e:  # noqa: BLE001 - one replay at a time works, whatever this is
-            self._rows.append(failed(name, e, self._device, streams=streams))
+            self._rows.append(failed(name, e, self._target.device, streams=streams))
             return None
         self._rows.append(replace(found.candidate, name=name, records_per_s=rate, peak_bytes=nbytes))
         return rate
@@ -131,6 +123,6 @@ class InFlight:
 
 def _one_stream(found: Found, passed: Sequence[Found]) -> list[Found]:
     """The same source on one stream, where that is another plan: replays in flight fill the device without streams."""
-    if found.plan.streams == 1:
+    if found.only.plan.streams == 1:
         return []
-    return [f for f in passed if f.source == found.source and f.plan.streams == 1][:1]
+    return [f for f in passed if f.source == found.source and f.only.plan.streams == 1][:1]

@@ -13,11 +13,11 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import depthwise, verify
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
-from nimble_jobs.engine.private import clear_workspaces
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
@@ -68,8 +68,7 @@ def restore(
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
         instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
         check(instances)
-        if device.type == "cuda":
-            clear_workspaces()  # of the checks' calls in eager
+        devices.clear_workspaces(device)  # of the checks' calls in eager
     except BaseException:
         for instance in instances:
             instance.close()

@@ -15,6 +15,7 @@ from nimble_jobs.models.identity import python_identity
 from nimble_jobs.planner.keys.files import LOSS
 from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.spec import ModelSpec, OptimizerSpec, ScheduleSpec, TrainSpec, parse_source
 
@@ -100,14 +101,14 @@ def default_tolerance_of(precision: str, device: torch.device) -> float:
     return verify.TOLERANCE["fp16" if precision == "fp32" and devices.multiplies_in_tf32(device) else precision]
 
 
-def program_parts(parts: Mapping[str, str], *, update: bool) -> dict[str, str]:
-    """The key parts of one of a step's programs: for batches with or without an update of the weights."""
-    return {**parts, _PROGRAM: "update" if update else "accumulate"}
+def program_parts(parts: Mapping[str, str], role: Role) -> dict[str, str]:
+    """The key parts of one of a step's programs."""
+    return {**parts, _PROGRAM: role.value}
 
 
-def program_key(parts: Mapping[str, str], *, update: bool) -> str:
+def program_key(parts: Mapping[str, str], role: Role) -> str:
     """The key of one of a step's programs."""
-    return schedule_key(program_parts(parts, update=update))
+    return schedule_key(program_parts(parts, role))
 
 
 def forward_parts(step: Mapping[str, str], x: torch.Tensor, layout: str) -> dict[str, str]:
@@ -117,12 +118,12 @@ def forward_parts(step: Mapping[str, str], x: torch.Tensor, layout: str) -> dict
     """
     own = {name: value for name, value in step.items() if not name.startswith(_OF_UPDATES)}
     shape = f"x:{_name(x.dtype)}{list(x.shape)}"
-    return {**own, "input": shape, "weights.memory_format": layout, _PROGRAM: "validation"}
+    return {**own, "input": shape, "weights.memory_format": layout, _PROGRAM: Role.VALIDATION.value}
 
 
 def check_seed(parts: Mapping[str, str]) -> int:
     """The seed of a step's last check, from its key: what passed once passes when it is loaded, or built again."""
-    return seed_of(program_key(parts, update=True))
+    return seed_of(program_key(parts, Role.UPDATE))
 
 
 def seed_of(key: str) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, first_line
-from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.search.target import Planned, Programs
 from nimble_jobs.planner.sources.source import Source
-from nimble_jobs.schedule import Candidate, GraphFacts, Plan
+from nimble_jobs.schedule import Candidate
 
 PAYS = 0.98  # more streams must come out below this share of fewer
 _MOST = 0.99  # share of the memory, above which a candidate is as costly as at it
@@ -24,18 +22,17 @@ class Found:
 
     candidate: Candidate
     source: Source
-    recording: Recording
-    plan: Plan
-    memory: MemoryPlan
-    facts: GraphFacts
-    durations_us: tuple[float, ...]
+    programs: Programs
     error: float | None
-    failure: str | None = None
+    failure: str | None = None  # why it must not be used: it disagrees with eager
     in_flight: int = 1
     available_bytes: int | None = None  # what it may use of the device's memory; None where that is no question
-    module: nn.Module | None = (
-        None  # of the chosen one: whose weights the program reads, the searched or its folded copy
-    )
+
+    @property
+    def only(self) -> Planned:
+        """The program of a target that has one."""
+        (planned,) = self.programs.values()
+        return planned
 
     @property
     def replay_us(self) -> float:

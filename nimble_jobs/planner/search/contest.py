@@ -53,6 +53,11 @@ def eager_counts(options: BuildOptions) -> bool:
     return said == "candidate" and options.eager == "candidate"
 
 
+def worth_a_contest(replay_us: float, eager_us: float, options: BuildOptions) -> bool:
+    """Whether eager may win, and is not slower beyond doubt. Raises UsageError."""
+    return eager_counts(options) and replay_us >= CLEARLY * eager_us
+
+
 def faster_in_eager(schedule: Schedule | None) -> str:
     """The end of a sentence about a schedule that is not used because eager is faster; empty for others."""
     if schedule is None or schedule.runs != "eager":
@@ -61,8 +66,21 @@ def faster_in_eager(schedule: Schedule | None) -> str:
     return f"; eager is faster here: {eager} a batch, a replay takes {replay}"
 
 
-def contest(eager: Callable[[], object], replay: Callable[[], object], device: torch.device, **turns: Any) -> Contest:
-    """Time both, in turns, with further arguments of `in_turns_us`."""
+def against_eager(
+    eager: Callable[[], object],
+    replay: Callable[[], object],
+    device: torch.device,
+    *,
+    eager_us: float,
+    as_given: bool,
+    **turns: Any,
+) -> Contest:
+    """Time both, in turns, with further arguments of `in_turns_us`. If the replay does not want the weights laid out
+    `as_given`, eager's time is `eager_us`, measured while they still were.
+    """
+    if not as_given:
+        (times,) = measure.in_turns_us([replay], device, **turns)
+        return Contest.of([eager_us], times)
     return Contest.of(*measure.in_turns_us([eager, replay], device, at_least=_ROUNDS, **turns))
 
 

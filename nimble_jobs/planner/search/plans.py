@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from nimble_jobs import graph
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.bind import arena_plan, bind
 from nimble_jobs.engine.capture import Instance, capture
@@ -16,10 +16,14 @@ from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.schedule import GraphFacts, Plan, Program
+from nimble_jobs.planner.search.target import Planned
+from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
 _WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
+_MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
+_FEWER_STREAMS = 8  # the most of plans with fewer streams than may run at once
+_MOST_PLANS = 3  # to be captured and measured: for a whole step each takes long
 
 
 def durations_us(
@@ -52,24 +56,39 @@ def durations_us(
 
 
 def plans_with_streams(
-    program: Program, facts: GraphFacts, durations: Sequence[float], options: BuildOptions, device: torch.device
+    program: Planned, options: BuildOptions, device: torch.device
 ) -> tuple[list[tuple[Plan, GraphFacts]], str | None]:
-    """Plans with more than one stream that are worth a try, or the measured reason why none is."""
-    limit = options.streams
-    if device.type == "cpu" or limit == 1 or facts.width < 2:
+    """Plans with more than one stream that are worth a try, or the measured reason why none is. `program` is planned on
+    one stream.
+    """
+    limit, facts, times = options.streams, program.facts, program.durations_us
+    if not may_have_streams(facts, options, device):
         return [], None
     assert facts.critical_path_us is not None
     assert facts.total_work_us is not None
     ratio = facts.critical_path_us / facts.total_work_us if facts.total_work_us else 1.0
     if ratio > _WORTH_TRYING:
         return [], f"not tried: the critical path is {ratio:.0%} of all work, so streams cannot pay"
-    full = graph.make_plan(program, durations_us=durations, max_streams=None if limit == "auto" else limit)
+    analysis = program.analysis
+    full = analysis.plan(durations_us=times, max_streams=None if limit == "auto" else limit)
     capped = [
-        graph.make_plan(program, durations_us=durations, max_streams=cap)
-        for cap in _CAPS
-        if limit == "auto" and cap < full[0].streams
+        analysis.plan(durations_us=times, max_streams=cap) for cap in _CAPS if limit == "auto" and cap < full[0].streams
     ]
     return [*capped, full], None
+
+
+def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.device) -> bool:
+    """Whether several streams are allowed, and there is something to run on them."""
+    return devices.able(device).streams and options.streams != 1 and facts.width >= 2
+
+
+def few_plans(program: Planned, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:
+    """Of plans with rising numbers of streams, the few that are worth a capture that takes long, the widest first."""
+    few = list(plans)
+    if few and few[-1][0].streams > _MOST_STREAMS:
+        few[-1] = program.analysis.plan(durations_us=program.durations_us, max_streams=_MOST_STREAMS)
+    fewer = [planned for planned in reversed(few[:-1]) if planned[0].streams <= _FEWER_STREAMS]
+    return [*few[-1:], *fewer][:_MOST_PLANS]
 
 
 def capture_several(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.depthwise import with_own_depthwise
-from nimble_jobs.engine.inductor import compile_module
+from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.models.preprocessed import Preprocessed
@@ -48,6 +47,11 @@ class Source:
             + (", folded" if self.folded else "")
             + (", merged products" if self.merged else "")
         )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler makes its kernels."""
+        return self.kernels != "eager"
 
     @property
     def rewrites(self) -> bool:
@@ -126,11 +130,10 @@ def record_source(
     layout = "given" if isinstance(module, Preprocessed) else source.layout
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
     state = state_of(module)
-    if source.kernels == "eager":
+    if not source.compiled:
         recording = record(module, example, state, device, module)
     else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice from compilers to their own users
+        with refusing_compilers("the model"):
             call = compile_module(
                 module,
                 max_autotune=source.kernels == "max-autotune",

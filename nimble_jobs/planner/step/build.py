@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,26 +11,26 @@ import torch
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
-from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
-from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.forward.build import tolerance_for
 from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, default_tolerance_of, program_parts
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.refusals import refusing_to_prepare
 from nimble_jobs.planner.module.restoring import Places, no_traces
 from nimble_jobs.planner.module.watch import watch_steps
-from nimble_jobs.planner.search.contest import CLEARLY, Contest, contest, eager_counts
-from nimble_jobs.planner.search.half import explained
+from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.step.eager import EagerStep, TrainingStep
 from nimble_jobs.planner.step.live import LiveStep
 from nimble_jobs.planner.step.optimizer import Tensors
 from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
-from nimble_jobs.planner.step.search import FoundStep, StepSearch
-from nimble_jobs.schedule import Candidate, Schedule
+from nimble_jobs.planner.step.target import StepTarget
+from nimble_jobs.schedule import Schedule
 
 __all__ = ["BuiltStep", "CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
 
@@ -46,12 +45,12 @@ class CapturedStep:
 
     fallback: str | None = None
 
-    def __init__(self, live: LiveStep, instances: Mapping[bool, Instance], schedules: Mapping[bool, Schedule]) -> None:
+    def __init__(self, live: LiveStep, instances: Mapping[Role, Instance], schedules: Mapping[Role, Schedule]) -> None:
         self._eager = live.eager
-        self._instances = dict(instances)  # by whether they update the weights
+        self._instances = dict(instances)
         self._inputs = dict(live.inputs)
-        self.schedule: Schedule | None = schedules[True]
-        self.schedules: Mapping[bool, Schedule] = dict(schedules)  # likewise
+        self.schedule: Schedule | None = schedules[Role.UPDATE]
+        self.schedules: Mapping[Role, Schedule] = dict(schedules)
         names = {p.name for s in schedules.values() for p in s.program.state}
         self._places = Places.of(live.request.module, names)
         self._latest: Instance | None = None  # None: eager's
@@ -82,7 +81,7 @@ class CapturedStep:
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         if not self._instances:
             raise EngineError("the training step is closed")
-        update = last_of_accumulation or False not in self._instances
+        update = last_of_accumulation or Role.ACCUMULATE not in self._instances
         if x.shape != self._inputs["x"].shape or y.shape != self._inputs["y"].shape:
             self._eager.run(x, y, lr, last_of_accumulation)
             self._latest, self._updated = None, None if update else self._updated
@@ -91,7 +90,7 @@ class CapturedStep:
             if given is not static:
                 static.copy_(given, non_blocking=True)
         self._eager.arithmetic.optimizer.lr.fill_(lr)
-        instance = self._instances[update]
+        instance = self._instances[Role.UPDATE if update else Role.ACCUMULATE]
         instance.replay()
         self._latest, self._updated = instance, instance if update else self._updated
 
@@ -136,64 +135,110 @@ def build_step(
     OutOfMemory.
     """
     report(phase="build")
-    start = time.perf_counter()
     eager = EagerStep(request, device)
-    tolerance = step_tolerance(request, device)
-    live = LiveStep(request, eager, device, tolerance=tolerance)
-    seed = check_seed(parts)
-    search = StepSearch(live, seed=seed, report=report)
+    live = LiveStep(request, eager, device, tolerance=step_tolerance(request, device))
     try:
-        with no_traces(eager.arithmetic.objective, device), torch.inference_mode(False):
-            try:
-                live.refuse_what_replays_leave_out()
-                eager_us = _eager_us(live)
-                with refusing_to_prepare(device, live.in_eager):
-                    found = search.run()
-                    if device.type == "cuda":
-                        torch.cuda.empty_cache()  # what the other candidates left behind
-                    memories = {u: arena_plan(r.program, found.halves[u].plan) for u, r in found.recordings.items()}
-                    plans = {u: half.plan for u, half in found.halves.items()}
-                    instances = live.capture(found.recordings, plans, memories)
-                    try:
-                        live.check(instances, seed=seed)
-                        in_turns = _against_eager(live, found, instances[True], eager_us)
-                    except BaseException:
-                        for instance in instances.values():
-                            instance.close()
-                        raise
-                nbytes = {update: instance.bytes for update, instance in instances.items()}
-                if in_turns is not None and in_turns.eager_wins:
-                    for instance in instances.values():
-                        instance.close()
-                    live.use("given")
-            except BaseException:
-                live.use("given")
-                raise
+        return _Build(live, parts, report).run()
     except (OutOfMemory, DeviceFault):
         raise
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
         return BuiltStep(step=eager)
-    eager_us = eager_us if in_turns is None else in_turns.eager_us
-    common = _Common(
-        found=found,
-        in_turns=in_turns,
-        candidates=explained(search.candidates, found.candidate, _eager_candidate(request, eager_us), in_turns),
-        tolerance=tolerance,
-        device=device,
-        eager_us=eager_us,
-        build_s=(time.perf_counter() - start) / len(instances),
-    )
-    storables = {
-        update: common.storable(program_parts(parts, update=update), update, memories[update], nbytes[update])
-        for update in instances
-    }
-    schedules = {update: storable.schedule for update, storable in storables.items()}
-    if in_turns is not None and in_turns.eager_wins:
-        eager.instead_of(schedules)
-        return BuiltStep(step=eager, storables=tuple(storables.values()))
-    step = CapturedStep(live, instances, schedules)
-    return BuiltStep(step=step, storables=tuple(storables.values()))
+
+
+class _Build:
+    """From the live tensors of a step to its schedules, captured."""
+
+    def __init__(self, live: LiveStep, parts: Parts, report: Report) -> None:
+        self._live = live
+        self._parts = parts
+        self._seed = check_seed(parts)
+        self._target = StepTarget(live, seed=self._seed)
+        self._search = Search(self._target, live.request.options, told=lambda _: report(phase="build"))
+        self._start = time.perf_counter()
+
+    def run(self) -> BuiltStep:
+        """Search, choose between the winner and eager, and capture the choice. Raises EngineError."""
+        live, device = self._live, self._live.device
+        with no_traces(live.eager.arithmetic.objective, device), torch.inference_mode(False):
+            try:
+                live.refuse_what_replays_leave_out()
+                eager_us = _eager_us(live)
+                with refusing_to_prepare(device, live.in_eager):
+                    found = self._search.run(only_first=live.request.only is not None)
+                    devices.release_free_memory(device)  # what the other candidates left behind
+                    captured = self._target.capture(found.source, found.programs)
+                    try:
+                        live.check(captured.instances, seed=self._seed)
+                        contest = self._against_eager(found, captured.instances[Role.UPDATE], eager_us)
+                    except BaseException:
+                        captured.close()
+                        raise
+                memories = {role: instance.bytes for role, instance in captured.instances.items()}
+                stays_eager = contest is not None and contest.eager_wins
+                if stays_eager:
+                    captured.close()
+                    live.use("given")
+            except BaseException:
+                live.use("given")
+                raise
+        storables = self._storables(found, contest, eager_us, memories)
+        schedules = {role: storable.schedule for role, storable in storables.items()}
+        step: TrainingStep
+        if stays_eager:
+            live.eager.instead_of(schedules)
+            step = live.eager
+        else:
+            step = CapturedStep(live, captured.instances, schedules)
+        return BuiltStep(step=step, storables=tuple(storables.values()))
+
+    def _against_eager(self, found: Found, instance: Instance, eager_us: float) -> Contest | None:
+        """An update in eager and replayed, timed in turns; None if the replay is faster beyond doubt, or eager may not
+        win: a training goes on with the source that it began with.
+        """
+        live = self._live
+        replay_us = found.programs[Role.UPDATE].replay_us
+        if live.request.only is not None or not worth_a_contest(replay_us, eager_us, live.request.options):
+            return None
+        try:
+            return against_eager(
+                live.in_eager,
+                instance.replay,
+                live.device,
+                eager_us=eager_us,
+                as_given=found.source.layout == "given",
+            )
+        finally:
+            live.restore()
+
+    def _storables(
+        self, found: Found, contest: Contest | None, eager_us: float, memories: Mapping[Role, int]
+    ) -> dict[Role, Storable]:
+        request = self._live.request
+        eager_us = eager_us if contest is None else contest.eager_us
+        summary = Summary(
+            found=found,
+            contest=contest,
+            contested=Role.UPDATE,
+            candidates=table(
+                self._search.candidates,
+                found,
+                eager_us=request.accumulate * eager_us,
+                records=self._target.records,
+                contest=contest,
+            ),
+            tolerance=self._live.tolerance,
+            error=found.error,
+            device=self._live.device,
+            build_s=(time.perf_counter() - self._start) / len(memories),
+            stages=self._search.clock.stages,
+            memories=memories,
+        )
+        storables = {}
+        for role in request.programs:
+            parts = program_parts(self._parts, role)
+            storables[role] = summary.storable(role, parts, schedule_key(parts), eager_us=eager_us)
+        return storables
 
 
 def step_tolerance(request: StepRequest, device: torch.device) -> float:
@@ -216,78 +261,3 @@ def _eager_us(live: LiveStep) -> float:
         raise OutOfMemory(f"not enough memory on {live.device} for a training step: {e}") from e
     finally:
         live.restore()
-
-
-def _against_eager(live: LiveStep, found: FoundStep, instance: Instance, eager_us: float) -> Contest | None:
-    """An update in eager and replayed, timed in turns; None where the replay is faster beyond doubt, or eager may not
-    win: where a training goes on with the source that it began with.
-
-    Where the replay wants the weights laid out otherwise, eager's time is that of before the search.
-    """
-    may_win = live.request.only is None and eager_counts(live.request.options)
-    if not may_win or found.halves[True].replay_us < CLEARLY * eager_us:
-        return None
-    eager, (x, y) = live.eager, live.inputs.values()
-    try:
-        if found.source.layout != "given":
-            (times,) = measure.in_turns_us([instance.replay], live.device)
-            return Contest.of([eager_us], times)
-        objective = eager.arithmetic.objective
-        return contest(lambda: eager.run_with(objective, x, y, update=True), instance.replay, live.device)
-    finally:
-        live.restore()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Common:
-    """What the schedules of a step's programs share."""
-
-    found: FoundStep
-    in_turns: Contest | None
-    candidates: tuple[Candidate, ...]
-    tolerance: float
-    device: torch.device
-    eager_us: float
-    build_s: float  # each program's share
-
-    def storable(self, parts: Parts, update: bool, memory: MemoryPlan, nbytes: int) -> Storable:
-        half, recording = self.found.halves[update], self.found.recordings[update]
-        compiled, binaries = pack(recording.kernels) or ((), b"")
-        in_turns = self.in_turns
-        schedule = Schedule(
-            key=schedule_key(parts),
-            program=recording.program,
-            plan=half.plan,
-            facts=half.facts,
-            offsets=memory.offsets,
-            arena_bytes=memory.peak_bytes,
-            durations_us=half.durations_us,
-            kernels=self.found.source.kernels,
-            layout=self.found.source.layout,
-            compiled=compiled,
-            binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
-            candidates=self.candidates,
-            tolerance=self.tolerance,
-            error=self.found.error,
-            device=devices.describe(self.device),
-            eager_us=self.eager_us,
-            replay_us=in_turns.replay_us if in_turns is not None and update else half.replay_us,
-            peak_bytes=nbytes,
-            build_s=self.build_s,
-            runs="eager" if in_turns is not None and in_turns.eager_wins else "schedule",
-            noise=None if in_turns is None else in_turns.noise,
-        )
-        return Storable(schedule=schedule, parts=parts, constants=recording.constants, binaries=binaries)
-
-
-def _eager_candidate(request: StepRequest, eager_us: float) -> Candidate:
-    replay_us = request.accumulate * eager_us
-    return Candidate(
-        name="eager",
-        replay_us=replay_us,
-        records_per_s=request.accumulate * request.x.shape[0] / replay_us * 1e6,
-        peak_bytes=None,
-        error=0.0,
-        chosen=False,
-        reason="the reference",
-    )

@@ -18,6 +18,7 @@ from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
 from nimble_jobs.planner.step.eager import EagerStep
 from nimble_jobs.planner.step.record import state_of_step
@@ -39,7 +40,7 @@ Update = tuple[Sequence[torch.Tensor], Tensors]  # the losses of its batches, an
 
 def check_step(
     eager: EagerStep,
-    instances: Mapping[bool, Instance],  # by whether they update the weights
+    instances: Mapping[Role, Instance],
     inputs: Mapping[str, torch.Tensor],
     device: torch.device,
     *,
@@ -90,7 +91,7 @@ def check_step(
 
 def _compare_course(
     eager: EagerStep,
-    instances: Mapping[bool, Instance],
+    instances: Mapping[Role, Instance],
     inputs: Mapping[str, torch.Tensor],
     live: Tensors,
     batches: Sequence[Sequence[Batch]],  # of each update

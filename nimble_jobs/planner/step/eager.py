@@ -13,6 +13,7 @@ from torch import nn
 from nimble_jobs.engine.private import tree_leaves
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.step import differentiate
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.compare import writable
 from nimble_jobs.planner.step.counters import Counters
 from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
@@ -24,7 +25,7 @@ class TrainingStep(Protocol):
     """Trains a module batch by batch. Weights live in the module, everything else that outlasts a step in here."""
 
     schedule: Schedule | None  # of the batches that end with an update; its `runs` may say that eager is faster
-    schedules: Mapping[bool, Schedule]  # by whether they update the weights
+    schedules: Mapping[Role, Schedule]
     fallback: str | None  # why steps run in eager; None where they replay a schedule, or eager is faster
 
     @property
@@ -174,7 +175,7 @@ class EagerStep:
     def __init__(self, request: StepRequest, device: torch.device, *, fallback: str | None = None) -> None:
         self.fallback: str | None = fallback
         self.schedule: Schedule | None = None
-        self.schedules: Mapping[bool, Schedule] = MappingProxyType({})
+        self.schedules: Mapping[Role, Schedule] = MappingProxyType({})
         self.arithmetic = Arithmetic(request, device)
         self._accumulates = request.accumulate > 1
         self._inputs = {
@@ -190,9 +191,9 @@ class EagerStep:
     def inputs(self) -> dict[str, torch.Tensor]:
         return self._inputs
 
-    def instead_of(self, schedules: Mapping[bool, Schedule]) -> None:
-        """Say that these, by whether they update the weights, were measured to be slower."""
-        self.schedule, self.schedules = schedules[True], dict(schedules)
+    def instead_of(self, schedules: Mapping[Role, Schedule]) -> None:
+        """Say that these schedules were measured to be slower."""
+        self.schedule, self.schedules = schedules[Role.UPDATE], dict(schedules)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         self.arithmetic.optimizer.lr.fill_(lr)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +11,7 @@ from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.hooks import refuse_backward_hooks, refuse_gradient_hooks
 from nimble_jobs.planner.sources.source import Layout, Source, Variants
 from nimble_jobs.planner.step.check import check_step
@@ -21,7 +21,18 @@ from nimble_jobs.planner.step.record import objective_with, record_step, state_o
 from nimble_jobs.planner.step.request import StepRequest
 from nimble_jobs.schedule import Plan, Program
 
-_PLANNED_NOW: Mapping[bool, MemoryPlan] = MappingProxyType({})
+
+class Capturable(Protocol):
+    """What it takes to capture one program."""
+
+    @property
+    def recording(self) -> Recording: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def memory(self) -> MemoryPlan: ...
 
 
 class LiveStep:
@@ -87,7 +98,7 @@ class LiveStep:
         return objective_with(self.eager.arithmetic, source.kernels)
 
     def record(
-        self, source: Source, objective: Callable[..., Any], *, update: bool, like: Program | None = None
+        self, source: Source, objective: Callable[..., Any], role: Role, *, like: Program | None = None
     ) -> Recording:
         """Record one program, `like` it was before. The values are then as they were at first. Raises CannotRecord."""
         arithmetic = self.eager.arithmetic
@@ -98,8 +109,8 @@ class LiveStep:
             self.inputs,
             self.device,
             objective=objective,
-            compiled=source.kernels != "eager",
-            update=update,
+            compiled=source.compiled,
+            update=role is Role.UPDATE,
             accumulate=accumulate,
             like=like,
         )
@@ -118,17 +129,13 @@ class LiveStep:
             memory=memory,
         )
 
-    def capture(
-        self,
-        recordings: Mapping[bool, Recording],
-        plans: Mapping[bool, Plan],
-        memories: Mapping[bool, MemoryPlan] = _PLANNED_NOW,
-    ) -> dict[bool, Instance]:
+    def capture(self, programs: Mapping[Role, Capturable]) -> dict[Role, Instance]:
         """All programs. The values are then as they were at first. Raises EngineError, OutOfMemory."""
-        made: dict[bool, Instance] = {}
+        made: dict[Role, Instance] = {}
         try:
-            for update in self.request.programs:
-                made[update] = self.capture_one(recordings[update], plans[update], memories.get(update))
+            for role in self.request.programs:
+                each = programs[role]
+                made[role] = self.capture_one(each.recording, each.plan, each.memory)
         except BaseException:
             for instance in made.values():
                 instance.close()
@@ -136,7 +143,7 @@ class LiveStep:
         self.restore()
         return made
 
-    def check(self, instances: Mapping[bool, Instance], *, seed: int) -> float:
+    def check(self, instances: Mapping[Role, Instance], *, seed: int) -> float:
         """The largest relative norm of a difference from eager. Raises CheckFailed. Restores the values."""
         try:
             return check_step(self.eager, instances, self.inputs, self.device, tolerance=self.tolerance, seed=seed)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from nimble_jobs import graph
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.private import clear_workspaces
+from nimble_jobs.engine.record import Recording
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.forward.restore import recording_of, source_of
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, program_key
 from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, touch, use_stored
 from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
@@ -23,9 +25,10 @@ from nimble_jobs.planner.step.build import CapturedStep, Parts, Report, build_st
 from nimble_jobs.planner.step.eager import EagerStep, TrainingStep
 from nimble_jobs.planner.step.live import LiveStep
 from nimble_jobs.planner.step.request import StepRequest
+from nimble_jobs.schedule import Plan
 from nimble_jobs.store import Store
 
-_MEANT = {True: "", False: "for batches without an update, "}
+_MEANT = {Role.UPDATE: "", Role.ACCUMULATE: "for batches without an update, "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ def prepare_stored_step(
     where the code is not what the key says. On a miss `on_miss` decides, as for scoring. Raises JobFailed, OutOfMemory,
     DeviceFault, StoreError, and what `waiting` raises.
     """
-    key = program_key(parts, update=True)
+    key = program_key(parts, Role.UPDATE)
 
     def build() -> Fresh[TrainingStep]:
         built = build_step(request, device=device, parts=parts, report=report)
@@ -78,18 +81,18 @@ def prepare_stored_step(
 def eager_by_choice(request: StepRequest, parts: Parts, *, device: torch.device, store: Store) -> PreparedStep | None:
     """The step as it is, where the store says that it is faster than a schedule; None where it does not."""
     keys = _keys(request, parts)
-    materials: dict[bool, Material] = {}
-    for update, key in keys.items():
+    materials: dict[Role, Material] = {}
+    for role, key in keys.items():
         found = read_stored(key, store)
         if not isinstance(found, Taken) or found.value.schedule.runs != "eager":
             return None
-        materials[update] = found.value
+        materials[role] = found.value
     touch(dict.fromkeys(keys.values()), store)
-    return PreparedStep(step=_eager(request, materials, device), key=keys[True], hit=Hit.STORED)
+    return PreparedStep(step=_eager(request, materials, device), key=keys[Role.UPDATE], hit=Hit.STORED)
 
 
-def _keys(request: StepRequest, parts: Parts) -> dict[bool, str]:
-    return {update: program_key(parts, update=update) for update in request.programs}
+def _keys(request: StepRequest, parts: Parts) -> dict[Role, str]:
+    return {role: program_key(parts, role) for role in request.programs}
 
 
 def _take(
@@ -97,12 +100,12 @@ def _take(
 ) -> Taken[TrainingStep] | Miss | Refused:
     """Load what is stored. What proves unfit is quarantined. Raises OutOfMemory, DeviceFault, StoreError."""
     keys = _keys(request, parts)
-    materials: dict[bool, Material] = {}
-    for update, key in keys.items():
+    materials: dict[Role, Material] = {}
+    for role, key in keys.items():
         found = read_stored(key, store)
         if not isinstance(found, Taken):
-            return replace(found, reason=f"{_MEANT[update]}{found.reason}")
-        materials[update] = found.value
+            return replace(found, reason=f"{_MEANT[role]}{found.reason}")
+        materials[role] = found.value
     sources = {source_of(material.schedule) for material in materials.values()}
     if len(sources) > 1:
         return Miss(reason="the stored schedules of the step are of two builds")
@@ -121,53 +124,62 @@ def _take(
             return _eager(request, materials, device)
         return _loaded(request, source, materials, device, seed=check_seed(parts))
 
-    return use_stored({key: materials[update] for update, key in keys.items()}, make, store)
+    return use_stored({key: materials[role] for role, key in keys.items()}, make, store)
 
 
-def _eager(request: StepRequest, materials: Mapping[bool, Material], device: torch.device) -> EagerStep:
+def _eager(request: StepRequest, materials: Mapping[Role, Material], device: torch.device) -> EagerStep:
     """The step as it is, which was measured to be faster than what is stored."""
     step = EagerStep(request, device)
-    step.instead_of({update: material.schedule for update, material in materials.items()})
+    step.instead_of({role: material.schedule for role, material in materials.items()})
     return step
 
 
 def _loaded(
-    request: StepRequest, source: Source, materials: Mapping[bool, Material], device: torch.device, *, seed: int
+    request: StepRequest, source: Source, materials: Mapping[Role, Material], device: torch.device, *, seed: int
 ) -> CapturedStep:
     """Capture stored programs over the live state, and check them against eager once.
 
     Nothing is searched, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
     """
-    schedules = {update: material.schedule for update, material in materials.items()}
+    schedules = {role: material.schedule for role, material in materials.items()}
     for schedule in schedules.values():
         graph.check_plan(schedule.program, schedule.plan)
     live = LiveStep(request, EagerStep(request, device), device, tolerance=step_tolerance(request, device))
-    instances: dict[bool, Instance] = {}
+    instances: dict[Role, Instance] = {}
     with no_traces(live.eager.arithmetic.objective, device), torch.inference_mode(False):
         try:
             live.refuse_what_replays_leave_out()
             live.use(source.layout)
-            recordings = {}
-            for update, material in materials.items():
-                recordings[update] = recording_of(
-                    material,
-                    lambda update=update, like=material.schedule.program: live.record(  # type: ignore[misc]
-                        source, live.objective(source), update=update, like=like
-                    ),
-                )
-            plans = {update: schedule.plan for update, schedule in schedules.items()}
-            memories = {
-                update: MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
-                for update, schedule in schedules.items()
-            }
-            instances = live.capture(recordings, plans, memories)
+            programs = {role: _program(live, source, role, material) for role, material in materials.items()}
+            instances = live.capture(programs)
             live.check(instances, seed=seed)
-            if device.type == "cuda":
-                clear_workspaces()  # of the check's calls in eager
+            devices.clear_workspaces(device)  # of the check's calls in eager
         except BaseException:
             for instance in instances.values():
                 instance.close()
             live.use("given")
             raise
     return CapturedStep(live, instances, schedules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """What it takes to capture a stored program."""
+
+    recording: Recording
+    plan: Plan
+    memory: MemoryPlan
+
+
+def _program(live: LiveStep, source: Source, role: Role, material: Material) -> _Program:
+    schedule = material.schedule
+
+    def record() -> Recording:
+        return live.record(source, live.objective(source), role, like=schedule.program)
+
+    return _Program(
+        recording=recording_of(material, record),
+        plan=schedule.plan,
+        memory=MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes),
+    )

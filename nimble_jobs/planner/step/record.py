@@ -6,7 +6,6 @@ All that it reads and writes is state, the batch and the learning rate included,
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.host_reads import watching
-from nimble_jobs.engine.inductor import compile_module, kernels_to
+from nimble_jobs.engine.inductor import compile_module, kernels_to, refusing_compilers
 from nimble_jobs.engine.recompute import draw_once
 from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
@@ -63,15 +62,10 @@ def record_step(
     `like`, what it was before, nothing is measured. Raises CannotRecord as `engine.record.record` does, and where the
     backward pass draws random numbers.
     """
-    with warnings.catch_warnings() if compiled else contextlib.nullcontext():
-        if compiled:
-            warnings.simplefilter("ignore")  # advice from compilers to their own users
-        try:
-            found = _recorded(
-                arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
-            )
-        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
-            raise CannotRecord(f"Inductor cannot compile the backward pass: {str(e).splitlines()[0]}") from e
+    with refusing_compilers("the backward pass") if compiled else contextlib.nullcontext():
+        found = _recorded(
+            arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
+        )
         split = replace(found, program=split_convolutions(found.program))
         return with_own_depthwise(split, device, like=like) if compiled else split
 

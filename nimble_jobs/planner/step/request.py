@@ -11,6 +11,7 @@ from torch import nn
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.sources.source import Source
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -77,9 +78,9 @@ class StepRequest:
             raise UsageError(f"optimizer.groups: the module has no parameter {min(unknown)!r}")
 
     @property
-    def programs(self) -> tuple[bool, ...]:
-        """Which programs the step has, by whether they update the weights, in the order in which they run."""
-        return (False, True) if self.accumulate > 1 else (True,)
+    def programs(self) -> tuple[Role, ...]:
+        """The programs that the step has, in the order in which they run."""
+        return (Role.ACCUMULATE, Role.UPDATE) if self.accumulate > 1 else (Role.UPDATE,)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

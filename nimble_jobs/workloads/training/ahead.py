@@ -13,6 +13,7 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import code_parts, forward_parts, program_parts, step_parts
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.lookup.why import Why, why_of
@@ -37,31 +38,31 @@ def why(spec: JobSpec, *, store: Store) -> Why:
     if missed is not None or not _replays_validations(spec):
         return missed or answers[0]
     assert answers[0].schedule is not None
-    validation = why_of(forward_parts(keys[True], x, answers[0].schedule.layout), store=store)
+    validation = why_of(forward_parts(keys[Role.UPDATE], x, answers[0].schedule.layout), store=store)
     return answers[0] if validation.hit else replace(validation, reason=f"validation: {validation.reason}")
 
 
 def explain(
     spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...] = (), told: Told = lambda _: None
-) -> dict[bool, Answer]:
-    """The schedules of the step's programs, by whether they update the weights; the one that does comes first.
+) -> dict[Role, Answer]:
+    """The schedules of the step's programs; the one that updates the weights comes first.
 
     If one is missing and `build` is set, all are built and stored. Raises ModelError, DataError, OutOfMemory.
     """
-    answers = {update: look_up_parts(parts, store=store) for update, parts in _asked(spec)[0].items()}
+    answers = {role: look_up_parts(parts, store=store) for role, parts in _asked(spec)[0].items()}
     if not build or all(answer.schedule is not None for answer in answers.values()):
         return answers
     prepared, _, _ = _prepare(spec, store, allowed_python, told)
     return {
-        update: replace(
+        role: replace(
             answer,
             hit=prepared.hit,
             miss_reason=prepared.miss_reason,
-            schedule=prepared.step.schedules.get(update),
+            schedule=prepared.step.schedules.get(role),
             fallback=prepared.step.fallback,
             load_s=None,
         )
-        for update, answer in answers.items()
+        for role, answer in answers.items()
     }
 
 
@@ -102,16 +103,16 @@ def build(
             )
 
 
-def _asked(spec: JobSpec) -> tuple[dict[bool, dict[str, str]], torch.Tensor]:
-    """The key parts of the step's programs, by whether they update the weights, and an example of the step's input."""
+def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
+    """The key parts of the step's programs, and an example of the step's input."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
         size = spec.input.batch_size
         x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
-    programs = (True, False) if train.accumulate > 1 else (True,)
-    return {update: program_parts(parts, update=update) for update in programs}, x
+    roles = (Role.UPDATE, Role.ACCUMULATE) if train.accumulate > 1 else (Role.UPDATE,)
+    return {role: program_parts(parts, role) for role in roles}, x
 
 
 def _replays_validations(spec: JobSpec) -> bool:

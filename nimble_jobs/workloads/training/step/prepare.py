@@ -11,6 +11,7 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import forward_parts, program_key
 from nimble_jobs.planner.lookup.obtain import Waiting
 from nimble_jobs.planner.search.contest import faster_in_eager
@@ -46,7 +47,7 @@ def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["ea
         if by_choice is not None:
             return by_choice
         step = EagerStep(request, device, fallback="the training began in eager and stays exact")
-        return PreparedStep(step=step, key=program_key(setup.parts, update=True), hit=Hit.MISS)
+        return PreparedStep(step=step, key=program_key(setup.parts, Role.UPDATE), hit=Hit.MISS)
     return prepare_stored_step(
         replace(request, only=began_with),
         setup.parts,

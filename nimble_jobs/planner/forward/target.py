@@ -1,0 +1,187 @@
+"""A forward pass as what the search works on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import measure, verify
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.inputs import Below
+from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.record import Recording
+from nimble_jobs.engine.state import state_of
+from nimble_jobs.planner.forward.samples import Samples
+from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.search.plans import capture_several, durations_us
+from nimble_jobs.planner.search.target import Planned, Programs
+from nimble_jobs.planner.sources.fold import foldable
+from nimble_jobs.planner.sources.merge import mergeable
+from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Layout, Source, Variants, record_source
+from nimble_jobs.schedule import Plan, Port
+
+_BRIEFLY_S = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The inputs of a module that is searched for."""
+
+    inputs: Mapping[str, torch.Tensor]  # what it is recorded with
+    batch: int
+    below: Below  # what random input is drawn from
+    integers: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what checks use in place of random integers
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the caller's own, which checks use too
+
+
+class ForwardTarget:
+    """A module without gradients, on one device."""
+
+    runs: Mapping[Role, int] = MappingProxyType({Role.FORWARD: 1})
+    first = AS_GIVEN
+    must_agree = False
+    captures_take_long = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Example,
+        options: BuildOptions,
+        device: torch.device,
+        *,
+        tolerance: float,
+        observed: Observed,
+    ) -> None:
+        """`observed`: what the module was before its first call; each recording, check and timing begins there."""
+        self.device = device
+        self.example = example
+        self.tolerance = tolerance
+        self.observed = observed
+        self.variants = Variants(module)
+        self.module = module  # whose weights programs read: the given one, or a copy with some folded or merged
+        self.eager = module
+        self._options = options
+        self._samples: Samples | None = None
+        limit = options.memory_bytes
+        self.available_bytes = devices.memory_bytes(device) if limit is None else limit
+
+    @property
+    def records(self) -> int:
+        return self.example.batch
+
+    def further(self, first: Programs, kernels: Sequence[Kernels]) -> list[Source]:
+        images = self.variants.differ and self._options.layout == "auto"
+        layout: Layout = "channels-last" if images else "given"
+        sources = [Source(kernels="eager", layout="channels-last")] if images else []
+        program = first[Role.FORWARD].recording.program
+        pairs = foldable(program, self.eager) if self._options.fold else ()
+        groups = mergeable(program, self.eager) if self._options.fold else ()
+        if pairs or groups:
+            sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
+        for each in kernels:  # the same kernels do less work over folded weights
+            fuses = each == "epilogues"
+            if not fuses or layout == "channels-last" or groups:
+                merged = groups if fuses else ()
+                sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged))
+        return sources
+
+    def use(self, source: Source) -> None:
+        self.module = self.variants.use(source)
+
+    def record(self, source: Source) -> Iterator[tuple[Role, Recording]]:
+        self._put_back()
+        yield Role.FORWARD, record_source(self.module, source, self.example.inputs, self.device)
+
+    def task_times_us(self, source: Source, role: Role, recording: Recording, plan: Plan) -> tuple[float, ...]:
+        if self._options.quick:
+            return (0.0,) * len(recording.program.tasks)
+        state, example = state_of(self.module), self.example
+        return durations_us(recording, plan, state, self.device, example.below, example.integers, self._put_back)
+
+    def capture(self, source: Source, programs: Programs) -> CapturedForward:
+        planned = programs[Role.FORWARD]
+        self.observed.put_back()
+        (instance,) = self.capture_several(planned, 1)
+        return CapturedForward(self, instance, planned.recording.program.inputs)
+
+    def capture_several(self, planned: Planned, count: int) -> tuple[Instance, ...]:
+        """Instances of a program over the weights as they lie now. Raises OutOfMemory, EngineError."""
+        return capture_several(planned.recording, planned.plan, self.module, self.device, count, planned.memory)
+
+    def compare(self, instance: Instance, ports: tuple[Port, ...], *, thorough: bool = False) -> float:
+        """The relative norm against eager, on fresh input. Raises CheckFailed."""
+        return verify.check(
+            instance,
+            self.eager,
+            ports,
+            self.device,
+            tolerance=self.tolerance,
+            seed=secrets.randbits(32),
+            below=self.example.below,
+            integers=self.example.integers,
+            observed=self.observed,
+            example=self.example.given,
+            thorough=thorough,
+        )
+
+    def time_us(self, instance: Instance, ports: tuple[Port, ...]) -> float:
+        """The time of a replay, over several random inputs."""
+        samples = self.samples(ports)
+        turns = self.turns() | {"before": lambda: samples.fill(instance)}
+        if self._options.quick:
+            turns["budget_s"] = _BRIEFLY_S
+        return measure.time_us(instance.replay, self.device, **turns)
+
+    def turns(self) -> dict[str, Any]:
+        """How calls are timed that change the module's state: each sample is one call, from the same state."""
+        return {"before": self.observed.put_back, "most": 1} if self.observed.changing else {}
+
+    @contextmanager
+    def alone(self, source: Source, role: Role, recording: Recording, plan: Plan) -> Iterator[Callable[[], object]]:
+        (instance,) = capture_several(recording, plan, self.module, self.device, 1)
+        try:
+            yield instance.replay
+        finally:
+            instance.close()
+
+    def samples(self, ports: tuple[Port, ...]) -> Samples:
+        """The same for all sources, whose inputs differ only in their layout."""
+        if self._samples is None:
+            example = self.example
+            self._samples = Samples(ports, example.below, example.integers, self.observed.put_back)
+        return self._samples
+
+    def _put_back(self) -> None:
+        if self.observed.changing:
+            self.observed.put_back()
+
+
+class CapturedForward:
+    """An instance of the forward pass."""
+
+    def __init__(self, target: ForwardTarget, instance: Instance, ports: tuple[Port, ...]) -> None:
+        self._target = target
+        self._instance = instance
+        self._ports = ports
+
+    @property
+    def bytes(self) -> int:
+        return self._instance.bytes
+
+    def check(self, *, thorough: bool) -> float:
+        return self._target.compare(self._instance, self._ports, thorough=thorough)
+
+    def times_us(self) -> dict[Role, float]:
+        return {Role.FORWARD: self._target.time_us(self._instance, self._ports)}
+
+    def close(self) -> None:
+        self._instance.close()
