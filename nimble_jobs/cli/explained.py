@@ -39,7 +39,7 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("key", found["key"][:16]),  # enough for `cache show`
         ("answer", _HITS[found["hit"]] + (f": {reason}" if reason else "")),
         ("fallback", found["fallback"]),
-        ("first run", (found.get("first_run") or {}).get("why")),
+        ("first run", _first_run(found.get("first_run") or {})),
         ("speed", render.speedup(found)),
     ]
     if "graph" in found:
@@ -52,6 +52,12 @@ def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("error", f"{error} against eager, tolerance {found['tolerance']:.2g}"),
         ]
     return [(name, text) for name, text in lines if text]
+
+
+def _first_run(found: dict[str, Any]) -> str | None:
+    """What a job decides that finds no schedule: asked of a stored one, too."""
+    why = found.get("why")
+    return f"a job that found none stored: {why}" if found.get("plan") else why
 
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
