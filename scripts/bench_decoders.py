@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Compare decoders of JPEGs on one GPU, each with our resize: torchvision's and, if it is installed, nvidia-nvimgcodec.
+"""Measure how fast the GPU turns JPEGs into rows of 224x224: decoded, resized by our kernel, nothing else.
 
-    python scripts/bench_decoders.py [--images 256] [--seconds 2] [--json FILE]
+    python scripts/bench_decoders.py [FOLDER] [--images 256] [--batch 32 64] [--threads 1 2] [--seconds 2] [--json FILE]
 
-Prints one JSON object. `rates`: images/s from bytes in pinned memory to rows of 224x224 on the device, by threads,
-batch and sizes of the pictures (500x375, or mixed), with the host's CPU time and the device memory that was taken.
-`differences`: how far the rows of real photographs are from Pillow's, of 255. The one from PyPI needs
-`pip install nvidia-nvimgcodec-cu13 nvidia-nvjpeg-cu13`; nothing else in nimble-jobs uses it.
+The JPEGs are those of FOLDER, else some of 500x375 and of mixed sizes are made. They lie in pinned memory, so neither
+the disk nor the readers are measured. Decoders are the one that jobs use and, if it is installed, nvidia-nvimgcodec
+(`pip install nvidia-nvimgcodec-cu13 nvidia-nvjpeg-cu13`; nothing else in nimble-jobs uses it).
+
+Prints one JSON object. `rates`: images/s by decoder, pictures, batch and threads, with the host's CPU time, the device
+memory that was taken and, for FOLDER, why pictures were refused. `available_s` is what a job pays once before its first
+batch: nvJPEG, our kernel and a test picture.
 """
 
 from __future__ import annotations
@@ -20,24 +23,24 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import environment, save
 from PIL import Image
 
-from nimble_jobs.bench.environment import environment
 from nimble_jobs.bench.scoring import photos
-from nimble_jobs.engine import nvjpeg
-from nimble_jobs.engine.pictures import PictureDecoder, available
+from nimble_jobs.engine.device import describe, facts
+from nimble_jobs.engine.pictures import PictureDecoder, available, decoder_name
 from nimble_jobs.pictures import Pictures
 
 SIZE = (224, 224)  # height, width
-BATCHES = (32, 64, 128, 256)
-THREADS = (1, 2, 4)
 WARM_UP = 3  # batches a thread
 Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
@@ -66,9 +69,9 @@ class NvImageCodec:
         return [torch.as_tensor(image, device="cuda").contiguous() for image in images]
 
 
-def decoders(device: torch.device) -> dict[str, Callable[[], Decode]]:
-    """What makes a decoder, by name."""
-    found: dict[str, Callable[[], Decode]] = {"torchvision": lambda: nvjpeg.decoder(device, 3)}
+def decoders() -> dict[str, Callable[[], Decode | None]]:
+    """What makes a decoder, by name; None stands for the one that jobs use."""
+    found: dict[str, Callable[[], Decode | None]] = {"torchvision": lambda: None}
     try:
         importlib.metadata.version("nvidia-nvimgcodec-cu13")
         NvImageCodec()
@@ -158,68 +161,53 @@ def used_bytes() -> tuple[int, int]:
     return total - free, torch.cuda.memory_reserved()
 
 
-def rates(device: torch.device, inputs: dict[str, list[bytes]], seconds: float) -> Iterable[dict[str, Any]]:
-    """A row for each decoder, sizes, batch and number of threads."""
-    for name, make in decoders(device).items():
-        for sizes, encoded in inputs.items():
-            for batch in BATCHES:
-                batches = cut(encoded, batch)
-                for threads in THREADS:
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                    all_before, torch_before = used_bytes()
-                    row: dict[str, Any] = {"decoder": name, "sizes": sizes, "batch": batch, "threads": threads}
-                    try:
-                        row |= rate(
-                            batches,
-                            lambda make=make: PictureDecoder(device, *SIZE, 3, SIZE, decode=make()),
-                            threads=threads,
-                            seconds=seconds,
-                        )
-                        everybody, torchs = used_bytes()
-                        row["torch_bytes"] = torchs - torch_before
-                        row["other_bytes"] = everybody - all_before - row["torch_bytes"]
-                    except RuntimeError as e:
-                        row["error"] = str(e).partition("\n")[0]
-                    print(json.dumps(row), file=sys.stderr, flush=True)
-                    yield row
+def rates(device: torch.device, inputs: dict[str, list[bytes]], given: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    """A row for each decoder, kind of picture, batch and number of threads."""
+    for (name, make), (kind, encoded) in product(decoders().items(), inputs.items()):
+        for batch in given.batch:
+            batches = cut(encoded, batch)
+            for threads in given.threads:
+                gc.collect()
+                torch.cuda.empty_cache()
+                all_before, torch_before = used_bytes()
+                refusals: Counter[str] = Counter()
+
+                def ready(
+                    make: Callable[[], Decode | None] = make, refusals: Counter[str] = refusals
+                ) -> PictureDecoder:
+                    decoder = PictureDecoder(device, *SIZE, 3, SIZE, decode=make())
+                    decoder.refusals = refusals
+                    return decoder
+
+                row: dict[str, Any] = {"decoder": name, "pictures": kind, "batch": batch, "threads": threads}
+                try:
+                    row |= rate(batches, ready, threads=threads, seconds=given.seconds, failures=bool(given.folder))
+                    everybody, torchs = used_bytes()
+                    row["torch_bytes"] = torchs - torch_before
+                    row["other_bytes"] = everybody - all_before - row["torch_bytes"]
+                    row["refused"] = dict(refusals)
+                except RuntimeError as e:
+                    row["error"] = str(e).partition("\n")[0]
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                yield row
 
 
-def differences(device: torch.device) -> Iterable[dict[str, Any]]:
-    """How far resized rows, and unresized crops, are from Pillow's."""
-    for name, make in decoders(device).items():
-        for subsampling in ("4:2:0", "4:2:2", "4:4:4"):
-            for resize, crop in ((SIZE, None), (None, SIZE)):
-                encoded, expected = [], []
-                for path in photos.sources():
-                    image = Image.open(path).convert("RGB")
-                    file = io.BytesIO()
-                    image.save(file, "JPEG", quality=90, subsampling=subsampling)
-                    encoded.append(file.getvalue())
-                    seen = Image.open(file).convert("RGB")
-                    left, top = (seen.width - SIZE[1]) // 2, (seen.height - SIZE[0]) // 2
-                    box = (left, top, left + SIZE[1], top + SIZE[0])
-                    seen = seen.resize(SIZE[::-1], Image.Resampling.BILINEAR) if resize else seen.crop(box)
-                    expected.append(np.asarray(seen).astype(int))
-                out = torch.empty(len(encoded), *SIZE, 3, dtype=torch.uint8, device=device)
-                with closing(PictureDecoder(device, *SIZE, 3, resize, crop, decode=make())) as decoder:
-                    failed = decoder.decode(pinned(encoded), out)
-                    torch.cuda.synchronize(device)
-                good = [i for i in range(len(encoded)) if i not in failed]
-                far = np.abs(out.cpu().numpy().astype(int)[good] - np.stack(expected)[good])
-                yield {
-                    "decoder": name,
-                    "subsampling": subsampling,
-                    "resized": resize is not None,
-                    "failed": len(failed),
-                    "mean": round(float(far.mean()), 3),
-                    "p99.9": float(np.percentile(far, 99.9)),
-                    "most": int(far.max()),
-                }
+def jpegs(folder: Path, limit: int) -> list[bytes]:
+    """The first files of a folder, by name, that Pillow takes for JPEGs."""
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))[:limit]:
+        try:
+            with Image.open(path) as image:
+                image.size  # noqa: B018 - reads the header
+        except OSError as e:
+            print(f"{path}: {e}", file=sys.stderr)
+            continue
+        found.append(path.read_bytes())
+    return found
 
 
 def inputs(count: int) -> dict[str, list[bytes]]:
-    """JPEGs of one size, and of many."""
+    """Made JPEGs of one size, and of many."""
     rng = np.random.default_rng(0)
     sources = photos.sources()
     shapes = {
@@ -235,31 +223,36 @@ def inputs(count: int) -> dict[str, list[bytes]]:
     }
 
 
-def write(found: dict[str, Any], device: torch.device, path: Path | None) -> None:
-    """Print what was found and where, as one JSON object; also into a file if one is given."""
-    where = environment(device)
-    about = {name: where[name] for name in ("device", "driver", "versions", "commit", "date")}
-    text = json.dumps({"environment": about, **found}, indent=1)
-    print(text)
-    if path is not None:
-        path.write_text(text + "\n")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=256, help="JPEGs of each kind")
+    parser.add_argument("folder", nargs="?", type=Path, help="of JPEGs; without it some are made")
+    parser.add_argument("--images", type=int, default=256, help="JPEGs of each kind, or files of the folder")
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--json", type=Path, help="also write the object here")
     given = parser.parse_args()
     device = torch.device("cuda", 0)
+    began = time.perf_counter()
+    torch.zeros(1, device=device if torch.cuda.is_available() else "cpu")
+    context_s, began = time.perf_counter() - began, time.perf_counter()
     if (reason := available(device)) is not None:
         print(f"nothing to measure: {reason}", file=sys.stderr)
         return 1
+    available_s = time.perf_counter() - began
+    pictures = {str(given.folder): jpegs(given.folder, given.images)} if given.folder else inputs(given.images)
+    if not all(pictures.values()):
+        print(f"{given.folder}: no JPEGs", file=sys.stderr)
+        return 2
     found = {
-        "differences": list(differences(device)),
-        "rates": list(rates(device, inputs(given.images), given.seconds)),
+        "environment": environment(device=describe(device), driver=facts(device).get("driver"), decoder=decoder_name()),
+        "context_s": round(context_s, 3),
+        "available_s": round(available_s, 3),
+        "bytes": {kind: sum(map(len, encoded)) for kind, encoded in pictures.items()},
+        "rates": list(rates(device, pictures, given)),
     }
-    write(found, device, given.json)
+    print(json.dumps(found, indent=1))
+    save(given.json, found)
     return 0
 
 

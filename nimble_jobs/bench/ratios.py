@@ -142,10 +142,12 @@ def best_of(comparisons: Sequence[Comparison]) -> list[str]:
     for comparison in comparisons:
         if comparison.compiled:
             groups.setdefault(_competitors(comparison), []).append(comparison.model)
+    measured = sum(map(len, groups.values()))
+    head = "best compile" + (f", for {measured} of {len(comparisons)} models" if measured < len(comparisons) else "")
     if len(groups) == 1:
-        return [f"best compile: the fastest of {words}" for words in groups]
+        return [f"{head}: the fastest of {words}" for words in groups]
     lines = [f"  {', '.join(models)}: {words}" for words, models in groups.items()]
-    return ["best compile: the fastest of", *lines] if lines else []
+    return [f"{head}: the fastest of", *lines] if lines else []
 
 
 def _competitors(comparison: Comparison) -> str:

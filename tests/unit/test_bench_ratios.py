@@ -36,6 +36,7 @@ def test_what_the_best_of_torch_compile_was_chosen_from_is_told() -> None:
         f"  resnet50: {words}",
         "  darts: max-autotune in contiguous alone",
     ]
+    assert best_of(compare([*both, row("darts")])) == [f"best compile, for 1 of 2 models: the fastest of {words}"]
     assert best_of(compare([row(), row(system="ours")])) == []
 
 
