@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nimble_jobs.data.buffers import Buffers
-from nimble_jobs.decoding.work import GOOD, Answer, Work
+from nimble_jobs.decoding.work import GOOD, LENGTH, STATUS, Answer, Work
 
 if TYPE_CHECKING:
     from nimble_jobs.decoding.pool import Decoders
@@ -46,11 +46,13 @@ class Crew:
             self.decoders.unshare(shared)
 
     def do(self, work: Work, into: np.ndarray, blobs: Sequence[bytes | memoryview]) -> Answer:
-        """Have it done. Its items lie in `into`, uint8 [n, *], C-contiguous; rows of bad ones may be overwritten."""
+        """Have it done. Results go to `into`, uint8 [n, *], C-contiguous; rows of bad ones may be overwritten."""
+        if not len(work):
+            return Answer.of([], 0.0)
         place = self._place(into)
         if place is not None:
             shared, start = place
-            return self.decoders.submit(_moved(work, start), shared, blobs).result()
+            return self.decoders.submit(work.moved(start), shared, blobs).result()
         return self._through_slots(work, into, blobs)
 
     def close(self) -> None:
@@ -69,26 +71,21 @@ class Crew:
     def _through_slots(self, work: Work, into: np.ndarray, blobs: Sequence[bytes | memoryview]) -> Answer:
         width = into.shape[1]
         at_once = self._slots.nbytes // width
-        answers, left = [], list(blobs)
-        for first in range(0, len(work.items), at_once):
-            items = work.items[first : first + at_once]
-            mine = [left.pop(0) for item in items if item.path is None]
-            packed = replace(work, items=tuple(replace(item, offset=i * width) for i, item in enumerate(items)))
+        answers = []
+        for first in range(0, len(work), at_once):
+            some = work.part(first, first + at_once)
+            offsets = np.arange(len(some)) * width
+            packed = replace(some, places=np.stack([offsets, some.places[:, 1]], axis=1))
             buffer = self._slots.take()
             assert buffer is not None
             try:
-                start = buffer.index * self._slots.nbytes
-                answer = self.decoders.submit(_moved(packed, start), self._own, mine).result()
-                for i, (item, row) in enumerate(zip(items, answer.rows, strict=True)):
-                    if row.status == GOOD:
-                        found = buffer.array[i * width : i * width + row.length]
-                        into.reshape(-1)[item.offset : item.offset + row.length] = found
+                start, mine = buffer.index * self._slots.nbytes, blobs[first : first + at_once]
+                answer = self.decoders.submit(packed.moved(start), self._own, mine).result()
+                ends = some.places[:, 0], offsets, answer.rows[:, LENGTH], answer.rows[:, STATUS]
+                for there, here, length, status in zip(*(column.tolist() for column in ends), strict=True):
+                    if status == GOOD:
+                        into.reshape(-1)[there : there + length] = buffer.array[here : here + length]
             finally:
                 buffer.release()
             answers.append(answer)
-        rows = tuple(row for answer in answers for row in answer.rows)
-        return Answer(rows=rows, busy_s=sum(answer.busy_s for answer in answers))
-
-
-def _moved(work: Work, start: int) -> Work:
-    return replace(work, items=tuple(replace(item, offset=item.offset + start) for item in work.items))
+        return Answer.joined(answers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,13 +12,13 @@ from nimble_jobs.data.source import Loaded, Wanted, placed
 from nimble_jobs.data.transform import arithmetic, crossing
 from nimble_jobs.decoding.do import do
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.decoding.work import BAD, GOOD, Item, Row, Work
+from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import TransformSpec
 
 PIECE = 4  # pictures that one thread of this process decodes at a time
 
-Picture = Item | bytes | memoryview | str  # a file as it was listed, what a table holds, or why it holds nothing
+Pictures = Files | Sequence[bytes | memoryview | str]  # or what a table holds, or why it holds nothing
 Moved = Callable[[int, int], str]  # position, CHANGED or VANISHED: the reason of a bad record, or an error
 
 
@@ -63,7 +62,7 @@ class ImageDecoder:
 
     def load(
         self,
-        pictures: Sequence[Picture],
+        pictures: Pictures,
         indexes: np.ndarray,
         wanted: Wanted,
         *,
@@ -77,13 +76,13 @@ class ImageDecoder:
         """
         if wanted.encoded:
             assert into is not None
-            rows, busy_s = self._done(pictures, indexes, wanted, into)
-            return Loaded(x=into, bad=_bad(rows, moved), rows=tuple(rows), busy_s=busy_s)
+            rows, reasons, busy_s = self._done(pictures, indexes, wanted, into)
+            return Loaded(x=into, bad=_bad(rows, reasons, moved), rows=rows, busy_s=busy_s)
         pixels = into if wanted.stored else None
         if pixels is None:
-            pixels = np.empty((len(pictures), *self.recipe.shape), dtype=np.uint8)
-        rows, busy_s = self._done(pictures, indexes, wanted, pixels.reshape(len(pictures), -1))
-        bad = _bad(rows, moved)
+            pixels = np.empty((len(indexes), *self.recipe.shape), dtype=np.uint8)
+        rows, reasons, busy_s = self._done(pictures, indexes, wanted, pixels.reshape(len(indexes), -1))
+        bad = _bad(rows, reasons, moved)
         x = np.delete(pixels, list(bad), axis=0) if bad else pixels
         if not wanted.stored:
             x = x.transpose(0, 3, 1, 2)
@@ -91,34 +90,38 @@ class ImageDecoder:
         return Loaded(x=x if x is into else placed(x, into), bad=bad, busy_s=busy_s)
 
     def _done(
-        self, pictures: Sequence[Picture], indexes: np.ndarray, wanted: Wanted, into: np.ndarray
-    ) -> tuple[list[Row], float | None]:
-        """What became of each picture; a good one lies in its row of `into`, uint8 [n, *]."""
-        rows = [Row(status=BAD, reason=p) if isinstance(p, str) else None for p in pictures]
-        there = [i for i, row in enumerate(rows) if row is None]
-        items = tuple(_item(pictures[i], i * into.shape[1], into.shape[1]) for i in there)
-        if wanted.crops is not None:
-            items = tuple(replace(item, index=int(indexes[i])) for item, i in zip(items, there, strict=True))
-        blobs = [blob for i in there if isinstance(blob := pictures[i], bytes | memoryview)]
-        recipe = self.recipe if wanted.crops is None else self.recipe.of_parts
-        work = Work(recipe=recipe, items=items, encoded=wanted.encoded, crops=wanted.crops)
+        self, pictures: Pictures, indexes: np.ndarray, wanted: Wanted, into: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, str], float | None]:
+        """What became of each picture, as in `Answer`; a good one lies in its row of `into`, uint8 [n, *]."""
+        reasons: dict[int, str] = {}
+        blobs: list[bytes | memoryview] = []
+        files = pictures if isinstance(pictures, Files) else None
+        if not isinstance(pictures, Files):
+            reasons = {i: one for i, one in enumerate(pictures) if isinstance(one, str)}
+            blobs = [one for one in pictures if not isinstance(one, str)]
+        there = np.delete(np.arange(len(indexes)), list(reasons))
+        room = into.shape[1]
+        work = Work(
+            recipe=self.recipe if wanted.crops is None else self.recipe.of_parts,
+            places=np.stack([there * room, np.full(len(there), room)], axis=1),
+            files=files,
+            encoded=wanted.encoded,
+            crops=wanted.crops,
+            indexes=None if wanted.crops is None else indexes[there].astype(np.int64),
+        )
         if self.crew is None:
             answer, busy_s = do(work, into.reshape(-1), blobs), None
         else:
             answer = self.crew.do(work, into, blobs)
             busy_s = answer.busy_s
-        for i, row in zip(there, answer.rows, strict=True):
-            rows[i] = row
-        return [row for row in rows if row is not None], busy_s
+        if not reasons:
+            return answer.rows, answer.reasons, busy_s
+        rows = np.zeros((len(indexes), answer.rows.shape[1]), dtype=np.int64)
+        rows[:, STATUS] = BAD
+        rows[there] = answer.rows
+        return rows, reasons | {int(there[i]): why for i, why in answer.reasons.items()}, busy_s
 
 
-def _bad(rows: Sequence[Row], moved: Moved) -> dict[int, str]:
-    return {
-        i: row.reason if row.status == BAD else moved(i, row.status) for i, row in enumerate(rows) if row.status != GOOD
-    }
-
-
-def _item(picture: Picture, offset: int, room: int) -> Item:
-    if isinstance(picture, Item):
-        return replace(picture, offset=offset, room=room)
-    return Item(offset=offset, room=room, size=len(picture))
+def _bad(rows: np.ndarray, reasons: dict[int, str], moved: Moved) -> dict[int, str]:
+    found = np.flatnonzero(rows[:, STATUS] != GOOD).tolist()
+    return {i: reasons[i] if rows[i, STATUS] == BAD else moved(i, int(rows[i, STATUS])) for i in found}

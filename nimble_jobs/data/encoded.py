@@ -10,6 +10,7 @@ import numpy as np
 from nimble_jobs.data.batches import Part
 from nimble_jobs.data.source import Joined, Source
 from nimble_jobs.data.stamps import Stamps
+from nimble_jobs.decoding.work import DECODED, HEIGHT, LENGTH, WIDTH
 from nimble_jobs.pictures import Pictures
 
 if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
@@ -23,19 +24,20 @@ _ALIGNED = 4096
 def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
     """The good records of a batch whose records lie in `rows`, uint8 [n, *]."""
     width = rows.shape[1]
-    good = [
-        (at * width, row.length, row.height, row.width, row.decoded)
-        for at, (i, row, loaded) in enumerate(
-            (i, row, loaded) for _, loaded in parts for i, row in enumerate(loaded.rows)
-        )
-        if i not in loaded.bad
-    ]
-    table = np.array(good, dtype=np.int64).reshape(len(good), 5)
+    kept, tables, first = [], [], 0
+    for _, loaded in parts:
+        assert loaded.rows is not None
+        here = np.delete(np.arange(len(loaded.rows)), list(loaded.bad))
+        kept.append(first + here)
+        tables.append(loaded.rows[here])
+        first += len(loaded.rows)
+    at = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+    table = np.concatenate(tables) if tables else np.empty((0, 5), dtype=np.int64)
     return Pictures(
         data=rows.reshape(-1),
-        spans=np.ascontiguousarray(table[:, :2]),
-        sizes=np.ascontiguousarray(table[:, 2:4], dtype=np.int32),
-        decoded=table[:, 4].astype(bool),
+        spans=np.stack([at * width, table[:, LENGTH]], axis=1),
+        sizes=np.ascontiguousarray(table[:, [HEIGHT, WIDTH]], dtype=np.int32),
+        decoded=table[:, DECODED].astype(bool),
     )
 
 

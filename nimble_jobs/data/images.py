@@ -13,10 +13,9 @@ from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids
 from nimble_jobs.data.listing import list_images
 from nimble_jobs.data.source import READY, Loaded, Unblocked, Wanted
-from nimble_jobs.data.stamps import Names, Stamp, Stamps
+from nimble_jobs.data.stamps import Names, Stamps
 from nimble_jobs.decoding import work
 from nimble_jobs.decoding.picture import Undecodable, header_size
-from nimble_jobs.decoding.work import Item
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.plural import by
@@ -68,15 +67,13 @@ class ImageSource(Unblocked):
         into: np.ndarray | None = None,
         give: Give | None = None,
     ) -> Loaded:
-        stamps = [self.stamps[i] for i in indexes.tolist()]
-
         def moved(position: int, status: int) -> str:
             if self._listed:
                 return CHANGED if status == work.CHANGED else VANISHED
-            stamp = stamps[position]
+            stamp = self.stamps[int(indexes[position])]
             raise stamp.changed() if status == work.CHANGED else stamp.vanished()
 
-        return self.decoder.load([_item(stamp) for stamp in stamps], indexes, wanted, into=into, moved=moved)
+        return self.decoder.load(self.stamps.files(indexes), indexes, wanted, into=into, moved=moved)
 
     def check(self, indexes: np.ndarray) -> None:
         """Each file is compared when it is opened."""
@@ -109,10 +106,6 @@ class ImageSource(Unblocked):
         if first is None:
             raise DataError(f"{self._root}: none of {self.total} images can be decoded; the first: {reason}")
         return first[1]
-
-
-def _item(stamp: Stamp) -> Item:
-    return Item(offset=0, room=0, path=stamp.path, size=stamp.size, mtime_ns=stamp.mtime_ns, inode=stamp.inode)
 
 
 def _opened(path: str) -> BinaryIO:

@@ -12,7 +12,7 @@ from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.decoding.work import BAD, Row
+from nimble_jobs.decoding.work import BAD, Answer, Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
@@ -48,7 +48,7 @@ class Unread(Unblocked):
         bad = dict.fromkeys(range(len(indexes)), self._reason)
         if wanted.encoded:
             assert into is not None
-            return Loaded(x=into, bad=bad, rows=(Row(status=BAD),) * len(indexes))
+            return Loaded(x=into, bad=bad, rows=Answer.of([Row(status=BAD)] * len(indexes), 0.0).rows)
         form = form_of(self, stored=wanted.stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
         return Loaded(x=x, bad=bad)

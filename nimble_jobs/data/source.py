@@ -16,7 +16,6 @@ from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.decoding.work import Row
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import InputFile
@@ -53,7 +52,8 @@ class Loaded:
 
     x: np.ndarray  # C-contiguous
     bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
-    rows: tuple[Row, ...] = ()  # of encoded pictures: what lies in each row of x, in which bad ones keep their place
+    # Of encoded pictures: what lies in each row of x, in which bad ones keep their place; as in `decoding.work.Answer`.
+    rows: np.ndarray | None = None
     busy_s: float | None = None  # what a process worked on them; None: whoever loaded them did the work
 
 
@@ -251,7 +251,7 @@ class Joined:
             form = form_of(self, stored=wanted.stored)
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
         x = into
-        rows: list[Row | None] = [None] * len(indexes)
+        rows = np.zeros((len(indexes), 5), dtype=np.int64) if wanted.encoded else None
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
         busy_s = 0.0
@@ -264,15 +264,14 @@ class Joined:
             loaded = self._load(part, indexes[places], wanted, room, give)
             mine = {int(places[i]): reason for i, reason in loaded.bad.items()}
             good[list(mine)] = False
-            if wanted.encoded:
-                for place, row in zip(places.tolist(), loaded.rows, strict=True):
-                    rows[place] = row
+            if rows is not None and loaded.rows is not None:
+                rows[places] = loaded.rows
             if not together or (mine and not wanted.encoded):
                 x[places if wanted.encoded else places[good[places]]] = loaded.x
             bad.update(mine)
             busy_s += loaded.busy_s or 0.0
         if wanted.encoded:
-            return Loaded(x=x, bad=bad, rows=tuple(row for row in rows if row is not None), busy_s=busy_s or None)
+            return Loaded(x=x, bad=bad, rows=rows, busy_s=busy_s or None)
         return Loaded(x=placed(x[good], x) if bad else x, bad=bad, busy_s=busy_s or None)
 
     def _load(

@@ -15,6 +15,7 @@ from typing import overload
 import numpy as np
 
 from nimble_jobs.data.ids import Ids
+from nimble_jobs.decoding.work import Files, signed
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, check_regular, open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, InputFile
@@ -107,6 +108,15 @@ class Names(Ids):
             return []
         return os.fsdecode(self._blob[self._ends[wanted[0]] : self._ends[wanted[-1] + 1] - 1]).split("\0")
 
+    def joined(self, indexes: np.ndarray) -> bytes:
+        """Some of them as bytes, with a zero byte between two."""
+        if not len(indexes):
+            return b""
+        begins, ends = self._ends[indexes], self._ends[indexes + 1] - 1
+        if bool((np.diff(indexes) == 1).all()):
+            return self._blob[begins[0] : ends[-1]]
+        return b"\0".join(self._blob[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True))
+
 
 class Stamps(Sequence[Stamp]):
     """Stamps of files below one folder. What is no readable file has size -1."""
@@ -143,7 +153,7 @@ class Stamps(Sequence[Stamp]):
     @classmethod
     def listed(cls, root: Path, files: Sequence[InputFile]) -> Stamps:
         """The files as they were when they were listed."""
-        facts = [(file.size, file.mtime_ns, _signed(file.inode)) for file in files]
+        facts = [(file.size, file.mtime_ns, signed(file.inode)) for file in files]
         return cls(root, Names(file.path for file in files), np.array(facts, dtype=np.int64).reshape(-1, 3))
 
     @property
@@ -163,6 +173,10 @@ class Stamps(Sequence[Stamp]):
             return [self[i] for i in range(*index.indices(len(self)))]
         size, mtime_ns, inode = self._facts[index].tolist()
         return Stamp(path=self._before + self._names[index], size=size, mtime_ns=mtime_ns, inode=_unsigned(inode))
+
+    def files(self, indexes: np.ndarray) -> Files:
+        """Some of them, for those who decode."""
+        return Files(before=self._before, names=self._names.joined(indexes), facts=self._facts[indexes])
 
     def moved(self) -> dict[str, str]:
         """Files that are not what they were, by their path below the folder: VANISHED or CHANGED."""
@@ -210,11 +224,7 @@ def _facts(path: str) -> tuple[int, int, int]:
         return -1, 0, 0
     if not stat.S_ISREG(found.st_mode):  # a pipe and the like
         return -1, 0, 0
-    return found.st_size, found.st_mtime_ns, _signed(found.st_ino)
-
-
-def _signed(inode: int) -> int:
-    return inode - (1 << 64) if inode >= 1 << 63 else inode
+    return found.st_size, found.st_mtime_ns, signed(found.st_ino)
 
 
 def _unsigned(inode: int) -> int:

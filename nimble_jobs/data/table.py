@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
-from nimble_jobs.data.decoder import PIECE, ImageDecoder, Picture
+from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids, as_ids, no_id
 from nimble_jobs.data.source import READY, Loaded, Wanted, form_of, placed, record_of, unknown_field
 from nimble_jobs.data.stamps import Stamp
@@ -153,9 +153,9 @@ class TableSource:
             x = placed(x[good], x)
         return Loaded(x=x, bad=bad)
 
-    def _pictures(self, indexes: np.ndarray, give: Give) -> list[Picture]:
+    def _pictures(self, indexes: np.ndarray, give: Give) -> list[bytes | memoryview | str]:
         """Encoded pictures, or why there is none."""
-        found: list[Picture] = []
+        found: list[bytes | memoryview | str] = []
         for index, number in zip(indexes.tolist(), self._of(indexes).tolist(), strict=True):
             block = give(number)
             row = index - int(self._starts[number])

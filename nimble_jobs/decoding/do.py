@@ -5,88 +5,108 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, BytesIO
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
 from nimble_jobs.decoding import jpeg
 from nimble_jobs.decoding.picture import Undecodable, pixels
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.decoding.work import BAD, CHANGED, GOOD, VANISHED, Answer, Item, Row, Work
+from nimble_jobs.decoding.work import BAD, CHANGED, GOOD, VANISHED, Answer, Row, Work, signed
 from nimble_jobs.regular import open_regular
+
+T = TypeVar("T")
 
 
 def do(work: Work, memory: np.ndarray, blobs: Sequence[bytes | memoryview] = ()) -> Answer:
-    """Do all of it. `memory` is uint8 [*]; `blobs` are the bytes of those items that have no path, in their order."""
+    """Do all of it. `memory` is uint8 [*]; `blobs` are the pictures if they are no files, in their order."""
     began = time.perf_counter()
-    left = iter(blobs)
-    rows = tuple(_one(item, work, memory, None if item.path is not None else next(left)) for item in work.items)
-    return Answer(rows=rows, busy_s=time.perf_counter() - began)
+    indexes = [0] * len(work) if work.indexes is None else work.indexes.tolist()
+    spots = [
+        _Spot(work=work, index=index, place=memory[offset : offset + room])
+        for (offset, room), index in zip(work.places.tolist(), indexes, strict=True)
+    ]
+    if work.files is None:
+        rows = [_tried(_from_bytes, blob, spot) for blob, spot in zip(blobs, spots, strict=True)]
+    else:
+        listed = zip(work.files.paths, map(tuple, work.files.facts.tolist()), strict=True)
+        rows = [_tried(_from_file, _File(path, facts), spot) for (path, facts), spot in zip(listed, spots, strict=True)]
+    return Answer.of(rows, time.perf_counter() - began)
 
 
-def _one(item: Item, work: Work, memory: np.ndarray, blob: bytes | memoryview | None) -> Row:
-    place = memory[item.offset : item.offset + item.room]
+@dataclass(frozen=True)
+class _Spot:
+    """What is to be done with one picture."""
+
+    work: Work
+    index: int  # position in the input
+    place: np.ndarray  # uint8 [room]
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    facts: tuple[int, int, int]  # size, time of change in ns, inode; size < 0: nobody could look at it
+
+    def is_still(self, found: os.stat_result) -> bool:
+        return self.facts[0] < 0 or (found.st_size, found.st_mtime_ns, signed(found.st_ino)) == self.facts
+
+
+def _tried(read: Callable[[T, _Spot], Row], source: T, spot: _Spot) -> Row:
     try:
-        if blob is not None:
-            return _from_bytes(blob, item, work, place)
-        return _from_file(item, work, place)
+        return read(source, spot)
     except Undecodable as e:
         return Row(status=BAD, reason=str(e))
 
 
-def _from_bytes(blob: bytes | memoryview, item: Item, work: Work, place: np.ndarray) -> Row:
-    if work.encoded and len(blob) <= len(place) and (found := left_encoded(blob, work.recipe)) is not None:
-        place[: len(blob)] = np.frombuffer(blob, dtype=np.uint8)
+def _from_bytes(blob: bytes | memoryview, spot: _Spot) -> Row:
+    fits = spot.work.encoded and len(blob) <= len(spot.place)
+    if fits and (found := left_encoded(blob, spot.work.recipe)) is not None:
+        spot.place[: len(blob)] = np.frombuffer(blob, dtype=np.uint8)
         return found
-    return _pixels(BytesIO(blob), item, work, place)
+    return _pixels(BytesIO(blob), spot)
 
 
-def _from_file(item: Item, work: Work, place: np.ndarray) -> Row:
-    assert item.path is not None
+def _from_file(listed: _File, spot: _Spot) -> Row:
     try:
-        file = open_regular(item.path)
+        file = open_regular(listed.path)
     except OSError as e:
-        if (moved := _now(item)) != GOOD:
+        if (moved := _now(listed)) != GOOD:
             return Row(status=moved)
         dangling = isinstance(e, FileNotFoundError)
         raise Undecodable(f"cannot be decoded: {'a link to no file' if dangling else e.strerror}") from e
     with file:
-        try:
-            row = _read(file, item, work, place)
-        except Undecodable as e:
-            row = Row(status=BAD, reason=str(e))
-        return row if _same(item, os.fstat(file.fileno())) else Row(status=CHANGED)
+        row = _tried(_read, (file, listed.facts[0]), spot)
+        return row if listed.is_still(os.fstat(file.fileno())) else Row(status=CHANGED)
 
 
-def _read(file: BufferedReader, item: Item, work: Work, place: np.ndarray) -> Row:
-    size = item.size
-    if work.encoded and 0 <= size <= len(place):
+def _read(source: tuple[BufferedReader, int], spot: _Spot) -> Row:
+    file, size = source
+    if spot.work.encoded and 0 <= size <= len(spot.place):
         try:
-            count = file.readinto(place[:size].data)
+            count = file.readinto(spot.place[:size].data)
         except OSError as e:
             raise Undecodable(f"cannot be decoded: {e.strerror}") from e
-        if (found := left_encoded(place[:count].data, work.recipe)) is not None:
+        if (found := left_encoded(spot.place[:count].data, spot.work.recipe)) is not None:
             return found
-        return _pixels(BytesIO(place[:count].tobytes()), item, work, place)
-    return _pixels(file, item, work, place)
+        return _pixels(BytesIO(spot.place[:count].tobytes()), spot)
+    return _pixels(file, spot)
 
 
-def _now(item: Item) -> int:
+def _now(listed: _File) -> int:
     """What became of a file that cannot be opened."""
+    known = listed.facts[0] >= 0
     try:
-        found = os.stat(item.path or "")  # noqa: PTH116 - raises nothing but OSError
+        found = os.stat(listed.path)  # noqa: PTH116 - raises nothing but OSError
     except OSError:
-        return VANISHED if item.size >= 0 else GOOD
-    if item.size >= 0 and not stat.S_ISREG(found.st_mode):
+        return VANISHED if known else GOOD
+    if known and not stat.S_ISREG(found.st_mode):
         return VANISHED
-    return GOOD if _same(item, found) else CHANGED
-
-
-def _same(item: Item, found: os.stat_result) -> bool:
-    return item.size < 0 or (found.st_size, found.st_mtime_ns, found.st_ino) == (item.size, item.mtime_ns, item.inode)
+    return GOOD if listed.is_still(found) else CHANGED
 
 
 def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
@@ -102,8 +122,8 @@ def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | 
     return Row(status=GOOD, length=len(data), height=header.height, width=header.width, decoded=False)
 
 
-def _pixels(file: BinaryIO, item: Item, work: Work, place: np.ndarray) -> Row:
-    recipe, crops = work.recipe, work.crops
-    found = pixels(file, recipe) if crops is None else pixels(file, recipe, partial(crops.rectangle, item.index))
-    place[: recipe.nbytes].reshape(recipe.shape)[...] = found
+def _pixels(file: BinaryIO, spot: _Spot) -> Row:
+    recipe, crops = spot.work.recipe, spot.work.crops
+    found = pixels(file, recipe) if crops is None else pixels(file, recipe, partial(crops.rectangle, spot.index))
+    spot.place[: recipe.nbytes].reshape(recipe.shape)[...] = found
     return Row(status=GOOD, length=recipe.nbytes, height=recipe.size[0], width=recipe.size[1])

@@ -132,8 +132,9 @@ class Processes:
                 process.knows.add(task.shared.number)
                 message = {"map": task.shared.number, "nbytes": len(task.shared.memory)}
                 self._say(process, wire.pack(message), descriptor=os.dup(task.shared.descriptor))
-            asked = {"task": number, "in": task.shared.number, "work": task.work.to_json()}
-            self._say(process, wire.pack(asked, task.blobs))
+            message, packed = task.work.packed()
+            asked = {"task": number, "in": task.shared.number, "work": message}
+            self._say(process, wire.pack(asked, (*packed, *task.blobs)))
 
     def _free(self) -> _Process | None:
         """A process with room for one more work, started if there are too few."""
@@ -233,7 +234,7 @@ class Processes:
         except OSError:
             there = False
         while (arrived := process.inbox.take()) is not None:
-            message, _ = arrived
+            message, blobs = arrived
             if "pid" in message:
                 process.pid, self._early = message["pid"], 0
             else:
@@ -241,7 +242,7 @@ class Processes:
                 if "error" in message:
                     future.set_exception(RuntimeError(message["error"]))
                 else:
-                    future.set_result(Answer.of_json(message))
+                    future.set_result(Answer.unpacked(message, blobs))
         if not there:
             self._drop(process)
             self._bury(process)

@@ -79,14 +79,19 @@ def serve(link: socket.socket) -> None:
             elif "unmap" in message:
                 maps.pop(message["unmap"], None)
             else:
-                link.sendall(b"".join(pack({"task": message["task"]} | _done(message, maps, blobs))))
+                said, packed = _done(message, maps, blobs)
+                link.sendall(b"".join(pack({"task": message["task"]} | said, packed)))
 
 
-def _done(message: dict[str, Any], maps: dict[int, np.ndarray], blobs: list[bytes]) -> dict[str, Any]:
+def _done(
+    message: dict[str, Any], maps: dict[int, np.ndarray], blobs: list[bytes]
+) -> tuple[dict[str, Any], list[bytes]]:
+    asked = message["work"]
     try:
-        return do(Work.of_json(message["work"]), maps[message["in"]], blobs).to_json()
+        work = Work.unpacked(asked, blobs)
+        return do(work, maps[message["in"]], blobs[asked["packed"] :]).packed()
     except Exception as e:  # noqa: BLE001 - no picture's fault: it is raised where the answer is asked for
-        return {"error": "".join(traceback.format_exception(e))}
+        return {"error": "".join(traceback.format_exception(e))}, []
 
 
 def _keep_memory() -> None:

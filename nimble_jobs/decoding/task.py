@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,20 +35,18 @@ class Task:
 
 def blamed(task: Task) -> list[Task]:
     """What is tried again after a process died over a task: its pictures one by one, none that did so twice alone."""
-    if len(task.work.items) == 1:
+    if len(task.work) == 1:
         if task.died:
-            task.future.set_result(Answer(rows=(Row(status=BAD, reason=DIED),), busy_s=0.0))
+            task.future.set_result(Answer.of([Row(status=BAD, reason=DIED)], 0.0))
             return []
         task.died = 1
         return [task]
-    blobs = iter(task.blobs)
     alone = []
-    for item in task.work.items:
+    for i in range(len(task.work)):
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
-        mine = () if item.path is not None else (next(blobs),)
-        work = replace(task.work, items=(item,))
-        alone.append(Task(work=work, blobs=mine, shared=task.shared, future=future))
+        mine = task.blobs[i : i + 1]
+        alone.append(Task(work=task.work.part(i, i + 1), blobs=mine, shared=task.shared, future=future))
     _together([t.future for t in alone], task.future)
     return alone
 
@@ -64,9 +62,7 @@ def _together(parts: Sequence[Future[Answer]], whole: Future[Answer]) -> None:
             if (error := next((e for p in parts if (e := p.exception()) is not None), None)) is not None:
                 whole.set_exception(error)
                 return
-            answers = [p.result() for p in parts]
-            rows = tuple(row for a in answers for row in a.rows)
-            whole.set_result(Answer(rows=rows, busy_s=sum(a.busy_s for a in answers)))
+            whole.set_result(Answer.joined([p.result() for p in parts]))
 
     for part in parts:
         part.add_done_callback(one_more)

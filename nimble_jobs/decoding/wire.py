@@ -1,6 +1,7 @@
 """Messages between the pool and its processes: JSON, bytes behind it, and at times a file descriptor.
 
-Pixels never go this way. A message is a head of two lengths, the JSON, and the bytes of pictures that are no files.
+Pixels never go this way. A message is a head of two lengths, the JSON, tables, and the bytes of pictures that are no
+files.
 """
 
 from __future__ import annotations

@@ -1,61 +1,108 @@
-"""What a process or a thread is asked to do at a time, a few pictures, and what it answers."""
+"""What a process or a thread is asked to do at a time, a few pictures, and what it answers.
+
+Both are tables with a row for each picture, since the process that asks is busy with other things: an object and a
+piece of JSON for each picture would take it 20 us.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.decoding.recipe import Recipe
 
 GOOD, BAD, CHANGED, VANISHED = range(4)  # what became of a picture
+STATUS, LENGTH, HEIGHT, WIDTH, DECODED = range(5)  # columns of an answer; see `Row`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """One picture: a file as it was listed, or bytes that come along."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Files:
+    """Files as they were listed."""
 
-    offset: int  # where its result goes, in bytes
-    room: int  # bytes for it, at least those of its pixels
-    path: str | None = None  # None: bytes
-    size: int = -1  # of the file or the bytes; negative: the file could not be looked at when it was listed
-    mtime_ns: int = 0
-    inode: int = 0
-    index: int = 0  # position in the input, which random parts depend on
+    before: str  # what all paths begin with
+    names: bytes  # the rest of each, as the file system has it, with a zero byte between two
+    facts: np.ndarray  # int64 [n, 3]: size, time of change in ns, inode. Size < 0: it could not be looked at
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def paths(self) -> list[str]:
+        return [self.before + name for name in os.fsdecode(self.names).split("\0")] if len(self) else []
+
+    def part(self, start: int, stop: int) -> Files:
+        """Those from `start` to `stop`."""
+        return replace(self, names=b"\0".join(self.names.split(b"\0")[start:stop]), facts=self.facts[start:stop])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
     """Some pictures of one input. With `encoded`, plain JPEGs are left for a device to decode."""
 
     recipe: Recipe
-    items: tuple[Item, ...]
+    places: np.ndarray  # int64 [n, 2]: where the result goes, and the room there, at least that of its pixels; bytes
+    files: Files | None = None  # None: the pictures' bytes come along
     encoded: bool = False
     crops: RandomCrops | None = None  # random parts of the pictures, resized to the recipe's size
+    indexes: np.ndarray | None = None  # int64 [n]: positions in the input, which the random parts depend on
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-able values."""
-        crops = None if self.crops is None else asdict(self.crops)
-        items = [[i.offset, i.room, i.path, i.size, i.mtime_ns, i.inode, i.index] for i in self.items]
-        return {"recipe": asdict(self.recipe), "items": items, "encoded": self.encoded, "crops": crops}
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, start: int, stop: int) -> Work:
+        """The pictures from `start` to `stop`."""
+        return replace(
+            self,
+            places=self.places[start:stop],
+            files=None if self.files is None else self.files.part(start, stop),
+            indexes=None if self.indexes is None else self.indexes[start:stop],
+        )
+
+    def moved(self, nbytes: int) -> Work:
+        """The same, with results that many bytes further on."""
+        return replace(self, places=self.places + np.array((nbytes, 0)))
+
+    def packed(self) -> tuple[dict[str, Any], list[bytes]]:
+        """As JSON-able values, and bytes."""
+        message: dict[str, Any] = {"recipe": asdict(self.recipe), "encoded": self.encoded}
+        blobs = [self.places.tobytes()]
+        if self.files is not None:
+            message["before"] = os.fsencode(self.files.before).hex()
+            blobs += [self.files.names, self.files.facts.tobytes()]
+        if self.crops is not None:
+            assert self.indexes is not None
+            message["crops"] = asdict(self.crops)
+            blobs.append(self.indexes.tobytes())
+        return message | {"packed": len(blobs)}, blobs
 
     @classmethod
-    def of_json(cls, found: dict[str, Any]) -> Work:
-        """What `to_json` gave, also after a way through JSON."""
+    def unpacked(cls, message: dict[str, Any], blobs: Sequence[bytes]) -> Work:
+        """What `packed` gave."""
+        left = iter(blobs)
+        places = _table(next(left), 2)
+        files = None
+        if "before" in message:
+            before, names = os.fsdecode(bytes.fromhex(message["before"])), next(left)
+            files = Files(before=before, names=names, facts=_table(next(left), 3))
+        crops = RandomCrops(**_with_tuples(message["crops"])) if "crops" in message else None
         return cls(
-            recipe=Recipe(**_with_tuples(found["recipe"])),
-            items=tuple(
-                Item(offset=o, room=r, path=p, size=s, mtime_ns=m, inode=i, index=n)
-                for o, r, p, s, m, i, n in found["items"]
-            ),
-            encoded=found["encoded"],
-            crops=None if found["crops"] is None else RandomCrops(**_with_tuples(found["crops"])),
+            recipe=Recipe(**_with_tuples(message["recipe"])),
+            places=places,
+            files=files,
+            encoded=message["encoded"],
+            crops=crops,
+            indexes=None if crops is None else _table(next(left), 1).reshape(-1),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one picture. A good one lies in the memory from its item's offset on."""
+    """What became of one picture. A good one lies in the memory from its place on."""
 
     status: int
     reason: str = ""
@@ -65,25 +112,52 @@ class Row:
     decoded: bool = True  # pixels; else the file
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """One row for each item."""
+    """What became of each picture."""
 
-    rows: tuple[Row, ...]
+    rows: np.ndarray  # int64 [n, 5]
+    reasons: dict[int, str]  # of bad ones, by their row
     busy_s: float
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-able values."""
-        rows = [[r.status, r.reason, r.length, r.height, r.width, r.decoded] for r in self.rows]
-        return {"rows": rows, "busy_s": self.busy_s}
+    @classmethod
+    def of(cls, rows: Sequence[Row], busy_s: float) -> Answer:
+        """Of so many rows."""
+        table = [(row.status, row.length, row.height, row.width, row.decoded) for row in rows]
+        return cls(
+            rows=np.array(table, dtype=np.int64).reshape(-1, 5),
+            reasons={i: row.reason for i, row in enumerate(rows) if row.reason},
+            busy_s=busy_s,
+        )
 
     @classmethod
-    def of_json(cls, found: dict[str, Any]) -> Answer:
-        """What `to_json` gave, also after a way through JSON."""
-        rows = tuple(
-            Row(status=s, reason=why, length=n, height=h, width=w, decoded=d) for s, why, n, h, w, d in found["rows"]
+    def joined(cls, answers: Sequence[Answer]) -> Answer:
+        """Of works one after another."""
+        starts = np.cumsum([0, *(len(answer.rows) for answer in answers)]).tolist()
+        return cls(
+            rows=np.concatenate([answer.rows for answer in answers]),
+            reasons={start + i: why for start, a in zip(starts, answers, strict=False) for i, why in a.reasons.items()},
+            busy_s=sum(answer.busy_s for answer in answers),
         )
-        return cls(rows=rows, busy_s=found["busy_s"])
+
+    def packed(self) -> tuple[dict[str, Any], list[bytes]]:
+        """As JSON-able values, and bytes."""
+        return {"reasons": list(self.reasons.items()), "busy_s": self.busy_s}, [self.rows.tobytes()]
+
+    @classmethod
+    def unpacked(cls, message: dict[str, Any], blobs: Sequence[bytes]) -> Answer:
+        """What `packed` gave."""
+        reasons = {int(i): str(why) for i, why in message["reasons"]}
+        return cls(rows=_table(blobs[0], 5), reasons=reasons, busy_s=message["busy_s"])
+
+
+def signed(inode: int) -> int:
+    """An inode's number as int64, in which file systems may use all bits."""
+    return inode - (1 << 64) if inode >= 1 << 63 else inode
+
+
+def _table(data: bytes, columns: int) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.int64).reshape(-1, columns)
 
 
 def _with_tuples(found: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ own input, on its own stream, and gives the slot back. So no upload waits for a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from nimble_jobs.engine import enqueue
 from nimble_jobs.pipeline import Pool
 
 _AHEAD = 3  # slots beyond those that replays are about to take
@@ -29,13 +31,13 @@ class Arrived:
     def take(self, stream: torch.cuda.Stream) -> torch.Tensor:
         """The batch, for work that is put on `stream` from now on."""
         if self.ready is not None:
-            stream.wait_event(self.ready)
+            enqueue.wait(stream, self.ready)
         return self.x
 
     def let_go(self, stream: torch.cuda.Stream) -> None:
         """All work that reads the batch has been put on `stream`."""
         if self.taken is not None:
-            self.taken.record(stream)
+            enqueue.record(self.taken, stream)
         self.release()
 
     def upload_s(self) -> float:
@@ -67,6 +69,11 @@ class Arrivals:
                 Slot(x=torch.empty(shape, dtype=dtype, device=device), taken=torch.cuda.Event())
                 for _ in range(in_flight + _AHEAD)
             ]
+        # A slot is free before the times of its batch are read, so there are more events than slots.
+        self._times = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(4 * len(slots))
+        ]
+        self._turn = itertools.count()
         self._slots = Pool(slots)
         self.bytes = sum(slot.x.nbytes for slot in slots)
 
@@ -82,8 +89,8 @@ class Arrivals:
         """Send rows [n, ...] of the host on their way; None after `end`. The host's memory must stay until then."""
         if self._stream is None:
             return Arrived(x=_whole(host, self._rows))
-        slot = self.reserve()
-        return None if slot is None else self.finish(slot, lambda x: x.copy_(host, non_blocking=True), rows=len(host))
+        slot, stream = self.reserve(), self._stream
+        return None if slot is None else self.finish(slot, lambda x: enqueue.copy(x, host, stream), rows=len(host))
 
     def reserve(self) -> Slot | None:
         """A slot for a batch that is made on the device, to be followed by `finish` or `Slot.give_back`; None after
@@ -109,16 +116,18 @@ class Arrivals:
         if self._stream is None:
             self._fill(slot.x, write, rows)
             return Arrived(x=slot.x)
-        began, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began, ready = self._times[next(self._turn) % len(self._times)]
+        stream = self._stream
         try:
-            with torch.cuda.stream(self._stream):
-                if after is not None:
-                    self._stream.wait_event(after)
-                assert slot.taken is not None
-                self._stream.wait_event(slot.taken)
-                began.record(self._stream)
-                self._fill(slot.x, write, rows)
-                ready.record(self._stream)
+            if after is not None:
+                enqueue.wait(stream, after)
+            assert slot.taken is not None
+            enqueue.wait(stream, slot.taken)
+            enqueue.record(began, stream)
+            if write is not None or rows < self._rows:
+                with torch.cuda.stream(stream):
+                    self._fill(slot.x, write, rows)
+            enqueue.record(ready, stream)
         except BaseException:
             slot.give_back()
             raise

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.launch import flight_streams
@@ -132,26 +133,25 @@ class _Lane:
 
     def start(self, batch: Arrived, seat: _Seat) -> None:
         """Send a batch on its way."""
-        tail = seat.tail
+        tail, stream, out = seat.tail, seat.stream, self._copy_out
         assert tail is not None
-        with torch.cuda.stream(seat.stream):
-            x = batch.take(seat.stream)
-            self._began.record(seat.stream)
-            seat.input.copy_(x, non_blocking=True)
-            batch.let_go(seat.stream)
+        x = batch.take(stream)
+        enqueue.record(self._began, stream)
+        enqueue.copy(seat.input, x, stream)
+        batch.let_go(stream)
+        with torch.cuda.stream(stream):
             seat.instance.replay()
             if seat.left is not None:
-                seat.stream.wait_event(seat.left)
+                enqueue.wait(stream, seat.left)
             tail.run()
-            self._computed.record(seat.stream)
-        with torch.cuda.stream(self._copy_out):
-            self._copy_out.wait_event(self._computed)
-            self._leaving.record(self._copy_out)
-            for name, tensor in tail.made.items():
-                if name not in self._host:
-                    self._host[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
-                self._host[name].copy_(tensor, non_blocking=True)
-            self._done.record(self._copy_out)
+        enqueue.record(self._computed, stream)
+        enqueue.wait(out, self._computed)
+        enqueue.record(self._leaving, out)
+        for name, tensor in tail.made.items():
+            if name not in self._host:
+                self._host[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            enqueue.copy(self._host[name], tensor, out)
+        enqueue.record(self._done, out)
         seat.left = self._done
 
     def wait(self) -> Mapping[str, torch.Tensor]:

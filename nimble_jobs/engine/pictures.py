@@ -15,7 +15,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from nimble_jobs.engine import nvjpeg
+from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg
 from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
@@ -24,6 +24,7 @@ from nimble_jobs.pictures import Pictures
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
 _TAKES = 4  # times as much: what is decoded, pieces that the allocator keeps, and nvJPEG's own buffers
 _SHARE = 64  # of the device's memory; a call takes at most this part of it
+_ALIGNED = 256  # bytes; where the planes of a picture begin
 _LARGE_BYTES = 10 << 20  # from here on torch's allocator keeps a piece of memory of its own for each size
 _SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
 _SAMPLE_JPEG = base64.b64decode(
@@ -115,6 +116,7 @@ class PictureDecoder:
                 free = _STREAMS.setdefault(self.device.index, [])
                 self._stream = free.pop() if free else torch.cuda.Stream(self.device)
             self.done = torch.cuda.Event()
+        self._engines = None if decode is not None else _engines(self.device, channels)
 
     @property
     def memory_bytes(self) -> int:
@@ -158,15 +160,18 @@ class PictureDecoder:
                 resize_into(out, decoded, rows.tolist(), self._shaping, parts, table)
             self._wait(after)
             self._copy(pictures, out)
-            if self.done is not None:
-                self.done.record()
+            if self.done is not None and self._stream is not None:
+                enqueue.record(self.done, self._stream)
         return tuple(sorted(failed))
 
     def close(self) -> None:
-        """Wait for what is under way, and leave the stream to the next decoder. Further calls do no harm."""
+        """Wait for what is under way, and leave stream and engines to the next decoder. Further calls do no harm."""
         stream, self._stream = self._stream, None
+        engines, self._engines = self._engines, None
         if stream is not None:
             stream.synchronize()
+            if engines is not None:
+                jpeg_engines.give_back(engines)
             with _LOCK:
                 _STREAMS[self.device.index].append(stream)
 
@@ -189,7 +194,9 @@ class PictureDecoder:
         self._settle()
         reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
         data = torch.from_numpy(pictures.data)
-        planes = self._together(data, pictures, rows)
+        planes = self._by_engines(pictures, rows)
+        if planes is None:
+            planes = self._together(data, pictures, rows)
         if planes is None:
             self._settle()
             rows, planes = self._one_by_one(data, pictures, rows, failed)
@@ -213,6 +220,21 @@ class PictureDecoder:
             if picture is not None:
                 self.refusals["its header gives another size"] += 1
         return np.array(kept, dtype=np.int64), Planes.of(good)
+
+    def _by_engines(self, pictures: Pictures, rows: np.ndarray) -> Planes | None:
+        """All of them by the GPU's JPEG engines; None where they do not take one of them, or there are no engines."""
+        if self._engines is None or self._stream is None or not len(rows):
+            return None
+        sizes = pictures.sizes[rows].astype(np.int64)
+        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED
+        ends = np.cumsum(room)
+        flat = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self.device)
+        planes = Planes(addresses=flat.data_ptr() + ends - room, sizes=sizes, held=(flat,))
+        addresses = pictures.data.ctypes.data + pictures.spans[rows, 0]
+        lengths = np.ascontiguousarray(pictures.spans[rows, 1])
+        taken = self._engines.decode(addresses, lengths, sizes, planes.addresses, self._stream.cuda_stream)
+        self._stream.synchronize()  # the host's bytes have been read, and nothing is written any more
+        return planes if taken else None
 
     def _together(self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray) -> Planes | None:
         """All of them by one call; None where one of them is not what its header says, or cannot be decoded."""
@@ -257,7 +279,7 @@ class PictureDecoder:
 
     def _wait(self, after: torch.cuda.Event | None) -> None:
         if self._stream is not None and after is not None:
-            self._stream.wait_event(after)
+            enqueue.wait(self._stream, after)
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self.device.type != "cuda":
@@ -267,6 +289,16 @@ class PictureDecoder:
         stack.enter_context(torch.cuda.device(self.device))
         stack.enter_context(torch.cuda.stream(self._stream))
         return stack
+
+
+def _engines(device: torch.device, channels: int) -> jpeg_engines.JpegEngines | None:
+    """The GPU's JPEG engines; None where there are none: torchvision then decodes on the GPU's cores."""
+    if device.type != "cuda":
+        return None
+    try:
+        return jpeg_engines.take(device, channels)
+    except jpeg_engines.NoEngines:
+        return None
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -49,6 +49,7 @@ def _rows(tensor: torch.Tensor, rows: int) -> np.ndarray:
         raise ModelError(
             f"the model returns shape {list(tensor.shape)} for a batch of records; expected one row a record"
         )
-    found = tensor[:rows].detach()
-    wide = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found.clone()
-    return wide.cpu().numpy()
+    if tensor.dtype == torch.bfloat16:
+        return tensor[:rows].float().numpy()
+    found = tensor.numpy()[:rows]  # numpy keeps the interpreter's lock for what is this small
+    return found.astype(np.float32 if found.dtype == np.float16 else found.dtype)

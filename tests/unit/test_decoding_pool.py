@@ -24,7 +24,7 @@ from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.processes import command
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.task import DIED, Shared
-from nimble_jobs.decoding.work import BAD, GOOD, Item, Work
+from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
 from nimble_jobs.spec.model import InputSpec, TransformSpec
 
 RECIPE = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8))
@@ -66,19 +66,17 @@ def spec_of(folder: Path) -> InputSpec:
 
 
 def work_of(paths: list[Path], first: int = 0) -> Work:
-    items = []
-    for i, path in enumerate(paths):
-        found = path.stat()
-        place = Item(
-            offset=(first + i) * RECIPE.nbytes,
-            room=RECIPE.nbytes,
-            path=str(path),
-            size=found.st_size,
-            mtime_ns=found.st_mtime_ns,
-            inode=found.st_ino,
-        )
-        items.append(place)
-    return Work(recipe=RECIPE, items=tuple(items))
+    found = [path.stat() for path in paths]
+    offsets = (first + np.arange(len(paths))) * RECIPE.nbytes
+    return Work(
+        recipe=RECIPE,
+        places=np.stack([offsets, np.full(len(paths), RECIPE.nbytes)], axis=1),
+        files=Files(
+            before="",
+            names=b"\0".join(os.fsencode(path) for path in paths),
+            facts=np.array([(f.st_size, f.st_mtime_ns, f.st_ino) for f in found], dtype=np.int64),
+        ),
+    )
 
 
 def shared(decoders: Decoders, memory: Buffers) -> Shared:
@@ -139,14 +137,14 @@ def test_a_process_that_is_killed_is_replaced(pictures: Path, memory: Buffers) -
     decoders = Decoders(2)
     try:
         place = shared(decoders, memory)
-        assert decoders.submit(work_of(paths[:1]), place).result().rows[0].status == GOOD
+        assert decoders.submit(work_of(paths[:1]), place).result().rows[0, STATUS] == GOOD
         first = decoders.pids
         answers = [decoders.submit(work_of([path], i), place) for i, path in enumerate(paths)]
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        assert {answer.result().rows[0].status for answer in answers} == {GOOD}
+        assert {int(answer.result().rows[0, STATUS]) for answer in answers} == {GOOD}
         again = decoders.submit(work_of(paths[:1]), place)
-        assert again.result().rows[0].status == GOOD
+        assert again.result().rows[0, STATUS] == GOOD
         assert not set(first) & set(decoders.pids)
     finally:
         decoders.close()
@@ -162,9 +160,9 @@ def test_only_the_picture_that_kills_is_bad(pictures: Path, memory: Buffers) -> 
         place = shared(decoders, memory)
         both = decoders.submit(work_of(paths), place), decoders.submit(work_of(paths[1:2], 10), place)
         after = decoders.submit(work_of(paths[2:], 20), place)
-        assert [row.status for row in both[0].result().rows] == [GOOD, BAD, GOOD, GOOD]
-        assert both[0].result().rows[1].reason == both[1].result().rows[0].reason == DIED
-        assert [row.status for row in after.result().rows] == [GOOD, GOOD]
+        assert both[0].result().rows[:, STATUS].tolist() == [GOOD, BAD, GOOD, GOOD]
+        assert both[0].result().reasons[1] == both[1].result().reasons[0] == DIED
+        assert after.result().rows[:, STATUS].tolist() == [GOOD, GOOD]
     finally:
         decoders.close()
 
@@ -176,7 +174,7 @@ def test_threads_do_the_work_where_no_process_starts(pictures: Path, memory: Buf
         try:
             place = shared(decoders, memory)
             found = decoders.submit(work_of([pictures / "01.jpg", pictures / "03.jpg"]), place).result()
-            assert [row.status for row in found.rows] == [GOOD, BAD]
+            assert found.rows[:, STATUS].tolist() == [GOOD, BAD]
             assert decoders.trouble is not None
             assert "no process can be started" in decoders.trouble
         finally:
@@ -188,9 +186,9 @@ def test_processes_end_when_idle_and_come_again(pictures: Path, memory: Buffers)
     decoders = Decoders(1, idle_s=0.05)
     try:
         place = shared(decoders, memory)
-        assert decoders.submit(work_of([pictures / "01.jpg"]), place).result().rows[0].status == GOOD
+        assert decoders.submit(work_of([pictures / "01.jpg"]), place).result().rows[0, STATUS] == GOOD
         assert gone(decoders.pids)
-        assert decoders.submit(work_of([pictures / "01.jpg"]), place).result().rows[0].status == GOOD
+        assert decoders.submit(work_of([pictures / "01.jpg"]), place).result().rows[0, STATUS] == GOOD
     finally:
         decoders.close()
 
@@ -218,13 +216,16 @@ import os, sys
 sys.path.append({root!r})
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.pool import Decoders
-from nimble_jobs.decoding.work import Item, Work
+from nimble_jobs.decoding.work import Files, Work
+import numpy as np
 from nimble_jobs.decoding.recipe import Recipe
 recipe = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8))
 memory = Buffers(1, recipe.nbytes)
 decoders = Decoders(2)
 shared = decoders.share(memory.memory, memory.fd)
-work = Work(recipe=recipe, items=(Item(offset=0, room=recipe.nbytes, path=sys.argv[1]),))
+facts = np.array([(-1, 0, 0)])
+files = Files(before="", names=os.fsencode(sys.argv[1]), facts=facts)
+work = Work(recipe=recipe, places=np.array([(0, recipe.nbytes)]), files=files)
 for future in [decoders.submit(work, shared) for _ in range(8)]:
     future.result()
 if os.fork() == 0:  # a process that holds all that is open, too
@@ -255,7 +256,7 @@ def test_who_waits_hears_of_trouble(
     with pytest.raises(OSError, match="Too many open files"):
         decoders.submit(work, where_shared).result(30)
     answer = decoders.submit(work, where_shared).result(60)
-    assert [row.status for row in answer.rows] == [GOOD, GOOD]
+    assert answer.rows[:, STATUS].tolist() == [GOOD, GOOD]
     decoders.close()
 
 

@@ -1,0 +1,64 @@
+"""Copies, events and waits put on streams without releasing the interpreter's lock.
+
+torch releases the lock around each of them, though they take about a microsecond. A thread that releases it queues up
+behind all other threads that run Python. A pipeline makes about fifteen such calls for a batch, so its threads would
+spend more time waiting for the lock than working.
+
+Each function does what torch's own call does. Whatever the driver refuses is left to torch, which raises the error, or
+makes the context current that the thread lacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+
+def record(event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
+    """`event` happens once the work on `stream` so far is done."""
+    handle = event.cuda_event
+    if not handle or _held().cuEventRecord(handle, stream.cuda_stream):
+        event.record(stream)
+
+
+def wait(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+    """Further work on `stream` waits for `event`."""
+    handle = event.cuda_event
+    if handle and _held().cuStreamWaitEvent(stream.cuda_stream, handle, 0):
+        stream.wait_event(event)
+
+
+def copy(target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Copy between device memory and device or pinned host memory, on `stream`.
+
+    From pageable host memory it may take as long as the copy itself.
+    """
+    alike = target.dtype == source.dtype and target.shape == source.shape
+    if alike and target.is_contiguous() and source.is_contiguous():
+        driver = _held() if source.is_cuda else _released()
+        if not driver.cuMemcpyAsync(target.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream):
+            return
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+
+
+@functools.cache
+def _held() -> ctypes.CDLL:
+    """The driver, called with the lock held."""
+    return _typed(ctypes.PyDLL("libcuda.so.1"))
+
+
+@functools.cache
+def _released() -> ctypes.CDLL:
+    """The driver, called without the lock: for what may take long."""
+    return _typed(ctypes.CDLL("libcuda.so.1"))
+
+
+def _typed(driver: ctypes.CDLL) -> ctypes.CDLL:
+    handle, address = ctypes.c_void_p, ctypes.c_uint64
+    driver.cuEventRecord.argtypes = (handle, handle)
+    driver.cuStreamWaitEvent.argtypes = (handle, handle, ctypes.c_uint)
+    driver.cuMemcpyAsync.argtypes = (address, address, ctypes.c_size_t, handle)
+    return driver
