@@ -16,7 +16,7 @@ from nimble_jobs.pipeline import Meter, usable_cores
 Load = Callable[[np.ndarray, np.ndarray], Loaded]  # record indexes, and where their rows go
 
 _COPY_THREADS = 8  # they fill what the memory can take
-_COPY_BYTES = 4 << 20  # what one of them copies at a time: enough for Python's part in it not to count
+_COPY_BYTES = 16 << 20  # what one of them copies at a time: enough for Python's part in it not to count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nimble_jobs.decoding.task import Shared
 
 PIECE_AWAY = 8  # pictures that a process decodes at a time: enough for asking it not to count
-PIECE_ENCODED = 32  # that a process only reads
+PIECE_ENCODED = 64  # that a process only reads
 FEW = 1024  # fewer pictures are decoded by threads before processes have started
 FEW_RUNNING = 64  # the same if they run already
 

@@ -44,7 +44,7 @@ class Flight:
     """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        self._under_way = len(instances) + 1  # one more, so that the next replay is queued when one ends
+        self._under_way = len(instances) + 2  # more, so that the next replay is queued when one ends
         self._copy_out = torch.cuda.Stream(device)
         streams = flight_streams(device, len(instances))
         self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]

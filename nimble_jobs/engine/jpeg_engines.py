@@ -6,8 +6,9 @@ allocations for each picture. One call for a whole batch decodes twice as many p
 What matters about nvJPEG 13 (`nvjpeg.h`):
 
 - Only some GPUs have engines. On others no decoder can be made.
-- The engines take baseline JPEGs. `nvjpegDecodeBatched` fails as a whole for bytes that are no JPEG, and decodes
-  truncated ones to pictures that end in grey.
+- The engines take baseline JPEGs. `nvjpegDecodeBatched` fails as a whole for bytes that are no JPEG, and does not
+  notice that one is truncated.
+- What a failed call has begun goes on. The stream must be idle before anything else uses the memory.
 - A state has buffers of its own, which grow with the largest batch. One state serves one thread.
 """
 
@@ -26,7 +27,9 @@ import torch
 _HARDWARE: Final = 3  # NVJPEG_BACKEND_HARDWARE
 _GREY, _PLANES = 2, 3  # NVJPEG_OUTPUT_Y, NVJPEG_OUTPUT_RGB
 _COMPONENTS: Final = 4  # NVJPEG_MAX_COMPONENT
-_SAMPLINGS: Final = frozenset((0, 1, 2, 6))  # 4:4:4, 4:2:2, 4:2:0 and grey, which the engines take
+
+_SAMPLINGS: Final = frozenset((0, 1, 2, 6))  # 4:4:4, 4:2:2, 4:2:0 and grey, which all engines take
+TAKES, OTHERS, BROKEN = range(3)  # the engines decode it; a GPU's cores have to; it is no such JPEG
 
 _IDLE: dict[tuple[int, int], list[JpegEngines]] = {}  # by device index and channels
 _LOCK = threading.Lock()
@@ -54,48 +57,62 @@ class JpegEngines:
         if status:
             raise NoEngines(f"nvJPEG cannot use the GPU's JPEG engines: status {status}")
 
+    def judge(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """What becomes of files on the host: TAKES, OTHERS or BROKEN for each, int64 [n].
+
+        `addresses` and `lengths` int64 [n] say where they lie, `sizes` int64 [n, 2] what height and width their headers
+        are said to give. One for which nvJPEG reads another size is broken: it would write more than there is room for.
+        """
+        components, sampling = ctypes.c_int(), ctypes.c_int()
+        widths, heights = (ctypes.c_int * _COMPONENTS)(), (ctypes.c_int * _COMPONENTS)()
+        said = (ctypes.byref(components), ctypes.byref(sampling), widths, heights)
+        look, handle, verdicts = self._quick.nvjpegGetImageInfo, self._handle, []
+        for address, length, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
+            failed = look(handle, ctypes.c_void_p(address), ctypes.c_size_t(length), *said)
+            if failed or heights[0] != height or widths[0] != width:
+                verdicts.append(BROKEN)
+            else:
+                verdicts.append(TAKES if sampling.value in _SAMPLINGS else OTHERS)
+        return np.array(verdicts, dtype=np.int64)
+
     def decode(
         self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, targets: np.ndarray, stream: int
-    ) -> bool:
-        """Put the decoding of a batch on a stream; False where it has to be decoded in another way.
+    ) -> None:
+        """Put the decoding of files that it takes on a stream. Arguments are as in `judge`.
 
-        `addresses` and `lengths` int64 [n] say where the files lie on the host, `sizes` int64 [n, 2] their height and
-        width, and `targets` int64 [n] where on the device the planes uint8 [channels, height, width] of each go.
-        Nothing else may use any of this memory until the stream has done it. After False, some of the targets may still
-        be written to.
+        The planes uint8 [channels, height, width] of each picture go to `targets` int64 [n] on the device. Nothing else
+        may use any of this memory until the stream is done. Raises RuntimeError if one of them cannot be decoded; some
+        of the targets may still be written to then.
         """
-        if not self._fit(addresses, lengths, sizes):
-            return False
         count = len(addresses)
         if self._prepared != count:
             self._prepared = 0
-            if self._library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, self._format):
-                return False
+            self._check(
+                self._library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, self._format),
+                "prepare",
+            )
             self._prepared = count
         images = np.zeros((count, 2, _COMPONENTS), dtype=np.int64)  # nvjpegImage_t: addresses, then bytes a row
         plane = sizes.prod(axis=1)
         for channel in range(self.channels):
             images[:, 0, channel] = targets + channel * plane
             images[:, 1, channel] = sizes[:, 1]
-        status = self._library.nvjpegDecodeBatched(
-            self._handle, self._state, _pointer(addresses), _pointer(lengths), _pointer(images), ctypes.c_void_p(stream)
+        self._check(
+            self._library.nvjpegDecodeBatched(
+                self._handle,
+                self._state,
+                _pointer(addresses),
+                _pointer(lengths),
+                _pointer(images),
+                ctypes.c_void_p(stream),
+            ),
+            "decode",
         )
+
+    def _check(self, status: int, what: str) -> None:
         if status:
             self._prepared = 0
-        return not status
-
-    def _fit(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> bool:
-        """Whether nvJPEG reads the same sizes in the headers, so that it writes no more than there is room for."""
-        components, sampling = ctypes.c_int(), ctypes.c_int()
-        widths, heights = (ctypes.c_int * _COMPONENTS)(), (ctypes.c_int * _COMPONENTS)()
-        said = (ctypes.byref(components), ctypes.byref(sampling), widths, heights)
-        look, handle = self._quick.nvjpegGetImageInfo, self._handle
-        for address, length, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
-            if look(handle, ctypes.c_void_p(address), ctypes.c_size_t(length), *said):
-                return False
-            if (heights[0], widths[0]) != (height, width) or sampling.value not in _SAMPLINGS:
-                return False
-        return True
+            raise RuntimeError(f"nvJPEG failed to {what} a batch: {status}")
 
 
 def take(device: torch.device, channels: int) -> JpegEngines:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg
-from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
+from nimble_jobs.engine.jpeg_engines import JpegEngines
+from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
@@ -116,6 +117,7 @@ class PictureDecoder:
                 free = _STREAMS.setdefault(self.device.index, [])
                 self._stream = free.pop() if free else torch.cuda.Stream(self.device)
             self.done = torch.cuda.Event()
+        self._tables = Tables(self.device)
         self._engines = None if decode is not None else _engines(self.device, channels)
 
     @property
@@ -148,16 +150,13 @@ class PictureDecoder:
         if failed:
             self.refusals["its size does not fit"] += len(failed)
         encoded = encoded[fitting]
-        sizes = (pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._shaping.channels).tolist()
+        sizes = pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._shaping.channels
         with self._on_stream():
-            for start, stop in portions(sizes, self._at_once_bytes):
-                large = max(sizes[start:stop]) >= _LARGE_BYTES
-                # A failed call may still write to what it gave back: nothing but the next call may get that memory.
-                table = torch.empty(stop - start, FIELDS, dtype=torch.int64, device=self.device)
+            for start, stop in portions(sizes.tolist(), self._at_once_bytes):
+                large = int(sizes[start:stop].max()) >= _LARGE_BYTES
                 rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
-                self._wait(after)
                 parts = None if boxes is None else boxes[rows]
-                resize_into(out, decoded, rows.tolist(), self._shaping, parts, table)
+                resize_into(out, decoded, rows, self._shaping, parts, tables=self._tables, after=after)
             self._wait(after)
             self._copy(pictures, out)
             if self.done is not None and self._stream is not None:
@@ -192,17 +191,62 @@ class PictureDecoder:
     ) -> tuple[np.ndarray, Planes]:
         """Those of the rows that can be decoded, and their pictures; the others are added to `failed`."""
         self._settle()
+        self._tables.make(len(rows))
         reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
-        data = torch.from_numpy(pictures.data)
-        planes = self._by_engines(pictures, rows)
-        if planes is None:
-            planes = self._together(data, pictures, rows)
-        if planes is None:
-            self._settle()
-            rows, planes = self._one_by_one(data, pictures, rows, failed)
+        if self._engines is None or self._stream is None:
+            rows, planes = self._by_torchvision(pictures, rows, failed)
+        else:
+            rows, planes = self._by_engines(self._engines, self._stream, pictures, rows, failed)
         if reserved:
             self._grown_bytes += max(0, torch.cuda.memory_reserved(self.device) - reserved)
         return rows, planes
+
+    def _by_engines(
+        self,
+        engines: JpegEngines,
+        stream: torch.cuda.Stream,
+        pictures: Pictures,
+        rows: np.ndarray,
+        failed: list[int],
+    ) -> tuple[np.ndarray, Planes]:
+        """As `_decoded`, by the GPU's JPEG engines as far as they take them."""
+        addresses = pictures.data.ctypes.data + pictures.spans[rows, 0]
+        lengths, sizes = pictures.spans[rows, 1], pictures.sizes[rows].astype(np.int64)
+        verdicts = engines.judge(addresses, lengths, sizes)
+        takes = verdicts == jpeg_engines.TAKES
+        broken, others = rows[verdicts == jpeg_engines.BROKEN], rows[verdicts == jpeg_engines.OTHERS]
+        if len(broken):
+            failed += broken.tolist()
+            self.refusals["nvJPEG cannot read its header"] += len(broken)
+        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
+        flat = torch.empty(int(room.sum()), dtype=torch.uint8, device=self.device)
+        targets = flat.data_ptr() + np.cumsum(room) - room
+
+        def decode(some: list[int]) -> list[int]:
+            mine = np.array(some)
+            try:
+                engines.decode(addresses[mine], lengths[mine], sizes[mine], targets[mine], stream.cuda_stream)
+            finally:
+                stream.synchronize()  # the host's bytes have been read, and nothing is written any more
+            return some
+
+        done = [i for i in salvage(np.flatnonzero(takes).tolist(), decode, self._refused) if i is not None]
+        if len(done) < int(takes.sum()):
+            failed += np.setdiff1d(rows[takes], rows[done]).tolist()
+        planes = Planes(addresses=targets[done], sizes=sizes[done], held=(flat,))
+        if not len(others):
+            return rows[done], planes
+        more, theirs = self._by_torchvision(pictures, others, failed)
+        return np.concatenate([rows[done], more]), planes.and_(theirs)
+
+    def _by_torchvision(self, pictures: Pictures, rows: np.ndarray, failed: list[int]) -> tuple[np.ndarray, Planes]:
+        """As `_decoded`, by a GPU's cores."""
+        data = torch.from_numpy(pictures.data)
+        planes = self._together(data, pictures, rows)
+        if planes is not None:
+            return rows, planes
+        self._settle()
+        return self._one_by_one(data, pictures, rows, failed)
 
     def _one_by_one(
         self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray, failed: list[int]
@@ -220,21 +264,6 @@ class PictureDecoder:
             if picture is not None:
                 self.refusals["its header gives another size"] += 1
         return np.array(kept, dtype=np.int64), Planes.of(good)
-
-    def _by_engines(self, pictures: Pictures, rows: np.ndarray) -> Planes | None:
-        """All of them by the GPU's JPEG engines; None where they do not take one of them, or there are no engines."""
-        if self._engines is None or self._stream is None or not len(rows):
-            return None
-        sizes = pictures.sizes[rows].astype(np.int64)
-        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED
-        ends = np.cumsum(room)
-        flat = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self.device)
-        planes = Planes(addresses=flat.data_ptr() + ends - room, sizes=sizes, held=(flat,))
-        addresses = pictures.data.ctypes.data + pictures.spans[rows, 0]
-        lengths = np.ascontiguousarray(pictures.spans[rows, 1])
-        taken = self._engines.decode(addresses, lengths, sizes, planes.addresses, self._stream.cuda_stream)
-        self._stream.synchronize()  # the host's bytes have been read, and nothing is written any more
-        return planes if taken else None
 
     def _together(self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray) -> Planes | None:
         """All of them by one call; None where one of them is not what its header says, or cannot be decoded."""
@@ -291,7 +320,7 @@ class PictureDecoder:
         return stack
 
 
-def _engines(device: torch.device, channels: int) -> jpeg_engines.JpegEngines | None:
+def _engines(device: torch.device, channels: int) -> JpegEngines | None:
     """The GPU's JPEG engines; None where there are none: torchvision then decodes on the GPU's cores."""
     if device.type != "cuda":
         return None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.cuda_driver import load_function
 from nimble_jobs.engine.private import launch_kernel
 from nimble_jobs.errors import EngineError, first_line
@@ -49,6 +50,14 @@ class Planes:
         nbytes = channels * sizes.prod(axis=1)
         return cls(addresses=flat.data_ptr() + np.cumsum(nbytes) - nbytes, sizes=sizes, held=(flat,))
 
+    def and_(self, others: Planes) -> Planes:
+        """These, then the others."""
+        return Planes(
+            addresses=np.concatenate([self.addresses, others.addresses]),
+            sizes=np.concatenate([self.sizes, others.sizes]),
+            held=(*self.held, *others.held),
+        )
+
     def pictures(self, channels: int) -> list[torch.Tensor]:
         """Each as uint8 [channels, h, w]."""
         if len(self.held) == len(self) and all(p.dim() == 3 for p in self.held):
@@ -76,7 +85,7 @@ class Shaping:
         compare = np.greater_equal if self.center_crop is not None else np.equal
         return np.asarray(compare(sizes, wanted).all(axis=1))
 
-    def lines(self, planes: Planes, rows: Sequence[int], boxes: np.ndarray | None = None) -> np.ndarray:
+    def lines(self, planes: Planes, rows: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
         """int64 [n, FIELDS]: what the kernel does with each picture.
 
         The fields: address of the first pixel, pixels from channel to channel and from row to row, height and width
@@ -100,29 +109,57 @@ class Shaping:
         return line
 
 
+class Tables:
+    """Room for the kernel's table, on the host and on the device. For one stream: what is under way there reads it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host = torch.empty(0, FIELDS, dtype=torch.int64)
+        self._there = torch.empty(0, FIELDS, dtype=torch.int64, device=device)
+
+    def make(self, lines: int) -> None:
+        """Make room for so many lines. The stream must be idle."""
+        if self._device.type == "cuda" and len(self._there) < lines:
+            self._host = torch.empty(lines, FIELDS, dtype=torch.int64, pin_memory=True)
+            self._there = torch.empty(lines, FIELDS, dtype=torch.int64, device=self._device)
+
+    def send(self, lines: np.ndarray, stream: torch.cuda.Stream) -> torch.Tensor:
+        """Bring lines, int64 [n, FIELDS], to the device, once what `stream` was asked to do before has been done."""
+        host, there = self._host[: len(lines)], self._there[: len(lines)]
+        host.numpy()[...] = lines
+        enqueue.copy(there, host, stream)
+        return there
+
+
 def resize_into(
     out: torch.Tensor,
     planes: Planes,
-    rows: Sequence[int],
+    rows: np.ndarray,
     shaping: Shaping,
     boxes: np.ndarray | None = None,
-    table: torch.Tensor | None = None,
+    *,
+    tables: Tables | None = None,
+    after: torch.cuda.Event | None = None,
 ) -> None:
     """Write each picture to its row of `out`, uint8 [n, height, width, channels].
 
     All tensors are contiguous and on one device; on a GPU this is one launch on the current stream, and the pictures
-    must live until it is over. `table` is room for the kernel's, int64 [>= n, FIELDS], allocated here if not given.
-    Raises EngineError where the kernel cannot be compiled or loaded.
+    must live until it is over. `tables` has room for the kernel's table; without it, some is made. `out` is written
+    after `after`. Raises EngineError where the kernel cannot be compiled or loaded.
     """
     if not len(planes):
         return
     if out.device.type != "cuda":
-        for i, (picture, row) in enumerate(zip(planes.pictures(shaping.channels), rows, strict=True)):
+        for i, (picture, row) in enumerate(zip(planes.pictures(shaping.channels), rows.tolist(), strict=True)):
             out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
         return
-    if table is None:
-        table = torch.empty(len(planes), FIELDS, dtype=torch.int64, device=out.device)
-    table[: len(planes)].copy_(torch.from_numpy(shaping.lines(planes, rows, boxes)))
+    stream = torch.cuda.current_stream(out.device)
+    if tables is None:
+        tables = Tables(out.device)
+        tables.make(len(planes))
+    table = tables.send(shaping.lines(planes, rows, boxes), stream)
+    if after is not None:
+        enqueue.wait(stream, after)
     with _COMPILING:
         function, kernel = _loaded(out.device, shaping.channels)
     blocks = -(-shaping.height * shaping.width // _PLACES)
@@ -133,7 +170,7 @@ def resize_into(
         kernel.shared_bytes,
         kernel.arg_types,
         (table, out, shaping.height, shaping.width, *kernel.scratch),
-        torch.cuda.current_stream(out.device).cuda_stream,
+        stream.cuda_stream,
     )
 
 

@@ -36,6 +36,8 @@ def salvage(
 
 def portions(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Consecutive ranges [start, stop) whose sizes add up to at most `most`; what is larger is alone."""
+    if sizes and sum(sizes) <= most:
+        return [(0, len(sizes))]
     ranges, start, total = [], 0, 0
     for i, size in enumerate(sizes):
         if i > start and total + size > most:

@@ -248,7 +248,7 @@ def test_the_kernel_computes_what_matrix_products_do(
     shaping = Shaping(height=height, width=width, channels=channels, resize=resized, center_crop=crop)
     parts = np.array([(h // 3, w // 4, h - h // 2, w - w // 2) for h, w in sizes], dtype=np.int32)
     for boxes in (None, parts):
-        rows = list(range(len(sizes)))[::-1]
+        rows = np.arange(len(sizes))[::-1]
         expected = torch.zeros(len(sizes), height, width, channels, dtype=torch.uint8)
         found = expected.to(device)
         resize_into(expected, Planes.of(pictures), rows, shaping, boxes)

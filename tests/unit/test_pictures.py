@@ -280,7 +280,7 @@ for channels in (3, 1):
         pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
         boxes = np.array([(s[0] // 3, s[1] // 4, s[0] - s[0] // 2, s[1] - s[1] // 2) for s in fitting])
         for these in (None, boxes)[: channels - 1 or 1]:
-            rows = list(range(len(pictures)))[::-1]
+            rows = np.arange(len(pictures))[::-1]
             expected, found = torch.zeros(2, len(pictures) + 1, *size, channels, dtype=torch.uint8)
             resize_into(expected, Planes.of(pictures), rows, shaping, these)
             lines = torch.from_numpy(shaping.lines(Planes.of(pictures), rows, these))
