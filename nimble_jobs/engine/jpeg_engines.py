@@ -28,7 +28,7 @@ _HARDWARE: Final = 3  # NVJPEG_BACKEND_HARDWARE
 _GREY, _PLANES = 2, 3  # NVJPEG_OUTPUT_Y, NVJPEG_OUTPUT_RGB
 _COMPONENTS: Final = 4  # NVJPEG_MAX_COMPONENT
 
-_SAMPLINGS: Final = frozenset((0, 1, 2, 6))  # 4:4:4, 4:2:2, 4:2:0 and grey, which all engines take
+_UNKNOWN: Final = -1  # NVJPEG_CSS_UNKNOWN
 TAKES, OTHERS, BROKEN = range(3)  # the engines decode it; a GPU's cores have to; it is no such JPEG
 
 _IDLE: dict[tuple[int, int], list[JpegEngines]] = {}  # by device index and channels
@@ -46,14 +46,15 @@ class JpegEngines:
         """`channels`: 1 (grey) or 3 (RGB). Raises NoEngines where the GPU has no engines, or nvJPEG is missing."""
         self.device, self.channels = device, channels
         self._format = _GREY if channels == 1 else _PLANES
-        self._prepared = 0  # pictures in the batches that the state is prepared for
         self._library, self._quick = _libraries()
-        self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
+        self._handle, self._state, self._parsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # nvJPEG needs the context that torch makes
             status = self._library.nvjpegCreateEx(_HARDWARE, None, None, 0, ctypes.byref(self._handle))
             if status == 0:
                 status = self._library.nvjpegJpegStateCreate(self._handle, ctypes.byref(self._state))
+            if status == 0:
+                status = self._library.nvjpegJpegStreamCreate(self._handle, ctypes.byref(self._parsed))
         if status:
             raise NoEngines(f"nvJPEG cannot use the GPU's JPEG engines: status {status}")
 
@@ -63,16 +64,23 @@ class JpegEngines:
         `addresses` and `lengths` int64 [n] say where they lie, `sizes` int64 [n, 2] what height and width their headers
         are said to give. One for which nvJPEG reads another size is broken: it would write more than there is room for.
         """
-        components, sampling = ctypes.c_int(), ctypes.c_int()
+        components, sampling, refused = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         widths, heights = (ctypes.c_int * _COMPONENTS)(), (ctypes.c_int * _COMPONENTS)()
-        said = (ctypes.byref(components), ctypes.byref(sampling), widths, heights)
-        look, handle, verdicts = self._quick.nvjpegGetImageInfo, self._handle, []
-        for address, length, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
-            failed = look(handle, ctypes.c_void_p(address), ctypes.c_size_t(length), *said)
-            if failed or heights[0] != height or widths[0] != width:
+        said = ctypes.byref(components), ctypes.byref(sampling), widths, heights
+        library, handle, parsed, answer = self._quick, self._handle, self._parsed, ctypes.byref(refused)
+        verdicts = []
+        for at, nbytes, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
+            file = ctypes.c_void_p(at), ctypes.c_size_t(nbytes)
+            if library.nvjpegGetImageInfo(handle, *file, *said) or sampling.value == _UNKNOWN:
                 verdicts.append(BROKEN)
+            elif heights[0] != height or widths[0] != width:
+                verdicts.append(BROKEN)
+            elif library.nvjpegJpegStreamParseHeader(handle, *file, parsed):
+                verdicts.append(BROKEN)
+            elif library.nvjpegDecodeBatchedSupported(handle, parsed, answer) or refused.value:  # 0: supported
+                verdicts.append(OTHERS)
             else:
-                verdicts.append(TAKES if sampling.value in _SAMPLINGS else OTHERS)
+                verdicts.append(TAKES)
         return np.array(verdicts, dtype=np.int64)
 
     def decode(
@@ -85,13 +93,10 @@ class JpegEngines:
         of the targets may still be written to then.
         """
         count = len(addresses)
-        if self._prepared != count:
-            self._prepared = 0
-            self._check(
-                self._library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, self._format),
-                "prepare",
-            )
-            self._prepared = count
+        # Each time: after a damaged picture a state that is not prepared anew may never come to an end.
+        self._check(
+            self._library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, self._format), "prepare"
+        )
         images = np.zeros((count, 2, _COMPONENTS), dtype=np.int64)  # nvjpegImage_t: addresses, then bytes a row
         plane = sizes.prod(axis=1)
         for channel in range(self.channels):
@@ -111,7 +116,6 @@ class JpegEngines:
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            self._prepared = 0
             raise RuntimeError(f"nvJPEG failed to {what} a batch: {status}")
 
 
