@@ -71,11 +71,12 @@ class JpegEngines:
         verdicts = []
         for at, nbytes, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
             file = ctypes.c_void_p(at), ctypes.c_size_t(nbytes)
-            if library.nvjpegGetImageInfo(handle, *file, *said) or sampling.value == _UNKNOWN:
-                verdicts.append(BROKEN)
-            elif heights[0] != height or widths[0] != width:
-                verdicts.append(BROKEN)
-            elif library.nvjpegJpegStreamParseHeader(handle, *file, parsed):
+            if (
+                library.nvjpegGetImageInfo(handle, *file, *said)
+                or (heights[0], widths[0]) != (height, width)
+                or sampling.value == _UNKNOWN
+                or library.nvjpegJpegStreamParseHeader(handle, *file, parsed)
+            ):
                 verdicts.append(BROKEN)
             elif library.nvjpegDecodeBatchedSupported(handle, parsed, answer) or refused.value:  # 0: supported
                 verdicts.append(OTHERS)
