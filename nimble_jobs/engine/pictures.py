@@ -219,7 +219,9 @@ class PictureDecoder:
             failed += broken.tolist()
             self.refusals["nvJPEG cannot read its header"] += len(broken)
         room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
-        flat = torch.empty(int(room.sum()), dtype=torch.uint8, device=self.device)
+        # A damaged picture may leave part of its memory as it was, which must not be another picture.
+        flat = torch.zeros(int(room.sum()), dtype=torch.uint8, device=self.device)
+        stream.synchronize()
         targets = flat.data_ptr() + np.cumsum(room) - room
 
         def decode(some: list[int]) -> list[int]:
