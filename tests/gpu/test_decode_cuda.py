@@ -14,6 +14,7 @@ from PIL import Image
 
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
+from nimble_jobs.engine import nvjpeg
 from nimble_jobs.engine.pictures import PictureDecoder, available
 from nimble_jobs.engine.resize import Planes, Shaping, resize_into
 from nimble_jobs.pictures import Pictures
@@ -120,6 +121,16 @@ def test_a_ragged_batch_is_what_its_pictures_are_alone(decoder: PictureDecoder) 
     for row, one in enumerate(encoded):
         alone, _ = decoded(decoder, batch([one]), (*RESIZED, 3))
         np.testing.assert_array_equal(together[row], alone[0])
+
+
+def test_engines_and_torchvision_make_the_same_bytes(decoder: PictureDecoder, device: torch.device) -> None:
+    encoded = ragged(16, 5)
+    by_engines, failed = decoded(decoder, batch(encoded), (*RESIZED, 3))
+    assert not failed, decoder.refusals
+    with closing(PictureDecoder(device, *RESIZED, 3, RESIZED, decode=nvjpeg.decoder(device, 3))) as theirs:
+        by_torchvision, failed = decoded(theirs, batch(encoded), (*RESIZED, 3))
+    assert not failed, theirs.refusals
+    np.testing.assert_array_equal(by_engines, by_torchvision)
 
 
 def test_portions_of_a_batch_give_the_same_rows(device: torch.device, decoder: PictureDecoder) -> None:

@@ -1,0 +1,87 @@
+"""Which pictures reach the GPU's JPEG engines, over a stand-in for nvJPEG; tests/gpu decodes with the real one."""
+
+# ruff: noqa: N802  # nvJPEG's names
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nimble_jobs.engine import jpeg_engines
+from nimble_jobs.engine.jpeg_engines import BROKEN, OTHERS, TAKES, JpegEngines
+
+SIZE = (30, 40)  # height, width that all headers are said to give
+
+
+class Library:
+    """What nvJPEG says of a file, by its address."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = {"info": 0, "size": SIZE, "sampling": 2, "header": 0, "supported": 0, "refused": 0} | answers
+        self.prepared: list[int] = []
+        self.status = 0
+
+    def nvjpegGetImageInfo(
+        self, handle: Any, at: Any, length: Any, components: Any, sampling: Any, w: Any, h: Any
+    ) -> int:
+        h[0], w[0] = self.answers["size"]
+        sampling._obj.value = self.answers["sampling"]
+        return int(self.answers["info"])
+
+    def nvjpegJpegStreamParseHeader(self, handle: Any, at: Any, length: Any, parsed: Any) -> int:
+        return int(self.answers["header"])
+
+    def nvjpegDecodeBatchedSupported(self, handle: Any, parsed: Any, refused: Any) -> int:
+        refused._obj.value = self.answers["refused"]
+        return int(self.answers["supported"])
+
+    def nvjpegDecodeBatchedInitialize(self, handle: Any, state: Any, count: int, threads: int, form: int) -> int:
+        self.prepared.append(count)
+        return 0
+
+    def nvjpegDecodeBatched(self, handle: Any, state: Any, files: Any, lengths: Any, images: Any, stream: Any) -> int:
+        return self.status
+
+
+def engines(library: Library) -> JpegEngines:
+    made = object.__new__(JpegEngines)
+    made.channels = 3
+    made.__dict__ |= {"_library": library, "_quick": library, "_handle": 0, "_state": 0, "_parsed": 0, "_format": 3}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        ({}, TAKES),
+        ({"info": 3}, BROKEN),
+        ({"size": (31, 40)}, BROKEN),
+        ({"size": (30, 41)}, BROKEN),
+        ({"sampling": -1}, BROKEN),
+        ({"header": 3}, BROKEN),
+        ({"refused": 1}, OTHERS),
+        ({"supported": 2}, OTHERS),
+    ],
+)
+def test_only_what_the_engines_take_reaches_them(answers: dict[str, Any], verdict: int) -> None:
+    """One whose size is not what there is room for never does."""
+    files = np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE])
+    assert engines(Library(**answers)).judge(*files).tolist() == [verdict, verdict]
+
+
+def test_each_batch_is_prepared_and_a_failure_is_raised_with_its_status() -> None:
+    library = Library()
+    files = np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE]), np.array([100, 4000])
+    engines(library).decode(*files, 0)
+    library.status = 5
+    with pytest.raises(RuntimeError, match=r"failed to decode a batch: 5$"):
+        engines(library).decode(*files, 0)
+    assert library.prepared == [2, 2]
+
+
+def test_a_torchvision_without_nvjpeg_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(jpeg_engines.NoEngines, match="torchvision is not installed"):
+        jpeg_engines._libraries.__wrapped__()
