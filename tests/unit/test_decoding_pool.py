@@ -20,6 +20,7 @@ from PIL import Image
 
 from nimble_jobs.data import crew, open_reader, reader
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.source import Wanted
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.processes import command
 from nimble_jobs.decoding.recipe import Recipe
@@ -98,7 +99,7 @@ def test_processes_and_threads_give_the_same_records(
 ) -> None:
     """Rows, ids and bad records are equal to the last bit, in memory of their own and in buffers."""
     monkeypatch.setattr(reader, "FEW", 1)
-    kind = {} if form == "float" else {form: True}
+    wanted = Wanted(stored=form == "stored")
     decoders = Decoders(2)
     try:
         with open_reader(spec_of(pictures)) as here, open_reader(spec_of(pictures)) as away:
@@ -107,8 +108,10 @@ def test_processes_and_threads_give_the_same_records(
             nbytes = 5 * int(np.prod(shape)) * (4 if form == "float" else 1)
             with Buffers(2, nbytes) as buffers:
                 for given in (None, buffers):
-                    expected = here.batches(batch_size=5, **kind)
-                    for mine, theirs in zip(expected, away.batches(batch_size=5, buffers=given, **kind), strict=True):
+                    expected = here.batches(batch_size=5, wanted=wanted)
+                    for mine, theirs in zip(
+                        expected, away.batches(batch_size=5, buffers=given, wanted=wanted), strict=True
+                    ):
                         np.testing.assert_array_equal(mine.x, theirs.x)
                         assert (mine.ids, mine.bad) == (theirs.ids, theirs.bad)
                         if theirs.buffer is not None:
