@@ -12,6 +12,7 @@ from PIL import Image
 
 from nimble_jobs import resizing
 from nimble_jobs.data import open_reader, reader
+from nimble_jobs.data.source import Wanted
 from nimble_jobs.decoding import picture, resize
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
@@ -145,9 +146,9 @@ def test_damaged_files_end_no_process(
             pids: set[int] = set()
             good = bad = 0
             for encoded in (False, True):
-                kind = {"encoded": True} if encoded else {"stored": True}
-                expected = here.batches(batch_size=32, **kind)
-                for mine, theirs in zip(expected, away.batches(batch_size=32, **kind), strict=True):
+                wanted = Wanted(encoded=encoded, stored=not encoded)
+                expected = here.batches(batch_size=32, wanted=wanted)
+                for mine, theirs in zip(expected, away.batches(batch_size=32, wanted=wanted), strict=True):
                     pids |= set(decoders.pids)
                     np.testing.assert_array_equal(mine.x, theirs.x)
                     assert (mine.ids, mine.bad) == (theirs.ids, theirs.bad)
