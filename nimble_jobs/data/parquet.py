@@ -163,8 +163,12 @@ class _Blocks:
             if piece.whole:
                 with self._open() as file:  # one by one: pyarrow cannot join structures of values that are held once
                     groups = [file.read_row_group(n, columns=self._names, use_threads=False) for n in piece.groups]
-                return pa.concat_tables(groups)
-            return self._some(piece)
+                table = pa.concat_tables(groups)
+            else:
+                table = self._some(piece)
+            if table.num_rows != piece.rows:
+                raise pa.ArrowInvalid(f"it holds {table.num_rows} rows; the file's footer says {piece.rows}")
+            return table
         except (pa.ArrowException, OSError) as e:
             which = "group " + str(piece.groups[0])
             if len(piece.groups) > 1:
@@ -211,7 +215,9 @@ class _Rows:
                 self._batches, self._left, self._at = self._blocks.batches(self._group, count), None, 0
             parts: list[pa.RecordBatch] = []
             while count:
-                batch = self._left if self._left is not None else next(self._batches)
+                batch = self._left if self._left is not None else next(self._batches, None)
+                if batch is None:
+                    raise pa.ArrowInvalid("it ends before the row that the file's footer names as its last")
                 skip = min(first - self._at, batch.num_rows)
                 used = min(count, batch.num_rows - skip)
                 if used:

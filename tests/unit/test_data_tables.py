@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,23 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(DataError, match=r"d\.parquet: cannot be read"):
             read(path)
+
+
+@pytest.mark.parametrize("block_bytes", [100, blocks.BLOCK_BYTES])
+def test_a_row_group_that_ends_early_is_an_error(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the footer promises more rows than there are."""
+    monkeypatch.setattr(parquet_files, "BLOCK_BYTES", block_bytes)
+    path = parquet(tmp_path, rows=1000, x=np.arange(1000.0))
+    made = parquet_files._Blocks.__init__
+
+    def lying(self: Any, stamp: Any, metadata: Any, names: Any, pieces: Any, **more: Any) -> None:
+        made(self, stamp, metadata, names, [*pieces[:-1], replace(pieces[-1], rows=pieces[-1].rows + 1)], **more)
+
+    monkeypatch.setattr(parquet_files._Blocks, "__init__", lying)
+    with pytest.raises(DataError, match=r"d\.parquet: row group 0 cannot be read \(it (holds 1000 rows|ends before)"):
+        read(path)
 
 
 @pytest.mark.parametrize(
