@@ -170,8 +170,9 @@ def upcoming_rows(timer: Timer, count: int, now: float) -> list[Row]:
 def complete(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """Names of timers that begin with the typed text. Silent about errors: the shell is in the middle of a line."""
     with suppress(Exception):
+        from nimble_jobs.settings import choose
         from nimble_jobs.store import open_store
-        from nimble_jobs.store.home import choose, resolve
+        from nimble_jobs.store.home import resolve
 
         home = ctx.find_root().params.get("home")
         if not choose(home).exists():

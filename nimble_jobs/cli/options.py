@@ -82,7 +82,7 @@ def home(ctx: typer.Context) -> Path:
 
 def chosen_home(ctx: typer.Context) -> Path:
     """The path of the state folder, which need not exist yet."""
-    from nimble_jobs.store.home import choose
+    from nimble_jobs.settings import choose
 
     return choose(settings(ctx).home)
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,9 +51,7 @@ def run(
     from nimble_jobs.worker.early import Early
 
     loaded = load(spec, overrides or (), home=options.chosen_home(ctx), once=True)
-    early = Early(loaded)
-    with ExitStack() as joined:
-        joined.callback(early.join)
+    with closing(Early(loaded)) as early:
         _run(ctx, loaded, early, allow_python=allow_python or (), quiet=quiet, json=json)
 
 

@@ -1,6 +1,7 @@
 """What a state folder is configured to do: `config.yaml`, the environment and the command line, as one frozen value."""
 
 from nimble_jobs.settings.allowed import check_targets
+from nimble_jobs.settings.folder import choose
 from nimble_jobs.settings.load import FILE, check_file, variable
 from nimble_jobs.settings.model import (
     CacheSettings,
@@ -24,6 +25,7 @@ __all__ = [
     "Watched",
     "check_file",
     "check_targets",
+    "choose",
     "json_schema",
     "variable",
 ]

@@ -9,9 +9,8 @@ import stat
 import time
 from pathlib import Path
 
-import platformdirs
-
 from nimble_jobs.errors import HomeReplaced, StateFolderRefused, StoreError, StoreGone, StoreTrouble
+from nimble_jobs.settings import choose
 from nimble_jobs.store.locks import exclusive
 from nimble_jobs.whole import write_whole
 
@@ -19,15 +18,6 @@ DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # says that the folder holds a complete database
 FORMAT = 1
 _FOLDERS = ("artifacts", "builds", "logs", "workers")
-
-
-def choose(home: str | None) -> Path:
-    """The state folder by the order `--home`, NIMBLE_JOBS_HOME, ./cache where it exists, the user's cache folder."""
-    named = home or os.environ.get("NIMBLE_JOBS_HOME")
-    if named:
-        return Path(named).expanduser().absolute()
-    local = Path.cwd() / "cache"
-    return local if local.is_dir() else Path(platformdirs.user_cache_dir("nimble-jobs", appauthor=False))
 
 
 def resolve(home: str | None = None) -> Path:

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -22,10 +23,16 @@ _CUDA_DRIVER = "libcuda.so.1"
 
 
 class Early:
-    """The threads. Until `join` has returned, no other code may import torch or use the device."""
+    """The threads. Until `join` has returned, no other code may import torch or use the device.
+
+    Python's cycle collector is off until then: what is imported stays, and looking through it takes an eighth of the
+    time of an import. From then until `close` it skips the objects that were there.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
+        self._collects = gc.isenabled()
+        gc.disable()
         self._torch = threading.Event()  # set once the import has succeeded or failed
         self._threads = [_started("imports", self._import)]
         if spec.run.device != "cpu":
@@ -35,6 +42,14 @@ class Early:
         """Wait until both threads are done."""
         for thread in self._threads:
             thread.join()
+        gc.freeze()
+        if self._collects:
+            gc.enable()
+
+    def close(self) -> None:
+        """Wait for the threads, and leave the collector as it was."""
+        self.join()
+        gc.unfreeze()
 
     def _import(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -94,6 +95,18 @@ def test_what_cannot_be_imported_is_left_to_the_job(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: None)
     monkeypatch.setattr(importlib, "import_module", refuse)
     Early(spec("auto")).join()
+
+
+def test_the_collector_rests_until_all_is_imported() -> None:
+    """Not longer, and in the end nothing stays out of its sight."""
+    early = Early(spec("cpu"))
+    assert not gc.isenabled()
+    early.join()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
+    early.close()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_process_with_torch_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

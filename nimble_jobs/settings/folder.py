@@ -1,0 +1,17 @@
+"""Where the state folder is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def choose(home: str | None) -> Path:
+    """The state folder by the order `--home`, NIMBLE_JOBS_HOME, ./cache where it exists, the user's cache folder."""
+    named = home or os.environ.get("NIMBLE_JOBS_HOME")
+    if named:
+        return Path(named).expanduser().absolute()
+    local = Path.cwd() / "cache"
+    return local if local.is_dir() else Path(platformdirs.user_cache_dir("nimble-jobs", appauthor=False))
