@@ -161,6 +161,13 @@ def used_bytes() -> tuple[int, int]:
     return total - free, torch.cuda.memory_reserved()
 
 
+def decoder(device: torch.device, make: Callable[[], Decode | None], refusals: Counter[str]) -> PictureDecoder:
+    """One that counts in `refusals` what it does not take."""
+    made = PictureDecoder(device, *SIZE, 3, SIZE, decode=make())
+    made.refusals = refusals
+    return made
+
+
 def rates(device: torch.device, inputs: dict[str, list[bytes]], given: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """A row for each decoder, kind of picture, batch and number of threads."""
     for (name, make), (kind, encoded) in product(decoders().items(), inputs.items()):
@@ -171,14 +178,7 @@ def rates(device: torch.device, inputs: dict[str, list[bytes]], given: argparse.
                 torch.cuda.empty_cache()
                 all_before, torch_before = used_bytes()
                 refusals: Counter[str] = Counter()
-
-                def ready(
-                    make: Callable[[], Decode | None] = make, refusals: Counter[str] = refusals
-                ) -> PictureDecoder:
-                    decoder = PictureDecoder(device, *SIZE, 3, SIZE, decode=make())
-                    decoder.refusals = refusals
-                    return decoder
-
+                ready = functools.partial(decoder, device, make, refusals)
                 row: dict[str, Any] = {"decoder": name, "pictures": kind, "batch": batch, "threads": threads}
                 try:
                     row |= rate(batches, ready, threads=threads, seconds=given.seconds, failures=bool(given.folder))

@@ -3,13 +3,12 @@
     python scripts/measure_inputs.py [--folder /dev/shm] [CASE ...]
 
 Files are made in FOLDER and removed again; at most 2 GiB are there at a time. What is read was just written, so it is
-in the page cache. Batches of 64 go into eight shared buffers if the code can do that, else where it puts them.
+in the page cache. Batches of 64 go into eight shared buffers, as in a job.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import shutil
@@ -27,7 +26,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from nimble_jobs.data import open_reader
+from nimble_jobs.data import Wanted, open_reader
+from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 SHAPE = (224, 224, 3)
@@ -144,35 +144,22 @@ def measure(case: Case, path: Path) -> dict[str, float]:
     assert reader.fingerprint
     opened = time.perf_counter()
     order = np.random.default_rng(0).permutation(reader.total) if case.shuffled else None
-    how: dict[str, Any] = {"batch_size": BATCH, "order": order}
-    buffers = None
-    if "buffers" in inspect.signature(reader.batches).parameters:
-        from nimble_jobs.data.buffers import Buffers
-
-        how["stored"] = reader.preprocess is not None
-        shape, dtype = (
-            (reader.preprocess.shape, reader.preprocess.dtype)
-            if reader.preprocess is not None
-            else (reader.signature.shape, reader.signature.dtype)
-        )
-        buffers = how["buffers"] = Buffers(8, BATCH * int(np.prod(shape)) * np.dtype(dtype).itemsize)
-        buffers.memory[:] = 0  # as pinned memory is there from the beginning
-        before_buffers = buffers.memory.nbytes / 1e6
-    else:
-        how["raw"] = reader.pixels is not None
-        before_buffers = 0.0
+    given = reader.preprocess or reader.signature
+    buffers = Buffers(8, BATCH * int(np.prod(given.shape)) * np.dtype(given.dtype).itemsize)
+    buffers.memory[:] = 0  # as pinned memory is there from the beginning
     records = nbytes = 0
     first = end = 0.0
     started = time.perf_counter()
     asked = time.perf_counter()
-    batches = reader.batches(**how)
+    wanted = Wanted(stored=reader.preprocess is not None)
+    batches = reader.batches(batch_size=BATCH, order=order, wanted=wanted, buffers=buffers)
     for batch in batches:
         end = time.perf_counter()
         if not first:
             first, started = end, end
         else:
             records, nbytes = records + len(batch), nbytes + batch.x.nbytes
-        if getattr(batch, "buffer", None) is not None:
+        if batch.buffer is not None:
             batch.buffer.release()
         if end - started > SECONDS:
             break
@@ -185,7 +172,7 @@ def measure(case: Case, path: Path) -> dict[str, float]:
         "records_per_s": records / max(1e-9, end - started),
         "MB_per_s": nbytes / 1e6 / max(1e-9, end - started),
         "peak_MB": peak_mb() - before,
-        "buffers_MB": before_buffers,
+        "buffers_MB": buffers.memory.nbytes / 1e6,
     }
 
 
