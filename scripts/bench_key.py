@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ def main() -> None:
         sources = {"torchvision:resnet50": "torchvision:resnet50", f"python, {NEIGHBOURS + 1} files": project(folder)}
         requests = {name: request(source) for name, source in sources.items()}
         results = [
-            {"what": f"key, {name}", **measured(lambda r=r: schedule_key(key_parts(r, device)), given.times)}
-            for name, r in requests.items()
+            {"what": f"key, {name}", **measured(partial(key, r, device), given.times)} for name, r in requests.items()
         ]
         results.append(resident_hit(request("torchvision:resnet50"), device, Path(folder) / "home", given.times))
     where = environment(device=devices.describe(device), cuda_initialised=torch.cuda.is_initialized())
@@ -66,6 +66,10 @@ def request(source: str) -> Request:
     return Request(model=ModelSpec(source=source), shape=(3, 224, 224), dtype="float32", batch_size=1)
 
 
+def key(wanted: Request, device: torch.device) -> str:
+    return schedule_key(key_parts(wanted, device))
+
+
 def resident_hit(wanted: Request, device: torch.device, home: Path, times: int) -> dict[str, Any]:
     """With a store on disk and the model kept by a worker's residency."""
     with open_store(resolve(str(home))) as store:
@@ -75,8 +79,8 @@ def resident_hit(wanted: Request, device: torch.device, home: Path, times: int) 
             residents.begin()
             assert prepare(wanted, device=device, store=store, residents=residents).hit is Hit.RESIDENT
 
-        key = prepare(wanted, device=device, store=store, residents=residents).loaded.key
-        found = measured(hit, times, before=lambda: store.schedules.ready(key))
+        stored = prepare(wanted, device=device, store=store, residents=residents).loaded.key
+        found = measured(hit, times, before=lambda: store.schedules.ready(stored))
         residents.clear()
     return {"what": "resident hit, torchvision:resnet50", **found}
 

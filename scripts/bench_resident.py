@@ -97,7 +97,7 @@ def main() -> int:
     if phases is not None:
         report_phases(phases)
     settings = {name: getattr(options, name) for name in ("jobs", "fresh", "device", "dtype")}
-    figures = {
+    figures: dict[str, Any] = {
         "environment": environment(device=options.device, OMP_WAIT_POLICY=os.environ["OMP_WAIT_POLICY"]),
         "options": {**settings, "records": RECORDS},
         "jobs": {"hits": Counter(j.schedule["hit"] for j in done), "wall_s": round(wall_s, 3)},

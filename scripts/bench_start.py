@@ -59,7 +59,7 @@ PHASES = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.engine.verify:check": "check: eager",
     "nimble_jobs.engine.verify:relative_norm": "check: comparison",
     "nimble_jobs.engine.verify:run_once": "check: replays",
-    "nimble_jobs.planner.forward.restore:clear_workspaces": "give workspaces back",
+    "nimble_jobs.engine.device:clear_workspaces": "give workspaces back",
     "nimble_jobs.planner.jobs.loaded:Loaded.take_off": "staging buffers",
 }
 

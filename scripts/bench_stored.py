@@ -107,8 +107,8 @@ def main() -> int:
             found["reading"].append(read(kind, given.records, given.batch, Path(name)))
             print(found["reading"][-1])
         if device is not None:
-            for kind in (None, "uint8 NHWC", "uint8 NCHW"):
-                found["replays"].append(replay(given.model, given.batch, kind, Path(name)))
+            for stored in (None, "uint8 NHWC", "uint8 NCHW"):
+                found["replays"].append(replay(given.model, given.batch, stored, Path(name)))
                 print(found["replays"][-1])
     save(given.json, found)
     return 0

@@ -90,7 +90,7 @@ class Timed(Loop):
 
     def _bare(self, launch: Callable[[], Any], device: torch.device) -> float:
         """Seconds of one call: the median of rounds, over the seconds that are to be spent."""
-        rounds = []
+        rounds: list[float] = []
         for warm_up in (True, False):
             end = time.perf_counter() + (0.1 if warm_up else 1.0) * self.seconds
             rounds.clear()
@@ -242,7 +242,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each bare loop")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    training_job.Loop = Timed  # type: ignore[misc]
+    training_job.Loop = Timed  # type: ignore[attr-defined]
     results = []
     for model, size, steps in given.models:
         with tempfile.TemporaryDirectory() as folder:

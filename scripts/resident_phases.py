@@ -71,9 +71,9 @@ class Counting(Clock):
         event.listen(Engine, "before_cursor_execute", lambda *_: self._add("statements"))
         sync = os.fsync
 
-        def counted(descriptor: int) -> None:
+        def counted(fd: Any) -> None:
             self._add("fsyncs")
-            sync(descriptor)
+            sync(fd)
 
         os.fsync = counted
         sys.addaudithook(lambda name, _arguments: self._add("files opened") if name == "open" else None)
@@ -146,7 +146,7 @@ def main() -> int:
         write(job=job_id, heard=time.monotonic())
         return done(self, job_id, attempt)
 
-    charge.Charge.take, charge.Charge.done = timed_take, timed_done  # type: ignore[method-assign]
+    charge.Charge.take, charge.Charge.done = timed_take, timed_done  # type: ignore[method-assign,assignment]
     return serve.run(options.home, device=options.device, max_idle_s=options.max_idle_s, target=child)
 
 
@@ -161,15 +161,15 @@ def summary(file: Path, jobs: Iterable[str]) -> dict[str, dict[str, float]]:
     heard_before: float | None = None
     for job in jobs:
         said: dict[str, Any] = {}
-        spent: Counter[str] = Counter()
+        spent: defaultdict[str, float] = defaultdict(float)
         counted: Counter[str] = Counter()
-        for line in lines[job]:
-            said |= line
-            spent.update(line.get("ms", {}))
-            counted.update(line.get("counts", {}))
+        for told in lines[job]:
+            said |= told
+            counted.update(told.get("counts", {}))
+            for name, value in told.get("ms", {}).items():
+                spent[name] += value
         if heard_before is not None:
-            spent["from the last job to the claim"] = said["claiming"] - heard_before
-            spent["from the last job to the claim"] *= 1e3
+            spent["from the last job to the claim"] = (said["claiming"] - heard_before) * 1e3
         heard_before = said["heard"]
         spent["hand over to the child"] = (said["begin"] - said["claimed"]) * 1e3
         spent["tell the supervisor"] = (said["heard"] - said["end"]) * 1e3

@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nimble_jobs.payback import Costs, Plan, Situation, beside, decide, move_pays
 from nimble_jobs.planner.jobs.first_run import expected
@@ -43,7 +44,7 @@ def cases() -> list[Case]:
     """
     searched = {"resnet50": 22.9, "mobilenet_v2": 24.8, "inception_v3": 43.2}
     found = []
-    times: dict[str, dict[str, dict]] = {}
+    times: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((MEASURED / "h200-bench.json").read_text())["results"]:
         if (row["dtype"], row["mode"], row["batch"]) == ("fp16", "inference", 1) and row["replay_us"]:
             times.setdefault(row["model"], {})[row["system"]] = row
@@ -122,7 +123,8 @@ def main() -> int:
     parser.add_argument("--build", type=float, default=1.0, help="how many times as long as measured a build takes")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     given = parser.parse_args()
-    rows, bad = [], 0
+    rows: list[dict[str, Any]] = []
+    bad = 0
     print("| model, batch | " + " | ".join(f"{n:,}" for n in RECORDS) + " |")
     print("|---|" + "---|" * len(RECORDS))
     for case in cases():
