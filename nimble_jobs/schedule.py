@@ -221,6 +221,22 @@ class Schedule:
         """SHA-256 of the canonical JSON, in hex."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
+    def summary(self) -> dict[str, Any]:
+        """What a job says of the schedule that it runs, as JSON-able values."""
+        return {
+            "tasks": self.facts.tasks,
+            "kernels": self.kernels,
+            "layout": self.layout,
+            "streams": self.plan.streams,
+            "syncs": len(self.plan.syncs),
+            "replay_us": self.replay_us,
+            "eager_us": self.eager_us,
+            "noise": self.noise,
+            "error": self.error,
+            "tolerance": self.tolerance,
+            "peak_bytes": self.peak_bytes,
+        }
+
     @classmethod
     def from_json(cls, text: str) -> Schedule:
         """Inverse of `to_json`. Raises ValueError for anything else."""

@@ -58,21 +58,21 @@ def digest(parts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def differences(there: Any, here: Any, where: str = "") -> list[str]:
-    """What two values of `basis_parts` disagree about, as `train.epochs is 3 there and 5 here`."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        names = [*there, *(name for name in here if name not in there)]
+def differences(before: Any, now: Any, where: str = "") -> list[str]:
+    """What two values of `basis_parts` disagree about, as `train.epochs was 3 and is 5 now`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [*before, *(name for name in now if name not in before)]
         return [
             line
             for name in names
-            for line in differences(there.get(name), here.get(name), f"{where}.{name}" if where else name)
+            for line in differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
         ]
-    if there == here:
+    if before == now:
         return []
     field = where.removeprefix("spec.")
     if where in ("input", "validation", "weights") or where.startswith(("model.", "loss.")):
         return [f"the files or versions behind {field} changed"]
-    return [f"{field} is {_shown(there)} there and {_shown(here)} here"]
+    return [f"{field} was {_shown(before)} and is {_shown(now)} now"]
 
 
 def _shown(value: Any) -> str:

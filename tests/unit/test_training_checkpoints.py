@@ -160,7 +160,7 @@ def test_another_training_does_not(folder: Path) -> None:
     second = Attempt(eager(folder, output="lr/net", train__optimizer={"name": "sgd", "lr": 0.01}), job="later")
     second.run()
     (said,) = second.said("other-training")
-    assert "train.optimizer.lr is 0.05 there and 0.01 here" in said
+    assert "train.optimizer.lr was 0.05 and is 0.01 now" in said
     assert second.said("resumed") == []
     assert kept(first) == left
 
@@ -195,7 +195,7 @@ def test_a_named_checkpoint_of_another_training(folder: Path) -> None:
     with pytest.raises(JobFailed) as caught:
         Attempt(spec, job="later").run()
     assert str(caught.value) == (
-        f"train.resume: {newest} belongs to another training: train.epochs is 2 there and 3 here; expected the same "
+        f"train.resume: {newest} belongs to another training: train.epochs was 2 and is 3 now; expected the same "
         f"training, or train.init_from: {newest}/model.safetensors to start a new one from its weights"
     )
     anew = eager(folder, output="mixed-on/net", train__init_from=f"{newest}/model.safetensors", train__epochs=3)

@@ -163,7 +163,9 @@ def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.Monke
     second.run()
     (said,) = second.said("resumed")
     there = facts(torch.device("cpu"))["device.threads"]
-    assert said.endswith(f'; not bit for bit as if undisturbed: device.threads is "{there}" there and "999" here')
+    assert said.endswith(
+        f'; not bit for bit like an undisturbed training: device.threads was "{there}" and is "999" now'
+    )
 
 
 def test_a_device_fault(folder: Path, undisturbed: dict[str, str]) -> None:

@@ -76,19 +76,6 @@ class Prepared:
             "first_run": self.first_run.summary() if self.first_run is not None else None,
         }
         if schedule is not None:
-            summary |= {
-                "device": schedule.device,
-                "tasks": schedule.facts.tasks,
-                "kernels": schedule.kernels,
-                "layout": schedule.layout,
-                "streams": schedule.plan.streams,
-                "in_flight": schedule.in_flight,
-                "syncs": len(schedule.plan.syncs),
-                "replay_us": schedule.replay_us,
-                "eager_us": schedule.eager_us,
-                "noise": schedule.noise,
-                "error": schedule.error,
-                "tolerance": tolerance_of(loaded.request),
-                "peak_bytes": schedule.peak_bytes,
-            }
+            summary |= {"device": schedule.device, "in_flight": schedule.in_flight, **schedule.summary()}
+            summary["tolerance"] = tolerance_of(loaded.request)
         return summary

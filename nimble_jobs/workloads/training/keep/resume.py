@@ -130,5 +130,5 @@ def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, var
     if varying:
         lines.append(f"{', '.join(varying)} can give other bits in each run")
     if lines:
-        text += f"; not bit for bit as if undisturbed: {'; '.join(lines)}"
+        text += f"; not bit for bit like an undisturbed training: {'; '.join(lines)}"
     event("resumed", text, {"step": kept.step, "exact": not lines, "checkpoint": str(kept.path)})

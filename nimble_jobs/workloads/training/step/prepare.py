@@ -113,7 +113,7 @@ def tell_validation(prepared: PreparedForward, event: Event) -> None:
 def summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
     """What `show` prints of the step's schedule."""
     schedule = prepared.step.schedule
-    facts: dict[str, Any] = {
+    return {
         "key": prepared.key,
         "hit": prepared.hit.value,
         "runs": "eager" if schedule is None else schedule.runs,
@@ -121,21 +121,7 @@ def summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
         "eager_is_faster": schedule is not None and schedule.runs == "eager",
         "miss_reason": prepared.miss_reason,
         "device": devices.describe(device),
-    }
-    if schedule is None:
-        return facts
-    return facts | {
-        "tasks": schedule.facts.tasks,
-        "kernels": schedule.kernels,
-        "layout": schedule.layout,
-        "streams": schedule.plan.streams,
-        "syncs": len(schedule.plan.syncs),
-        "replay_us": schedule.replay_us,
-        "eager_us": schedule.eager_us,
-        "noise": schedule.noise,
-        "error": schedule.error,
-        "tolerance": schedule.tolerance,
-        "peak_bytes": schedule.peak_bytes,
+        **({} if schedule is None else schedule.summary()),
     }
 
 
