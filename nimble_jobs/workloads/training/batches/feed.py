@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.pipeline import Meter, ahead
+from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads.training.batches.augment import DevicePixels, Pixels
 from nimble_jobs.workloads.training.batches.intake import Intake
 from nimble_jobs.workloads.training.batches.lots import HostBatch, Lot
@@ -21,7 +22,6 @@ _FAR_AHEAD = 8  # batches that wait if they are small: threads of one process de
 _AHEAD_BYTES = 64 << 20  # on the device, of batches that wait
 _TOGETHER = 8  # batches of a lot, at most
 _LOT_BYTES = 8 << 20  # of a lot, at most, unless one batch is larger
-_SIGNED = {"uint16": np.int16, "uint32": np.int32}
 _ALIGNED = 256  # bytes; no kernel asks for more
 
 
@@ -190,8 +190,8 @@ _Prepared = tuple[Lot, torch.Tensor, torch.Tensor, _Slot | None]
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """The same bits as a tensor. Torch computes with few unsigned types, so `Preprocessed` expects signed ones."""
-    array = array.view(_SIGNED.get(array.dtype.name, array.dtype))
+    """The same bits as a tensor, in a type that torch computes with."""
+    array = bits(array)
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
 
 
