@@ -19,56 +19,47 @@ Ready = tuple[str, Runner]
 _WARM_CALLS = 3  # the first compiles, the second may capture, the third runs what was captured
 
 
+# Families of torch.compile, with the mode that each asks for; one with its own CUDA graphs must not be captured again.
+_MODES = {
+    "compile-default": None,
+    "compile-reduce-overhead": "reduce-overhead",
+    "compile-max-autotune": "max-autotune",
+    "compile-max-autotune+graph": "max-autotune-no-cudagraphs",
+}
+_CAPTURED = {"cuda-graph", "compile-default", "compile-max-autotune+graph"}
+_ON_CPU = {"eager", "torchscript", "compile-default"}
+_OTHERS = {"onnxruntime": other_runtimes.onnxruntime, "tensorrt": other_runtimes.tensorrt}
+
+
 def prepare(family: str, cell: Cell, layout: str) -> Iterator[Ready]:
     """Name and runner of each system of a family other than ours. Raises whatever a system raises."""
-    return _PREPARATIONS[family](cell, layout)
+    if family in _OTHERS:
+        yield from _OTHERS[family](cell, layout)
+        return
+    if family not in _ON_CPU:
+        _needs_cuda(cell)
+    call = _callable(family, cell, layout)
+    if family not in _CAPTURED or family == "compile-default":
+        yield family, _warm(CallRunner(call, cell.device), cell, layout)
+    if family in _CAPTURED:
+        name = "compile-default+graph" if family == "compile-default" else family
+        yield name, _captured(call, cell, layout)
 
 
-def _eager(cell: Cell, layout: str) -> Iterator[Ready]:
-    yield "eager", _warm(CallRunner(cell.module(layout), cell.device), cell, layout)
-
-
-def _torchscript(cell: Cell, layout: str) -> Iterator[Ready]:
+def _callable(family: str, cell: Cell, layout: str) -> Callable[..., Any]:
+    module = cell.module(layout)
+    if family in _MODES:
+        forget_compiled()
+        compiled: Callable[..., Any] = torch.compile(module, mode=_MODES[family], dynamic=False)
+        return compiled
+    if family != "torchscript":
+        return module
     example = tuple(cell.inputs(layout)[0].values())
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing is deprecated, and says so for every line of a model
-        traced = torch.jit.trace(cell.module(layout), example, check_trace=False, strict=False)
-        frozen = torch.jit.freeze(traced.eval())
-    yield "torchscript", _warm(CallRunner(frozen, cell.device), cell, layout)
-
-
-def _cuda_graph(cell: Cell, layout: str) -> Iterator[Ready]:
-    yield "cuda-graph", _captured(cell.module(layout), cell, layout)
-
-
-def _compile_default(cell: Cell, layout: str) -> Iterator[Ready]:
-    compiled = _compiled(cell, layout, None)
-    yield "compile-default", _warm(CallRunner(compiled, cell.device), cell, layout)
-    yield "compile-default+graph", _captured(compiled, cell, layout)
-
-
-def _compile_reduce_overhead(cell: Cell, layout: str) -> Iterator[Ready]:
-    _needs_cuda(cell)
-    compiled = _compiled(cell, layout, "reduce-overhead")
-    yield "compile-reduce-overhead", _warm(CallRunner(compiled, cell.device), cell, layout)
-
-
-def _compile_max_autotune(cell: Cell, layout: str) -> Iterator[Ready]:
-    _needs_cuda(cell)
-    compiled = _compiled(cell, layout, "max-autotune")
-    yield "compile-max-autotune", _warm(CallRunner(compiled, cell.device), cell, layout)
-
-
-def _compile_max_autotune_graph(cell: Cell, layout: str) -> Iterator[Ready]:
-    _needs_cuda(cell)
-    compiled = _compiled(cell, layout, "max-autotune-no-cudagraphs")
-    yield "compile-max-autotune+graph", _captured(compiled, cell, layout)
-
-
-def _compiled(cell: Cell, layout: str, mode: str | None) -> Callable[..., Any]:
-    forget_compiled()
-    compiled: Callable[..., Any] = torch.compile(cell.module(layout), mode=mode, dynamic=False)
-    return compiled
+        traced = torch.jit.trace(module, example, check_trace=False, strict=False)
+        frozen: Callable[..., Any] = torch.jit.freeze(traced.eval())
+    return frozen
 
 
 def _warm(runner: Runner, cell: Cell, layout: str) -> Runner:
@@ -112,16 +103,3 @@ def capture(call: Callable[..., Any], static: Tensors, device: torch.device) -> 
 def _needs_cuda(cell: Cell) -> None:
     if cell.device.type != "cuda":
         raise UsageError("needs a CUDA device")
-
-
-_PREPARATIONS: dict[str, Callable[[Cell, str], Iterator[Ready]]] = {
-    "eager": _eager,
-    "torchscript": _torchscript,
-    "cuda-graph": _cuda_graph,
-    "compile-default": _compile_default,
-    "compile-reduce-overhead": _compile_reduce_overhead,
-    "compile-max-autotune": _compile_max_autotune,
-    "compile-max-autotune+graph": _compile_max_autotune_graph,
-    "onnxruntime": other_runtimes.onnxruntime,
-    "tensorrt": other_runtimes.tensorrt,
-}

@@ -42,7 +42,7 @@ Log = Annotated[Path | None, unset("--log", "FILE", "Where the compilers' talk g
 
 
 @app.command()
-def inference(
+def inference(  # long, since each option is a parameter
     ctx: typer.Context,
     models: Annotated[
         str, typer.Option("--models", metavar="NAMES", help="all, more, or names (see above); commas between.")

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(scoring)
 
 
-def scoring(
+def scoring(  # long, since each option is a parameter
     ctx: typer.Context,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="Of torchvision; with npy also zoo:NAME, and commas between.")

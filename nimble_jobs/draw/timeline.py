@@ -51,9 +51,7 @@ def to_svg(schedule: Schedule) -> str:
 
 
 def to_html(schedule: Schedule) -> str:
-    """A page with the header, a chart to zoom and move, and all tasks as a table. Raises PlanError as `simulate`
-    does.
-    """
+    """A page: header, a chart to zoom and move, and all tasks as a table. Raises PlanError as `simulate` does."""
     timing = simulate(schedule)
     tall = chart.height(schedule)
     facts = "".join(
