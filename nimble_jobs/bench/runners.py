@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from nimble_jobs.engine.record import flatten_outputs
+from nimble_jobs.errors import EngineError
 
 Tensors = Mapping[str, torch.Tensor]
+T = TypeVar("T")
+WARM_CALLS = 3  # the first compiles, the second may capture, the third runs what was captured
 
 
 class Runner(Protocol):
@@ -91,3 +94,28 @@ class StaticRunner:
         self._inputs = {}
         self._outputs = dict
         self._replay = self._close = lambda: None
+
+
+def capture(
+    launch: Callable[[], T], device: torch.device, *, warm_up: Callable[[], object] | None = None
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A CUDA graph of what `launch` does after three calls of `warm_up`, else of itself; and what it returned.
+
+    Raises EngineError where it cannot be captured.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_CALLS):
+            (warm_up or launch)()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            result = launch()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as e:
+        raise EngineError(f"cannot be captured: {str(e).splitlines()[0]}") from e
+    return graph, result

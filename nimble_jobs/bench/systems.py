@@ -10,13 +10,12 @@ import torch
 
 from nimble_jobs.bench import other_runtimes
 from nimble_jobs.bench.cell import Cell
-from nimble_jobs.bench.runners import CallRunner, Runner, StaticRunner, Tensors
+from nimble_jobs.bench.runners import WARM_CALLS, CallRunner, Runner, StaticRunner, capture
 from nimble_jobs.engine.private import forget_compiled
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.errors import EngineError, UsageError
+from nimble_jobs.errors import UsageError
 
 Ready = tuple[str, Runner]
-_WARM_CALLS = 3  # the first compiles, the second may capture, the third runs what was captured
 
 
 # Families of torch.compile, with the mode that each asks for; one with its own CUDA graphs must not be captured again.
@@ -65,7 +64,7 @@ def _callable(family: str, cell: Cell, layout: str) -> Callable[..., Any]:
 def _warm(runner: Runner, cell: Cell, layout: str) -> Runner:
     inputs = cell.inputs(layout)
     with torch.no_grad():
-        for turn in range(_WARM_CALLS):
+        for turn in range(WARM_CALLS):
             runner.load(inputs[turn])
             runner.run()
     return runner
@@ -75,27 +74,8 @@ def _captured(call: Callable[..., Any], cell: Cell, layout: str) -> Runner:
     """One CUDA graph around a function, over input buffers of its own."""
     _needs_cuda(cell)
     static = {n: t.clone() for n, t in cell.inputs(layout)[0].items()}
-    return capture(call, static, cell.device)
-
-
-def capture(call: Callable[..., Any], static: Tensors, device: torch.device) -> Runner:
-    """A CUDA graph of `call(*static.values())`. Raises EngineError where it cannot be captured."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.no_grad():
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_CALLS):
-                call(*static.values())
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=stream):
-                outputs = flatten_outputs(call(*static.values()))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as e:
-            raise EngineError(f"cannot be captured: {str(e).splitlines()[0]}") from e
+        graph, outputs = capture(lambda: flatten_outputs(call(*static.values())), cell.device)
     graph.replay()
     return StaticRunner(graph.replay, static, lambda: outputs, graph.reset)
 

@@ -9,15 +9,14 @@ import torch
 from torch import nn
 
 from nimble_jobs.bench.request import CONTIGUOUS, WITHOUT_GPU
-from nimble_jobs.bench.runners import Tensors
+from nimble_jobs.bench.runners import WARM_CALLS, Tensors, capture
 from nimble_jobs.bench.training_cell import TrainingCell, TrainingRunner
 from nimble_jobs.engine.private import forget_compiled
-from nimble_jobs.errors import EngineError, UsageError
+from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import OptimizerRecipe
 
 Ready = tuple[str, TrainingRunner]
-_WARM_STEPS = 3  # the first compiles, the second may capture, the third runs what was captured
 
 
 def require_device(family: str, cell: TrainingCell) -> None:
@@ -95,21 +94,13 @@ class CapturedLoop:
         self.optimizer = optimizer_of(cell.case.recipe, self.module, cell.case.lr, capturable=True)
         self._inputs = {n: t.clone() for n, t in cell.inputs(layout)[0].items()}
         given = tuple(self._inputs.values())
-        stream = torch.cuda.Stream(cell.device)
-        stream.wait_stream(torch.cuda.current_stream(cell.device))
-        with torch.cuda.stream(stream), torch.enable_grad():
-            for _ in range(_WARM_STEPS):
-                _step(call, given, self.optimizer)
-        torch.cuda.synchronize(cell.device)
-        torch.cuda.empty_cache()
-        self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-        try:
-            with torch.enable_grad(), torch.cuda.graph(self._graph, stream=stream):
-                self._loss = _step(call, given, self.optimizer, keep=True)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as e:
-            raise EngineError(f"cannot be captured: {str(e).splitlines()[0]}") from e
+        self._graph: torch.cuda.CUDAGraph | None
+        with torch.enable_grad():
+            self._graph, self._loss = capture(
+                lambda: _step(call, given, self.optimizer, keep=True),
+                cell.device,
+                warm_up=lambda: _step(call, given, self.optimizer),
+            )
 
     def load(self, inputs: Tensors) -> None:
         for buffer, given in zip(self._inputs.values(), inputs.values(), strict=True):
@@ -175,7 +166,7 @@ def _compiled(objective: nn.Module, mode: str) -> Callable[..., Any]:
 
 def _warm(runner: Loop, cell: TrainingCell, layout: str) -> Loop:
     inputs = cell.inputs(layout)
-    for turn in range(_WARM_STEPS):
+    for turn in range(WARM_CALLS):
         runner.load(inputs[turn])
         runner.run()
     return runner
