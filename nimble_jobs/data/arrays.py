@@ -148,7 +148,9 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
                 raise DataError(
                     f"{path}: input.fields.{other[0]}: an .npy file holds one array; expected format npz for more"
                 )
-            return ArraySource(spec, stamp, _read_npy(path, stamp), None, None)
+            held = _read_npy(path, stamp)
+            stamp.check()
+            return ArraySource(spec, stamp, held, None, None)
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist() if i.filename.endswith(".npy")}
 
@@ -165,6 +167,7 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
             where = f"{path}: input.fields.id: {spec.fields.id!r}"
             ids = None if spec.fields.id is None else as_ids(_whole(array("id", spec.fields.id)), total, where)
             labels = None if spec.fields.label is None else array("label", spec.fields.label)
+            stamp.check()
             return ArraySource(spec, stamp, x, ids, None if labels is None else _whole(labels), tuple(notes))
     except DataError:
         raise

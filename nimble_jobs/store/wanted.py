@@ -159,10 +159,10 @@ class WantedSchedules:
         self._db.write(lambda session: changed(session, statement))
 
     def failed(self, key: str, reason: str, now: float) -> None:
-        """Its build gave no schedule: nobody tries again, until a job or a command builds it."""
+        """Its build gave no schedule: nobody tries again, until a command builds it. The first reason stays."""
 
         def work(session: Session) -> None:
-            statement = update(WantedRow).where(WantedRow.key == key)
+            statement = update(WantedRow).where(WantedRow.key == key, WantedRow.state != WantedState.FAILED.value)
             values = {"builder": None, "state": WantedState.FAILED.value, "why": reason}
             if changed(session, statement.values(**values)):
                 record_event(

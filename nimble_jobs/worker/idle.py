@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import StoreError
+from nimble_jobs.plural import count
 from nimble_jobs.store import WantedState
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Idle:
         wanted = store.wanted.take(self._worker, self._station.described, alive=alive, now=time.time())
         if wanted is None:
             return
-        log.info("idle: building schedule %s of %s, which %d jobs missed", wanted.key[:12], wanted.model, wanted.misses)
+        missed = count(wanted.misses, "job")
+        log.info("idle: building schedule %s of %s, missed by %s", wanted.key[:12], wanted.model, missed)
         self._key = wanted.key
         builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import dying_stages
@@ -114,6 +115,7 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
     assert set(works) == set(dying_stages.STAGES)
     expected = published(whole)
     assert b"011.jpg" in expected["errors.jsonl"]
+    killed, attempts = Counter[str](), 0
     for number in range(ROUNDS):
         base = tmp_path / f"round-{number}"
         prepared(base, pictures)
@@ -121,8 +123,10 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
         died = []
         for kill in [*kills, ("none", 0)]:
             died.append(score(base, *kill) is None)
+            attempts += 1
             if not died[-1]:
                 break
+            killed[kill[0]] += 1
             lose(base)
         told = f"seed {SEED}, round {number}: killed at {kills}, {died}"
         assert died[0], told
@@ -136,6 +140,7 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
                 break
             time.sleep(0.1)
         assert left_over(base) == [], told
+    print(f"seed {SEED}: {ROUNDS} rounds, {attempts} attempts, killed in {dict(sorted(killed.items()))}")
 
 
 def lose(base: Path) -> None:

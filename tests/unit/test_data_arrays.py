@@ -118,6 +118,23 @@ def test_available_memory_is_what_the_control_group_leaves(tmp_path: Path) -> No
     assert memory._group(tmp_path, "/none") == 1 << 62
 
 
+@pytest.mark.parametrize("name", ["d.npy", "d.npz"])
+def test_a_small_file_that_changes_while_it_is_read_is_an_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fingerprint would be of other values."""
+    path, read = tmp_path / name, arrays._in_memory
+    np.save(path, np.arange(3)) if name == "d.npy" else np.savez(path, x=np.arange(3))
+
+    def changing(*given: Any) -> Any:
+        path.touch()
+        return read(*given)
+
+    monkeypatch.setattr(arrays, "_in_memory", changing)
+    with pytest.raises(DataError, match=rf"{name}: changed while it was read"):
+        open_reader(spec_of(path))
+
+
 @pytest.mark.parametrize("threshold", [0, 1 << 20])
 def test_pickled_objects_are_never_loaded(threshold: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Object arrays are refused by their header; nothing is unpickled."""

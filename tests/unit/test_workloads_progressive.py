@@ -24,7 +24,7 @@ from nimble_jobs.planner import Builders, Request, key_parts, schedule_key
 from nimble_jobs.planner.jobs.ahead import build_ahead
 from nimble_jobs.planner.jobs.background import order_of, request_of
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
-from nimble_jobs.store import Store, open_store
+from nimble_jobs.store import Miss, Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, real_station
 from nimble_jobs.worker.foreground import run_inline
@@ -255,6 +255,24 @@ def test_a_builder_that_is_set_up_otherwise_builds_nothing(tmp_path: Path) -> No
     process.stdin.close()
     with open_store(Path(order["home"])) as store:
         assert store.schedules.list() == []
+
+
+def test_a_builder_says_why_there_is_no_schedule(tmp_path: Path) -> None:
+    """Those who list what jobs miss see the reason, which stays whatever is said later."""
+    order = order_for(tmp_path, "return type('M', (torch.nn.Module,), {'forward': lambda s, x: x * float(x.sum())})()")
+    with open_store(Path(order["home"])) as store:
+        miss = Miss(
+            key=order["key"], model="m", device="d", input="i", request=order, saves_s=1.0, costs_s=1.0, why="w"
+        )
+        store.wanted.missed(miss, now=1.0)
+        process = builder(order)
+        assert process.wait(120) == 1
+        assert process.stdin is not None
+        process.stdin.close()
+        store.wanted.failed(order["key"], "see elsewhere", now=2.0)
+        (wanted,) = store.wanted.list()
+        assert wanted.state is WantedState.FAILED
+        assert wanted.why.startswith("no schedule could be built: ")
 
 
 @given(

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -42,6 +43,8 @@ def main() -> int:
             return FAILED
         with open_store(Path(order["home"])) as store, resting(manners.rest):
             ahead = build_ahead(request, device=device, store=store)
+            if ahead.fallback is not None:
+                store.wanted.failed(key, ahead.fallback, time.time())
     except NimbleError as error:
         log.error("%s", error)
         return TRY_AGAIN if error.retryable else FAILED
