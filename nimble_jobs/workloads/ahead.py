@@ -1,4 +1,4 @@
-"""Schedules that a spec asks for, without running its job: is it stored, and if not, why; build it now."""
+"""The schedules that a spec asks for, without running its job: whether they are stored, why not, building them now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asked(
 ) -> tuple[Request, torch.device]:
     """What a scoring job will ask of the planner.
 
-    `memory_bytes`: the limit of the worker that will run it, if it has one.
+    `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
     """
     with open_reader(spec.input) as reader:
         device = devices.resolve(spec.run.device)
@@ -51,7 +51,10 @@ def build(
     memory_bytes: int | None = None,
     told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
-    """Build the schedule of each batch size (none: the spec's own), one after the other. `told` hears what is done."""
+    """Build the schedule for one batch size after the other; without `batch_sizes`, for the spec's own.
+
+    `told` hears what is going on.
+    """
     permission.check(spec.model, allowed_python)
     if spec.kind == "finetune":
         yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
@@ -64,8 +67,9 @@ def build(
 def replay_stored(
     entries: Sequence[ScheduleEntry], *, store: Store, allowed_python: tuple[Path, ...] = ()
 ) -> Iterator[tuple[ScheduleEntry, Replay]]:
-    """Replay schedules against eager where this machine has their device; files are looked for in the current folder
-    and in those of `allowed_python`.
+    """Replay schedules against eager if this machine has their device.
+
+    Files of models are looked for in the current folder and in the folders of `allowed_python`.
     """
     for entry in entries:
         device = devices.resolve("auto" if entry.parts.get("device") == "cuda" else "cpu")

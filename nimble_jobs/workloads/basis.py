@@ -1,4 +1,4 @@
-"""What decides a job's output: work of another attempt is taken over only where this is the same."""
+"""What decides a job's output. An attempt takes over the work of another one only if this is the same for both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nimble_jobs.models.identity import python_identity
 from nimble_jobs.spec import JobSpec, parse_source
 from nimble_jobs.workloads.decode import Decode, on_host
 
-_NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # of `train`, on the weights
+_NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # fields of `train` that do not change the weights
 
 
 def basis(spec: JobSpec, reader: Reader, decode: Decode | None = None) -> str:
@@ -26,11 +26,11 @@ def basis_parts(
 ) -> dict[str, Any]:
     """The spec's model, input, output and training, and the present state of their files, as JSON-able values.
 
-    `decode`: what decodes pictures; None: the CPU, if there are any.
+    `decode` is what decodes pictures; None means the CPU.
     """
     resolved = specs.dump(spec)
-    resolved["input"].pop("only_new", None)  # it chooses files, which the input's fingerprint knows
-    resolved["input"].pop("decode", None)  # what came of it is below
+    resolved["input"].pop("only_new", None)  # it chooses files, which are in the input's fingerprint
+    resolved["input"].pop("decode", None)  # the decoder that it chose is added below
     parts: dict[str, Any] = {
         "spec": {name: resolved.get(name) for name in ("kind", "model", "input", "train")},
         "output": {name: resolved["output"].get(name) for name in ("format", "fields", "shard_size")},

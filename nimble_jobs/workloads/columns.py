@@ -18,9 +18,9 @@ class Columns:
         self._parts: dict[str, list[np.ndarray | list[str]]] = {f: [] for f in fields}
 
     def add(self, made: Mapping[str, torch.Tensor], ids: list[str], labels: np.ndarray | None) -> None:
-        """Take the first len(ids) rows of each field that `Heads` made; what lies behind them is padding.
+        """Add the first len(ids) rows of each field that `Heads` made; the rest is padding.
 
-        Raises ModelError for a field without a row a record, DataError for labels that the input has not.
+        Raises ModelError for a field that does not have one row per record, DataError if the input has no labels.
         """
         for field in self._fields:
             if field == "id":
@@ -44,12 +44,12 @@ class Columns:
 
 
 def _rows(tensor: torch.Tensor, rows: int) -> np.ndarray:
-    """A copy of the first rows; the tensor's memory is used again."""
+    """A copy of the first rows: the tensor's memory will be overwritten."""
     if tensor.dim() == 0 or tensor.shape[0] < rows:
         raise ModelError(
-            f"the model returns shape {list(tensor.shape)} for a batch of records; expected one row a record"
+            f"the model returns shape {list(tensor.shape)} for a batch of records; expected one row per record"
         )
     if tensor.dtype == torch.bfloat16:
         return tensor[:rows].float().numpy()
-    found = tensor.numpy()[:rows]  # numpy keeps the interpreter's lock for what is this small
-    return found.astype(np.float32 if found.dtype == np.float16 else found.dtype)
+    array = tensor.numpy()[:rows]  # numpy keeps the interpreter's lock for copies this small
+    return array.astype(np.float32 if array.dtype == np.float16 else array.dtype)

@@ -22,11 +22,11 @@ Event = Callable[[str, str, dict[str, Any]], None]  # kind, message, data
 
 
 class Stopped(BaseException):
-    """The worker wants the job to end: while it waited, or between two batches. No failure, so no Exception."""
+    """The worker wants the job to end. It is not a failure, so it is not an Exception."""
 
 
 class Stop(StrEnum):
-    """What the worker wants of a running workload. It is asked between batches."""
+    """What the worker wants a running workload to do. Workloads ask between two batches."""
 
     GO = "go"
     DRAIN = "drain"  # finish the shard, then return
@@ -48,10 +48,10 @@ class JobContext:
     report: Callable[..., None]
     event: Event
     allowed_python: tuple[Path, ...] = ()
-    patience: Patience = NONE  # for writes to the output's disk; raises Stopped where the job is to end
-    decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads do
+    patience: Patience = NONE  # for writes to the output's disk; raises Stopped if the job is to end
+    decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads decode
     builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
-    memory_bytes: int | None = None  # what the user gave the worker on its device; None: no limit given
+    memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,5 +62,5 @@ class Outcome:
     outputs: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
-    scored: Scored | None = None  # files that are seen once the job has succeeded; None: it does not keep count
-    empty: bool = False  # there was nothing new to score: nothing was published
+    scored: Scored | None = None  # files that count as seen once the job has succeeded; None: nothing is counted
+    empty: bool = False  # nothing was new, so nothing was published

@@ -1,4 +1,4 @@
-"""What schedule a spec gets, without running the job."""
+"""The schedule that a spec gets, without running its job."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def explain(
     memory_bytes: int | None = None,
     told: Told = lambda _: None,
 ) -> tuple[dict[str, Any], Schedule | None]:
-    """Key, hit, graph, memory and candidates of the spec's schedule, and the schedule itself where there is one.
+    """Key, hit, graph, memory and candidates of the spec's schedule, and the schedule itself if there is one.
 
-    On a miss it is built and stored if `build`. Of a fine-tuning it is that of the step that updates the weights; with
-    accumulation `accumulate` holds the same of the other batches. `memory_bytes`: the limit of the worker that will run
-    the job, if it has one. `told` hears what is done. Raises ModelError, DataError, OutOfMemory.
+    On a miss it is built and stored if `build` is set. For a fine-tuning, it is the schedule of the step that updates
+    the weights; `accumulate` describes the one for batches that only accumulate. `memory_bytes` is the `--gpu-memory`
+    of the worker that will run the job, if you set one. `told` hears what is going on. Raises ModelError, DataError,
+    OutOfMemory.
     """
     if spec.kind == "finetune":
         found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)

@@ -1,6 +1,6 @@
-"""A first look at what a spec names: its input, its device, its model, and whether the one fits the other.
+"""A first look at what a spec names: its input, its device and its model, and whether they fit together.
 
-Nothing is built or trained and no weights are made: the model lives on torch's meta device, which knows shapes only.
+Nothing is built or trained, and no weights are made: the model is on torch's meta device, which knows shapes only.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from nimble_jobs.workloads.training.step.losses import targets
 
 @dataclass(kw_only=True)
 class Look:
-    """What was found, by name, and what is wrong."""
+    """Facts about the spec, by name, and what is wrong with it."""
 
     found: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
-    """Open the input, read one record, and compare it with device and model. Raises nothing that a user can mend."""
+    """Open the input, read one record, and compare it with device and model. A user's mistakes become `problems`."""
     seen = Look()
     reader: Reader | None = None
     try:
@@ -73,7 +73,7 @@ def _input(reader: Reader, seen: Look) -> None:
 
 def _model(spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None, seen: Look) -> None:
     if source_of(spec.model).scheme == "exported":
-        seen.found["shapes"] = "not checked: an exported program is looked at when it runs"
+        seen.found["shapes"] = "not checked: an exported program is checked when it runs"
         return
     try:
         module = shapes_only(spec.model, allowed_python=allowed_python)
@@ -98,7 +98,7 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
             outputs = flatten_outputs(module(x))
     except NimbleError as e:
         seen.found["shapes"] = f"not checked: {e}"
-    except Exception as e:  # noqa: BLE001  # the model is the user's: whatever it raises is said
+    except Exception as e:  # noqa: BLE001  # the model is the user's and can raise anything; the user is told
         if _of_meta(e):
             seen.found["shapes"] = f"not checked: the model needs values, not only shapes: {first_line(e)}"
         else:
@@ -109,7 +109,7 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
 
 
 def _of_meta(error: BaseException) -> bool:
-    """Does the error come of there being no values?"""
+    """Whether the error is due to the meta device, which has no values."""
     text = f"{error} {error.__cause__ or ''}".lower()
     causes = (error, error.__cause__)
     return any(isinstance(e, NotImplementedError) for e in causes) or "meta" in text or "data-dependent" in text

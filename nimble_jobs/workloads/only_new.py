@@ -1,4 +1,4 @@
-"""Which files a scoring job takes when it scores only what is new, and which of them count as seen afterwards."""
+"""`input.only_new`: which files a scoring job takes, and which of them count as seen afterwards."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kin
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.spec.model import OnlyNewSpec
 from nimble_jobs.store import Wait
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
+from nimble_jobs.workloads.context import JobContext, Outcome
 from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.waiting import go_on, told_once
 
 _NAMED = 3  # files in a message
-_ASK_EVERY = 1000  # files between two looks whether the job should stop
+_ASK_EVERY = 1000  # files between two questions whether the job should stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Work:
     model: str  # identity of the model, SHA-256 in hex
 
     def scored(self, left: dict[str, str]) -> Scored:
-        """What is seen once the job has succeeded: all of the list but those left."""
+        """What counts as seen once the job has succeeded: the whole list without those left."""
         files = [file for file in self.files.files if file.path not in left]
         return Scored(
             root=self.files.root,
@@ -49,19 +51,19 @@ class Work:
         )
 
     def counts(self, left: dict[str, str]) -> Counts:
-        """With what became of the listed files since."""
+        """The counts of the list, with what has happened to its files since."""
         vanished = sum(reason == VANISHED for reason in left.values())
         return dataclasses.replace(self.files.counts, vanished=vanished, moved=len(left) - vanished)
 
     def summary(self, left: dict[str, str]) -> dict[str, Any]:
-        """What the manifest says: enough to mark the files if this process dies before it can."""
+        """What the manifest says: enough for another process to mark the files, if this one dies before it can."""
         return {"model": self.model, "left": left, "counts": self.counts(left).to_json()}
 
 
 def choose(context: JobContext, *, now: float) -> Work | Outcome:
-    """The files to score: those of an earlier attempt's list, or a new list. An outcome where nothing is left to do.
+    """The files to score, from the list of an earlier attempt or a new one; an outcome if nothing is left to do.
 
-    Raises DataError when the input cannot be listed, under `changed: fail`, and when too many files are gone.
+    Raises DataError if the input cannot be listed, if files changed under `changed: fail`, or if too many are gone.
     """
     spec, job = context.spec, context.job
     files = find_list(spec.output.path, job.id)
@@ -83,9 +85,9 @@ def choose(context: JobContext, *, now: float) -> Work | Outcome:
 
 
 def left_over(work: Work, reader: Reader, bad: list[BadRecord]) -> dict[str, str]:
-    """Files of the list that must not count as seen, with the reason: they were not read as they were listed.
+    """Files of the list that must not count as seen, because they changed between listing and reading; with the reason.
 
-    `bad` are the bad records of all shards, those of earlier attempts too.
+    `bad` holds the bad records of all shards, also of earlier attempts.
     """
     passing = {b.id: b.reason for b in bad if b.reason in (VANISHED, CHANGED)}
     unread = {path: reason for path, reason in reader.left_out.items() if reason in (VANISHED, CHANGED)}
@@ -93,14 +95,14 @@ def left_over(work: Work, reader: Reader, bad: list[BadRecord]) -> dict[str, str
 
 
 def gone(files: FileList) -> dict[str, str]:
-    """Files that are not what they were when they were listed: VANISHED or CHANGED."""
+    """Files that vanished or changed since they were listed: VANISHED or CHANGED by path."""
     return Stamps.listed(Path(files.root), files.files).moved()
 
 
 def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, str]) -> Outcome:
-    """The outcome with what becomes seen and the counts, as the folder that was published says it.
+    """The outcome with the counts and the files that count as seen, as the manifest of the published folder says.
 
-    That is another attempt's word if its folder was the first.
+    If another attempt published first, it is that attempt's manifest.
     """
     manifest = published(context.spec.output.path, context.job.id, context.store.publications)
     said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
@@ -119,7 +121,7 @@ def model_identity(model: ModelSpec) -> str:
 
 
 def _new_list(context: JobContext, model: str, now: float) -> FileList:
-    """List the input and compare it with what is seen. One job of a name does so at a time."""
+    """List the input and compare it with what was seen. Only one job of a name does so at a time."""
     spec, wanted = context.spec, context.spec.input.only_new
     assert wanted is not None
     context.report(phase="list")
@@ -128,7 +130,9 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
     files: list[InputFile] = []
     changed: list[str] = []
     unusable: list[str] = []
-    with context.store.builds.turn(_lock_key(spec.name), limit_s=float("inf"), waiting=_waiting(context)):
+    with context.store.builds.turn(
+        _lock_key(spec.name), limit_s=float("inf"), waiting=told_once(context, partial(_tell, context))
+    ):
         others = _elsewhere(context, root)
         after_run = context.store.seen.newest_run(spec.name, root)
         listed = _watched(context, list_input(spec.input))
@@ -154,13 +158,13 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
         _refuse_changed(wanted, changed)
         counts = Counts(listed=kinds.total(), **{kind.value: n for kind, n in kinds.items()})
         files.sort(key=lambda file: file.path)
-        found = FileList(root=root, listed_at=now, after_run=after_run, counts=counts, files=files)
-        if files:  # before the next one lists
-            found = _keep(context, found)
+        new = FileList(root=root, listed_at=now, after_run=after_run, counts=counts, files=files)
+        if files:
+            new = _keep(context, new)  # before the next job lists
     if unusable:
         text = f"{len(unusable):,} are no files that can be read, and are left out: {_few(sorted(unusable))}"
         context.event("unusable", text, {})
-    return found
+    return new
 
 
 def _keep(context: JobContext, files: FileList) -> FileList:
@@ -192,7 +196,7 @@ def _refuse_changed(wanted: OnlyNewSpec, changed: list[str]) -> None:
 
 def _elsewhere(context: JobContext, root: str) -> dict[str, tuple[int, int]]:
     """Files on the lists of other jobs of this name that have not ended, each with its version."""
-    found: dict[str, tuple[int, int]] = {}
+    listed: dict[str, tuple[int, int]] = {}
     open_states = (JobState.QUEUED, JobState.RUNNING)
     for other in context.store.jobs.list(states=open_states, name=context.job.name):
         path = other.spec.get("output", {}).get("path")
@@ -200,12 +204,12 @@ def _elsewhere(context: JobContext, root: str) -> dict[str, tuple[int, int]]:
             continue
         files = find_list(Path(path), other.id)
         if files is not None and files.root == root:
-            found |= {file.path: file.version for file in files.files}
-    return found
+            listed |= {file.path: file.version for file in files.files}
+    return listed
 
 
 def _published(context: JobContext, files: FileList | None) -> Outcome | None:
-    """The outcome where an earlier attempt published the output and died before it could say so."""
+    """The outcome if an earlier attempt published the output and died before it could say so."""
     manifest = published(context.spec.output.path, context.job.id, context.store.publications)
     if manifest is None:
         return None
@@ -230,33 +234,19 @@ def _empty(context: JobContext, work: Work, left: dict[str, str]) -> Outcome:
 
 
 def _watched(context: JobContext, files: Iterable[InputFile]) -> Iterator[InputFile]:
-    """The same files. Raises Stopped when the job is to end meanwhile."""
+    """The same files. Raises Stopped if the job is to end meanwhile."""
     for i, file in enumerate(files):
         if i % _ASK_EVERY == 0:
-            _go_on(context)
+            go_on(context)
         yield file
 
 
-def _waiting(context: JobContext) -> Callable[[Wait], None]:
-    told = False
-
-    def wait(found: Wait) -> None:
-        nonlocal told
-        if not told:
-            context.event("wait", f"process {found.pid} lists the input of another job of this name", {})
-            told = True
-        _go_on(context)
-
-    return wait
-
-
-def _go_on(context: JobContext) -> None:
-    if context.stop() is not Stop.GO:
-        raise Stopped
+def _tell(context: JobContext, wait: Wait) -> None:
+    context.event("wait", f"process {wait.pid} lists the input of another job of this name", {})
 
 
 def _lock_key(name: str) -> str:
-    """One file for each name, whatever folders a template makes of its source: lock files stay for ever."""
+    """One key for each name, as lock files are never removed; a template's folders would make many."""
     return f"list-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 

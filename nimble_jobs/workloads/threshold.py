@@ -10,7 +10,7 @@ from nimble_jobs.spec import RunSpec
 
 
 def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord], *, what: str = "records") -> None:
-    """Raise DataError, naming the last one seen, once more than `run.error_threshold` of all records are bad."""
+    """Raise DataError, naming the last bad record, if more than `run.error_threshold` of all records are bad."""
     if run.error_threshold < 0 or bad <= run.error_threshold * total:
         return
     raise DataError(

@@ -1,4 +1,4 @@
-"""Waiting for another process that builds the schedule a job needs."""
+"""Waiting for another process, for instance one that builds the schedule a job needs, until the job is to end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 
 
 def waiting(context: JobContext) -> Waiting:
-    """Says on the job that another process builds its schedule, and raises Stopped when the job is to end."""
+    """For a wait for a schedule: records on the job which process builds it. Raises Stopped when the job is to end."""
+
+    def tell(wait: Wait) -> None:
+        who = f"process {wait.pid}" if wait.pid else "another process"
+        context.event("wait", f"{who} builds this schedule; waits for it, {wait.limit_s:.0f} s at most", {})
+        context.report(phase="wait")
+
+    return told_once(context, tell)
+
+
+def told_once(context: JobContext, tell: Callable[[Wait], None]) -> Waiting:
+    """For any wait, which calls it again and again: calls `tell` once. Raises Stopped when the job is to end."""
     told = False
 
     def wait(found: Wait) -> None:
         nonlocal told
         if not told:
-            who = f"process {found.pid}" if found.pid else "another process"
-            context.event("wait", f"{who} builds this schedule; waits for it, {found.limit_s:.0f} s at most", {})
-            context.report(phase="wait")
+            tell(found)
             told = True
-        if context.stop() is not Stop.GO:
-            raise Stopped
+        go_on(context)
 
     return wait
 
@@ -32,7 +40,12 @@ def unless_stopped(context: JobContext) -> Callable[..., None]:
 
     def report(**given: Any) -> None:
         context.report(**given)
-        if context.stop() is not Stop.GO:
-            raise Stopped
+        go_on(context)
 
     return report
+
+
+def go_on(context: JobContext) -> None:
+    """Raises Stopped when the job is to end."""
+    if context.stop() is not Stop.GO:
+        raise Stopped
