@@ -265,6 +265,7 @@ def test_a_builder_says_why_there_is_no_schedule(tmp_path: Path) -> None:
             key=order["key"], model="m", device="d", input="i", request=order, saves_s=1.0, costs_s=1.0, why="w"
         )
         store.wanted.missed(miss, now=1.0)
+        assert store.wanted.take("w", "d", alive=lambda _: True, now=1.0) is not None
         process = builder(order)
         assert process.wait(120) == 1
         assert process.stdin is not None
