@@ -22,7 +22,7 @@ def written_whole(path: Path, *, mode: int = 0o600, durable: bool = True) -> Ite
 
     `mode` is cut by the umask. Without `durable` a power failure may leave the file as it was. Raises OSError.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several may write the same
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several processes may write the same file
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "w+b") as file:

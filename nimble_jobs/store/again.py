@@ -1,4 +1,4 @@
-"""Jobs that ended badly are queued again by hand, with fresh attempts. What they did before is kept."""
+"""Queues jobs again that ended badly, with fresh attempts. Their history is kept."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _FAILED = (JobState.FAILED.value, JobState.QUARANTINED.value)
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """What `retry` did."""
+    """The result of `retry`."""
 
     queued: tuple[Job, ...]  # in the order of their first submission
-    left: tuple[Job, ...] = ()  # cancelled because of one of them, and left so: not asked for, or it waits for others
+    # Jobs that were cancelled because of these and stay so: not requested, or they wait for other jobs.
+    left: tuple[Job, ...] = ()
 
 
 def retry(
@@ -66,19 +67,19 @@ def retry(
 
 
 def _reason(row: JobRow) -> str | None:
-    """Why a job cannot be queued again; None where it can."""
+    """Why a job cannot be queued again; None if it can."""
     if row.foreground:
-        return "belongs to a run command; run it again"
+        return "belongs to a run command; run its spec again"
     if row.state not in _AGAIN:
-        what = "has succeeded; submit it to run it once more" if row.state == "succeeded" else f"is {row.state}"
+        what = "has succeeded; submit its spec to run it once more" if row.state == "succeeded" else f"is {row.state}"
         return f"{what}; expected a job that failed, was cancelled or quarantined"
     if sha256(row.spec) != row.spec_digest:
-        return "its stored spec is not what was submitted (damaged); submit it again"
+        return "its stored spec is damaged; submit it again"
     return None
 
 
 def _impossible(session: Session, row: JobRow, chosen: dict[str, JobRow]) -> str | None:
-    """Which wait of a job could never end; None where each can. One that has run before needs nobody's end any more."""
+    """The wait of a job that could never end; None if all can. A job that has run before waits for nothing any more."""
     if row.attempt:
         return None
     for parent, when in load_after(row.after).items():
@@ -86,18 +87,18 @@ def _impossible(session: Session, row: JobRow, chosen: dict[str, JobRow]) -> str
             continue
         other = session.scalar(select(JobRow).where(JobRow.id == parent))
         if other is None:
-            return f"waits for job {parent}, which was removed; submit it again"
+            return f"waits for job {parent}, which was removed; submit its spec again"
         state = JobState(other.state)
         if state.final and not when.met_by(state):
             return (
                 f"waits for the {when} of job {parent} ({other.name}), which ended {state}; "
-                f"retry that one --with-dependents, or submit this one again"
+                f"retry that job --with-dependents, or submit this one again"
             )
     return None
 
 
 def _possible(session: Session, skipped: dict[str, JobRow], chosen: dict[str, JobRow]) -> dict[str, JobRow]:
-    """Those of the skipped jobs that wait for nothing that cannot come, once the chosen jobs run again."""
+    """The skipped jobs whose waits can end once the chosen jobs run again."""
     taken = {job: row for job, row in skipped.items() if _reason(row) is None}
     while lost := [job for job, row in taken.items() if _impossible(session, row, chosen | taken)]:
         for job in lost:
@@ -113,7 +114,7 @@ def _failed(session: Session, since: float | None) -> Sequence[JobRow]:
 
 
 def _skipped_by(session: Session, jobs: list[str]) -> dict[str, JobRow]:
-    """The jobs that were cancelled because of these, and because of those."""
+    """The jobs that were cancelled because of these, directly or through each other."""
     found: dict[str, JobRow] = {}
     while jobs:
         rows: list[JobRow] = []
@@ -126,7 +127,7 @@ def _skipped_by(session: Session, jobs: list[str]) -> dict[str, JobRow]:
 
 
 def _reset(session: Session, row: JobRow, queued_at: float, aging: float, now: float) -> None:
-    """Queued as when it was submitted, but for its number of attempts, which fences the earlier ones."""
+    """Reset a job to its state after submission. It keeps its attempt number, which fences off earlier attempts."""
     values = {
         "state": JobState.QUEUED.value,
         "attempts_before": row.attempt,
@@ -158,7 +159,7 @@ def _reset(session: Session, row: JobRow, queued_at: float, aging: float, now: f
 
 
 def _wait_again(session: Session, row: JobRow, now: float) -> None:
-    """Wait for whoever has not ended. What has run before had its waits met; it waits for those queued again since."""
+    """Wait again for jobs that have not ended. A job that has run before waits only for jobs that are queued again."""
     parents: list[tuple[JobRow, When]] = []
     for parent, when in load_after(row.after).items():
         other = session.scalar(select(JobRow).where(JobRow.id == parent))

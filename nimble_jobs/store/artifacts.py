@@ -1,4 +1,4 @@
-"""Bytes named by their SHA-256: a file that is there under its name is whole, and every read proves it."""
+"""Bytes named by their SHA-256. A file under its name is complete, and every read verifies it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 from nimble_jobs.whole import sync_path, write_whole
 
 _NAME = re.compile("[0-9a-f]{64}")
-# What a read fails with where the file is not what was put. After others (too many open files) it may well be sound.
+# Errors that mean that the file is damaged. After other errors, such as too many open files, it may be sound.
 _BAD = {
     errno.EACCES,
     errno.EBADMSG,
@@ -32,11 +32,11 @@ _BAD = {
     errno.EUCLEAN,
 }
 _POLL_S = 0.02
-PATIENCE_S = 30.0  # how long a lock is waited for; loading a schedule takes seconds
+PATIENCE_S = 30.0  # how long to wait for a lock; loading a schedule takes seconds
 
 
 def check_ours(path: Path, info: os.stat_result) -> None:
-    """Raises Damaged for what is no file or folder of ours that nobody else can write to."""
+    """Raises Damaged unless it is a file or folder of this user that no other user can write to."""
     mode = stat.S_IMODE(info.st_mode)
     if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
         raise Damaged(f"{path}: is neither a file nor a folder")
@@ -54,7 +54,7 @@ class Artifacts:
         self._patience = patience or Lent()
 
     def put(self, data: bytes) -> str:
-        """Keep the bytes, durably; returns their SHA-256 in hex. Whatever else lies under that name is replaced."""
+        """Store the bytes durably; returns their SHA-256 in hex. Anything else under that name is replaced."""
         name = hashlib.sha256(data).hexdigest()
         self._patience.through(lambda: self._put(name, data))
         return name
@@ -71,8 +71,8 @@ class Artifacts:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not stored") from e
 
     def get(self, name: str) -> bytes:
-        """The bytes of a SHA-256. Raises NotFound, and Damaged when they are not what was put, or when somebody else
-        owns the file or its folder, or could have written to it. Raises StoreError when they could not be looked at.
+        """The bytes with a SHA-256. Raises NotFound; Damaged if they have changed, or if another user owns the file or
+        its folder or can write to them; StoreError if they cannot be read.
         """
         path = self._path(name)
         try:
@@ -88,18 +88,18 @@ class Artifacts:
                 raise Damaged(f"{path}: {e.strerror}") from e
             raise StoreError(f"{path}: {e.strerror}; the artifact was not read") from e
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"{path}: its bytes do not have the SHA-256 that names them")
+            raise Damaged(f"{path}: its bytes have changed (the SHA-256 differs from the name)")
         return data
 
     def has(self, name: str) -> bool:
-        """Is there a file of that name? Whether it is sound only `get` says."""
+        """Whether there is a file of that name. Only `get` tells whether it is sound."""
         try:
             return self._path(name).is_file()
-        except OSError:  # in a folder that we may not look into
+        except OSError:  # in a folder that we may not read
             return False
 
     def size(self, name: str) -> int:
-        """Bytes of the file; 0 where there is none, or something else."""
+        """Bytes of the file; 0 if there is no such file."""
         try:
             info = self._path(name).lstat()
         except OSError:
@@ -107,13 +107,13 @@ class Artifacts:
         return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
     def remove(self, name: str) -> None:
-        """Delete what lies under the name, if anything does. For use inside `alone`, where no schedule needs it.
+        """Delete the file of that name, if there is one. Call it inside `alone`, if no schedule needs the file.
 
         Raises StoreError.
         """
         path = self._path(name)
         try:
-            if path.parent.is_symlink():  # what it leads to is not ours
+            if path.parent.is_symlink():  # the target of a link is not ours
                 path.parent.unlink()
             elif path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -123,16 +123,16 @@ class Artifacts:
             raise StoreError(f"{path}: {e.strerror}; the artifact was not removed") from e
 
     def names(self) -> Iterator[str]:
-        """Every stored SHA-256, sorted. Raises StoreError when the folder cannot be looked at."""
+        """Every stored SHA-256, sorted. Raises StoreError if the folder cannot be read."""
         try:
             return iter(sorted(path.name for path in self._folder.glob("??/*") if _NAME.fullmatch(path.name)))
         except OSError as e:
             raise StoreError(f"{self._folder}: {e.strerror}; its artifacts were not listed") from e
 
     def strange(self) -> Iterator[str]:
-        """One line for each folder of artifacts that is none of ours, so that nothing in it is used.
+        """One line for each folder of artifacts that we do not own, and whose files are therefore not used.
 
-        The next artifact that belongs there puts a new one in its place. Raises StoreError when it cannot be looked at.
+        The next artifact of that folder replaces it. Raises StoreError if it cannot be read.
         """
         try:
             for folder in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
@@ -156,7 +156,7 @@ class Artifacts:
         return True
 
     def _make_folder(self, folder: Path) -> None:
-        """A folder of ours, mode 0700, also where something else lies in its place."""
+        """Make a folder of ours, mode 0700, in place of anything else of that name."""
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -165,7 +165,7 @@ class Artifacts:
                 if stat.S_IMODE(info.st_mode) != 0o700:
                     folder.chmod(0o700)
                 return
-            if stat.S_ISDIR(info.st_mode):  # what is in it belongs to somebody else, and so may its removal
+            if stat.S_ISDIR(info.st_mode):  # its contents belong to another user, and we may not be able to remove them
                 folder.rename(folder.with_name(f".{folder.name}.{secrets.token_hex(4)}"))
             else:
                 folder.unlink()
@@ -174,18 +174,19 @@ class Artifacts:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """No artifact is deleted inside the block: for whoever reads several, or puts some that no schedule names yet.
+        """No artifact is deleted inside the block. For readers of several artifacts, and for writers of new ones that
+        no schedule names yet.
 
-        Raises StoreError when somebody deletes for longer than is sane, or where there are no file locks.
+        Raises StoreError if a deletion takes too long, or if the file system has no locks.
         """
         with self._locked(SHARED):
             yield
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody reads or puts what belongs together inside the block: for whoever deletes artifacts.
+        """No other process reads or writes artifacts inside the block. For deleting them.
 
-        Raises StoreError when others do so for too long.
+        Raises StoreError if others hold the lock for too long.
         """
         with self._locked(EXCLUSIVE):
             yield

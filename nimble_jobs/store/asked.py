@@ -1,4 +1,4 @@
-"""Ticks that somebody asked for: one now, or a range of those that no job ran for."""
+"""Ticks on demand: one now (`cron trigger`), or a range of past ticks without a job (`cron backfill`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RAN = (TickOutcome.SUBMITTED, TickOutcome.WAITING)  # ticks that have a job, or 
 
 
 class Asked(Firing):
-    """The side of the timer table that those see who ask for ticks."""
+    """The part of the timer table that serves ticks on demand."""
 
     def trigger(self, timer: Timer, due: int, job: NewJob, now: float) -> Tick | None:
-        """Submit a job now, as a tick of its own. None where that tick exists, or the timer has changed.
+        """Submit a job now, as its own tick. None if that tick exists or the timer has changed.
 
         Raises NotFound and UsageError as `Jobs.submit` does; nothing is written then.
         """
@@ -44,7 +44,7 @@ class Asked(Firing):
         return write_new(self._db, work)
 
     def covered(self, name: str, first: int, last: int) -> tuple[Mapping[int, Tick], Sequence[Tick]]:
-        """The rows of ticks from `first` to `last`: single ones by their tick, and those that stand for several."""
+        """The rows of ticks from `first` to `last`: rows of single ticks by their time, and rows of several ticks."""
         query = select(TickRow).where(
             TickRow.timer == name, TickRow.due <= last, (TickRow.due >= first) | (TickRow.until >= first)
         )
@@ -54,9 +54,9 @@ class Asked(Firing):
     def backfill(
         self, timer: Timer, dues: Sequence[int], after: Callable[[int], int], *, max_running: int, now: float
     ) -> list[int] | None:
-        """Let ticks without a job wait for one; at most `max_running` of a backfill's jobs are there at once.
+        """Let ticks without a job wait for one; at most `max_running` jobs of a backfill are open at once.
 
-        `after` gives the tick after another. Returns those ticks that wait now; None where the timer has changed.
+        `after` gives the tick after another. Returns the ticks that wait now; None if the timer has changed.
         """
 
         def work(session: Session) -> list[int] | None:
@@ -91,7 +91,7 @@ class Asked(Firing):
         return write_new(self._db, work)
 
     def _cut(self, session: Session, name: str, wanted: Sequence[int], after: Callable[[int], int]) -> None:
-        """Take ticks that get rows of their own out of rows that stand for several."""
+        """Split rows that stand for several ticks, so that these ticks get their own rows."""
         if not wanted:
             return
         rows = select(TickRow).where(TickRow.timer == name, TickRow.due <= wanted[-1], TickRow.until >= wanted[0])

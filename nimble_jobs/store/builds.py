@@ -1,6 +1,6 @@
-"""Who builds which schedule right now, so that several who miss on one key build it once.
+"""Locks for builds, so that several processes that miss one key build it once.
 
-Each key has a lock file, held by its builder. It holds who that is, and is empty while nobody builds.
+Each key has a lock file, held by its builder. It holds the builder's identity, and is empty while nobody builds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """A builder that somebody waits for."""
+    """The builder that this process waits for."""
 
-    pid: int  # 0 while it has not written its name yet
+    pid: int  # 0 until it has written its identity
     waited_s: float
     limit_s: float
 
@@ -39,9 +39,9 @@ class Builds:
 
     @contextmanager
     def turn(self, key: str, *, limit_s: float, waiting: Callable[[Wait], None]) -> Iterator[bool]:
-        """Inside the block this process alone builds `key`; False where another one still did so after `limit_s`.
+        """Inside the block only this process builds `key`; False if another one still builds it after `limit_s`.
 
-        `waiting` is called again and again meanwhile; what it raises ends the wait. Raises StoreError.
+        `waiting` is called repeatedly meanwhile; an exception from it ends the wait. Raises StoreError.
         """
         path = self._folder / f"{key}.lock"
 
@@ -59,13 +59,13 @@ class Builds:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace what the file says. A reader between the two steps finds nothing, which it can bear."""
+    """Replace the file's text. A reader between the two steps sees an empty file, which does no harm."""
     try:
         with path.open("r+") as file:  # one that was removed stays so
             file.truncate()
             file.write(text)
     except OSError as e:
-        log.warning("%s: %s; those who wait for this build are not told whose it is", path, e.strerror)
+        log.warning("%s: %s; processes that wait for this build cannot see who builds it", path, e.strerror)
 
 
 def _holder(path: Path) -> int:

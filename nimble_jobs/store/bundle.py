@@ -1,4 +1,4 @@
-"""One file with stored schedules and all that they need, and its reading, which trusts nothing in it.
+"""Writes stored schedules, with everything that they need, into one file, and reads such files without trusting them.
 
 A ZIP archive: `manifest.json` names every schedule with its key parts, and every other member with its SHA-256.
 Nothing is unpacked to disk under a name from the archive.
@@ -51,7 +51,7 @@ class Bundled:
 
 
 def write_bundle(store: Store, keys: Sequence[str], path: Path, now: float) -> int:
-    """Write the schedules, every byte of them hashed again, to a new file; returns its size.
+    """Write the schedules to a new file, with every byte verified; returns its size.
 
     Raises UsageError where the file exists or a schedule is not ready, NotFound, Damaged, and StoreError where the file
     cannot be written.
@@ -68,14 +68,14 @@ def write_bundle(store: Store, keys: Sequence[str], path: Path, now: float) -> i
             archive.writestr(_MANIFEST, dump(head | {"schedules": described}))
         return path.stat().st_size
     except FileExistsError as e:
-        raise UsageError(f"{path}: exists already; expected the name of a new file") from e
+        raise UsageError(f"{path} exists already; expected the name of a new file") from e
     except OSError as e:
         raise StoreError(f"{path}: {e.strerror}; nothing was exported") from e
 
 
 @contextmanager
 def _new(path: Path) -> Iterator[None]:
-    """Take a file name that nobody has taken; give it back where the block fails. Raises OSError."""
+    """Create a new file; remove it if the block fails. Raises OSError."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         yield
@@ -85,7 +85,7 @@ def _new(path: Path) -> Iterator[None]:
 
 
 def _written(store: Store, key: str, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Write one schedule, with those of its artifacts that are not in the archive yet; its entry in the manifest."""
+    """Write one schedule, and its artifacts that the archive lacks. Returns its entry in the manifest."""
     stored = store.schedules.verified(key)
     if stored.state != ScheduleState.READY:
         raise UsageError(f"schedule {key[:12]}: is {stored.state.value}: {stored.reason}; expected a ready one")
@@ -131,7 +131,7 @@ class Bundle:
         member = f"schedules/{bundled.key}.json"
         data = self._read(member, bundled.text_bytes, MAX_TEXT_BYTES)
         if hashlib.sha256(data).hexdigest() != bundled.text_sha256:
-            raise self._refused(f"{member}: its SHA-256 is not the one that the manifest names")
+            raise self._refused(f"{member}: its SHA-256 differs from the manifest")
         try:
             return data.decode()
         except UnicodeDecodeError as e:
@@ -142,7 +142,7 @@ class Bundle:
         member = f"artifacts/{ref.name}"
         data = self._read(member, ref.bytes, MAX_ARTIFACT_BYTES)
         if hashlib.sha256(data).hexdigest() != ref.name:
-            raise self._refused(f"{member}: its bytes do not have the SHA-256 that names them")
+            raise self._refused(f"{member}: its bytes do not match the SHA-256 in its name")
         return data
 
     def close(self) -> None:
@@ -181,19 +181,19 @@ class Bundle:
         return schedules
 
     def _read(self, member: str, nbytes: int | None, limit: int) -> bytes:
-        """A whole member, never more of it than was promised."""
+        """A whole member, but never more bytes than the manifest promises."""
         if nbytes is not None and nbytes > limit:
             raise self._refused(f"{member}: {nbytes} bytes; expected at most {limit}")
         promised = limit if nbytes is None else nbytes
         if self._archive.getinfo(member).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise self._refused(f"{member}: compressed in another way than ours")
+            raise self._refused(f"{member}: compressed by another method than ours")
         try:
             with self._archive.open(member) as file:
                 data = file.read(promised + 1)
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as e:
             raise self._refused(f"{member}: cannot be read ({e})") from e
         if len(data) > promised or (nbytes is not None and len(data) != nbytes):
-            raise self._refused(f"{member}: has not the {promised} bytes that it should")
+            raise self._refused(f"{member}: does not have the {promised} bytes of the manifest")
         return data
 
     def _refused(self, problem: str) -> UsageError:
@@ -201,7 +201,7 @@ class Bundle:
 
 
 def _bundled(raw: Any) -> Bundled:
-    """Raises ValueError, TypeError, KeyError, AttributeError, OverflowError for anything else than a description of a
+    """Raises ValueError, TypeError, KeyError, AttributeError or OverflowError for anything but a valid description of a
     schedule.
     """
     artifacts = tuple(
@@ -228,7 +228,7 @@ def _hex(value: Any) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"found {value!r:.80}; expected a text")
-    if not value.isprintable():  # it is shown on terminals, and databases take no lone surrogate
+    if not value.isprintable():  # it is shown on terminals, and databases refuse lone surrogates
         raise ValueError(f"found {value!a:.80}; expected a text without control characters")
     return value
 

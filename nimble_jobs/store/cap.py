@@ -1,4 +1,4 @@
-"""The size that a user allows the schedules of a state folder: cache.size of the settings, kept after each save."""
+"""Keeps a state folder's schedules within cache.size, after each save."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIELD = "cache.size"
 
 
 def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
-    """Remove what is over the limit, and note it as an event. Returns the schedules that went.
+    """Remove schedules over the limit, and record an event. Returns the removed schedules.
 
     Artifacts that no schedule needs go first, all of them, then schedules, the least recently used first.
 
-    Schedules `in_use`, and those that a live worker holds resident, stay. What cannot be removed is noted, too: the
-    job at hand has its schedule all the same.
+    Schedules `in_use`, and those that a live worker holds resident, stay. If a removal fails, an event
+    records that; the current job has its schedule anyway.
     """
     try:
         limit = store.settings.now().cache.size

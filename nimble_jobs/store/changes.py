@@ -1,4 +1,4 @@
-"""How statements change rows, and how many ids go into one."""
+"""Executes statements that change rows, in batches that a statement can hold."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
 
 
 def changed(session: Session, statement: Update | Delete) -> int:
-    """Execute, and say how many rows it touched."""
+    """Execute, and return the number of changed rows."""
     result = session.execute(statement, execution_options={"synchronize_session": False})
     assert isinstance(result, CursorResult)
     return result.rowcount
 
 
 def run(session: Session, statement: Executable, **values: Any) -> CursorResult[Any]:
-    """Execute a statement over tables, one that was built once and is only given its values here."""
+    """Execute a prepared statement over tables with these values."""
     return session.connection().execute(statement, values)
 
 
 def batched(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The ids, so many at once as a statement takes."""
+    """The ids in batches that fit into one statement."""
     for first in range(0, len(ids), AT_ONCE):
         yield ids[first : first + AT_ONCE]

@@ -1,4 +1,4 @@
-"""What is wrong with a store. Looks at everything, changes nothing."""
+"""Checks a store for damage. Reads everything, changes nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _AT_ONCE = 500
 
 
 def problems_of(store: Store, database: Database, *, newest: int | None = None) -> list[str]:
-    """One line for each thing that is wrong.
+    """One line for each problem.
 
-    With `newest`: of jobs only those that run and the newest so many are read, and no index is compared with its table.
+    With `newest`, only running jobs and this many of the newest are read, and no index is compared with its table.
     """
-    return list(dict.fromkeys(_problems(store, database, newest)))  # two looks may find the same
+    return list(dict.fromkeys(_problems(store, database, newest)))  # two checks may report the same problem
 
 
 def _problems(store: Store, database: Database, newest: int | None) -> Iterator[str]:
@@ -71,11 +71,11 @@ def _states(store: Store, database: Database, _newest: int | None) -> Iterator[s
         yield f"job {job}: state {state!r} is none of {', '.join(known)}"
     for job, worker in database.read(lambda session: session.execute(running).all()):
         if not store.workers.alive(worker or ""):
-            yield f"job {job}: runs on worker {worker}, which is gone; the next worker that starts takes it back"
+            yield f"job {job}: runs on worker {worker}, which is gone; the next worker that starts queues it again"
 
 
 def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str]:
-    """Rows as they were written. Many are read in several transactions, so that others can write meanwhile."""
+    """Rows of jobs. Many rows are read in several transactions, so that others can write in between."""
     columns = (JobRow.seq, JobRow.id, JobRow.spec_digest, *(getattr(JobRow, name) for name in _JSON))
     below, left = None, newest
     while left is None or left > 0:
@@ -87,7 +87,7 @@ def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str
             values = dict(zip(_JSON, texts, strict=True))
             sound = sha256(values["spec"]) == digest
             if not sound:
-                yield f"job {job}: its stored spec is not what was submitted"
+                yield f"job {job}: its stored spec is damaged"
             yield from (
                 f"job {job}: column {name} is damaged"
                 for name, value in values.items()
@@ -102,13 +102,13 @@ def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str
 def _timers(store: Store) -> Iterator[str]:
     for timer in store.timers.list():
         if timer.damaged:
-            yield f"timer {timer.name}: its spec is not what was stored; add it again"
+            yield f"timer {timer.name}: its stored spec is damaged; add it again"
 
 
 def _schedules(store: Store) -> Iterator[str]:
     for entry in store.schedules.list():
         if entry.state != ScheduleState.READY:
-            continue  # whoever needs it will build it again
+            continue  # the next job that needs it builds it again
         try:
             stored = store.schedules.verified(entry.key)
             stored.load()
@@ -131,12 +131,12 @@ def _artifacts(store: Store) -> Iterator[str]:
 def _permissions(store: Store) -> Iterator[str]:
     for folder, folders, files in os.walk(store.home):
         if "logs" in folders:
-            folders.remove("logs")  # nobody runs what is in them
+            folders.remove("logs")  # their contents are never executed
         for path in (folder, *(os.path.join(folder, file) for file in files)):  # noqa: PTH118  # os.walk gives texts
             try:
                 info = os.lstat(path)
             except FileNotFoundError:
-                continue  # a temporary file of a process that works right now
+                continue  # a temporary file of a running process
             if info.st_uid != os.geteuid():
                 yield f"{path}: belongs to user {info.st_uid}, not to {os.geteuid()}"
             elif not stat.S_ISLNK(info.st_mode) and info.st_mode & 0o022:

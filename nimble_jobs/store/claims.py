@@ -1,4 +1,4 @@
-"""What a worker does with jobs: claim one, report, end the attempt. Every write is fenced by the attempt number."""
+"""A worker's operations on jobs: claim one, report, end the attempt. Every write is fenced by the attempt number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nimble_jobs.store.transitions import (
 
 
 class Progress(TypedDict):
-    """How far an attempt is. What is left out, or None, stays as it was written last."""
+    """An attempt's progress. Fields that are None keep their stored values."""
 
     done: int  # records
     total: int | None
@@ -49,13 +49,13 @@ class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
     def claim(self, worker: str, *, device: str, now: float, expected: bool = False) -> Job | None:
-        """Take the job of the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
+        """Take the job with the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
 
-        The new attempt number comes back in the job; every later write of this attempt gives it.
+        The returned job holds the new attempt number, which every later write of this attempt must give.
         """
         given = {"for_devices": sorted({"auto", device, device.partition(":")[0]}), "until": now}
         if not expected and self._db.read(lambda session: run(session, _NEXT, **given).first()) is None:
-            return None  # an idle worker must not take the write lock
+            return None  # read first, so that an idle worker does not take the write lock
 
         def work(session: Session) -> Job | None:
             lock_groups(session)
@@ -64,7 +64,7 @@ class JobClaims(JobQueries):
         return self._db.write(work)
 
     def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
-        """Take the job of a `run` command, whatever its `not_before`. None when it is not queued or must wait."""
+        """Take the job of a `run` command, even before its `not_before`. None if it is not queued or must wait."""
 
         def work(session: Session) -> Job | None:
             lock_groups(session)
@@ -73,17 +73,17 @@ class JobClaims(JobQueries):
         return self._db.write(work)
 
     def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
-        """Write how far the attempt is. False when another attempt owns the job or it has ended."""
+        """Write the attempt's progress. False if another attempt owns the job or it has ended."""
         values = _progress(progress)
         return self._db.write(lambda session: _change_mine(session, job_id, attempt, values))
 
     def progress_soon(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> None:
-        """As `progress`, but with the next transaction. Nobody learns whether the attempt still owns the job."""
+        """As `progress`, but with the next transaction, and without telling whether the attempt still owns the job."""
         values = _progress(progress)
         self._db.write_soon(lambda session: _change_mine(session, job_id, attempt, values))
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
-        """Should this attempt stop? True also when it does not own the job any more."""
+        """Whether this attempt should stop, because the job is cancelled or the attempt no longer owns it."""
         mine = {"of_job": job_id, "of_attempt": attempt}
         wanted = self._db.read(lambda session: run(session, _CANCELLED, **mine).scalar())
         return wanted is None or wanted
@@ -100,9 +100,9 @@ class JobClaims(JobQueries):
         scored: Scored | None = None,
         empty: bool = False,
     ) -> bool:
-        """The attempt succeeded. False, and nothing is written, when it does not own the job any more.
+        """The attempt succeeded. False, and nothing is written, if it no longer owns the job.
 
-        `scored`: the files that are seen from now on. `empty`: there was nothing new; a tick says so, too.
+        `scored`: the files that become seen. `empty`: there was nothing new, which the job's tick records too.
         """
 
         def work(session: Session) -> bool:
@@ -159,7 +159,7 @@ class JobClaims(JobQueries):
         return self._db.write(work)
 
     def requeue(self, job_id: str, attempt: int, *, reason: str, now: float) -> bool:
-        """Put the job back without counting a failure: its worker stops. Cancelled instead when that was wanted."""
+        """Queue the job again because its worker stops, without counting a failure. A cancelled job ends instead."""
 
         def work(session: Session) -> bool:
             row = held(session, job_id, attempt)
@@ -203,12 +203,12 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
     overlap = mark(session, name, job_id, scored, now)
     if overlap:
         files = "file was" if overlap == 1 else "files were"
-        text = f"{overlap:,} {files} scored by another job of this name, too, which was at work at the same time"
+        text = f"{overlap:,} {files} also scored by another job of this name, which ran at the same time"
         record_event(session, "overlap", text, now=now, job=job_id, attempt=attempt)
 
 
 def _next_job() -> Select[Any]:
-    """The first job that may run of those in no group, and the first of each group that has room; of these the first.
+    """The first job that may run, among the jobs without a group and the first job of each group with room.
 
     Each of them is the first row that fits in `ix_jobs_claim`. `for_devices` and `until` (Unix seconds) come later.
     """
@@ -261,7 +261,7 @@ _CANCELLED = select(JOBS.c.cancel_requested).where(*MINE)
 def _take(
     session: Session, worker: str, now: float, statement: ReturningUpdate[Any], which: Mapping[str, Any]
 ) -> Job | None:
-    """Move one queued job to running. One whose spec was damaged in the database fails, and the next is tried."""
+    """Move one queued job to running. If its stored spec is damaged, the job fails, and the next one is tried."""
     while True:
         row = cast(JobRow | None, run(session, statement, by_worker=worker, at=now, **which).one_or_none())
         if row is None:
@@ -269,7 +269,7 @@ def _take(
         start_attempt(session, row, now)
         if sha256(row.spec) == row.spec_digest:
             return job_record(row)
-        reason = "the stored spec is not what was submitted (damaged); submit it again"
+        reason = "the stored spec is damaged; submit it again"
         end = End(to=JobState.FAILED, message=reason, error=reason)
         leave_running(session, row.id, row.attempt, end, now=now)
 
@@ -280,7 +280,7 @@ def _cancelled(session: Session, job_id: str, attempt: int, now: float) -> bool:
 
 
 def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bool) -> tuple[JobState, str, float]:
-    """Where a failed attempt leaves its job, why, and how many seconds until the next attempt."""
+    """The job's state after a failed attempt, the reason, and the seconds until the next attempt."""
     deaths = count_attempts(session, row, "lost") + lost
     tries = count_attempts(session, row, "lost", "failed", "stalled") + 1
     if (retry or lost) and tries < row.max_attempts and not (lost and row.foreground):
@@ -288,7 +288,11 @@ def _verdict(session: Session, row: JobRow, *, error: str, retry: bool, lost: bo
             return JobState.CANCELLED, error, 0.0
         return JobState.QUEUED, error, delay_s(row.id, load_object(row.spec), tries)
     if lost and deaths >= row.max_attempts and not row.foreground:
-        return JobState.QUARANTINED, f"the worker died {deaths} times while running this job; last: {error}", 0.0
+        return (
+            JobState.QUARANTINED,
+            f"the worker died {deaths} times while it ran this job; the last error: {error}",
+            0.0,
+        )
     if tries > 1:
         error = f"{error} (attempt {tries} of {row.max_attempts})"
     return JobState.FAILED, error, 0.0

@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 FileId = tuple[int, int]  # device, inode
 
-BUSY_TIMEOUT_S = 5.0  # how long SQLite itself waits for a lock
-PATIENCE_S = 30.0  # how long a whole transaction is tried again
+BUSY_TIMEOUT_S = 5.0  # how long SQLite waits for a lock
+PATIENCE_S = 30.0  # how long a transaction is retried in all
 
 
 class Database:
-    """One database: transactions that either happen as a whole or raise a NimbleError.
+    """One database, with transactions that either happen as a whole or raise a NimbleError.
 
-    A SQLite file is looked at before and after each transaction. When another file has its place, everything is opened
-    anew, and what was done meanwhile is done again there, provided that `vouch` does not raise.
+    A SQLite file is checked before and after each transaction. If another file has replaced it, everything is opened
+    anew and the transaction is repeated there, unless `vouch` raises.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Database:
         patience: Lent | None = None,
         vouch: Callable[[], None] = lambda: None,
     ) -> None:
-        self.info: dict[Any, Any] = {}  # what each session can be asked for
+        self.info: dict[Any, Any] = {}  # attached to each session
         try:
             self.url = make_url(url)
             self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -63,7 +63,7 @@ class Database:
         self._patience_s = patience_s
         self._patience = patience or Lent()
         self._vouch = vouch
-        self._file: FileId | None = None  # of the SQLite file that is open
+        self._file: FileId | None = None  # device and inode of the open SQLite file
         self._reopening = threading.Lock()
         self._pid = os.getpid()
         self._soon: list[Callable[[Session], object]] = []
@@ -73,39 +73,39 @@ class Database:
         self._writer = self._engine.execution_options(begin=sqlite.IMMEDIATE)
 
     def read(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in a transaction that sees one state of the database and changes nothing."""
+        """Run `work` in a transaction that reads one consistent state and changes nothing."""
         if self._soon:
-            with suppress(StoreTrouble):  # it can wait; what is read is there all the same
+            with suppress(StoreTrouble):  # pending writes can wait; the read does not depend on them
                 self._try(lambda: self._write(lambda _session: None))
         return self._patience.through(lambda: self._try(lambda: self._read(work)))
 
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that holds the write lock from its start, and commit it durably.
 
-        While another process has the lock the whole transaction is tried again, so `work` may run more than once.
+        While another process holds the lock, the whole transaction is retried, so `work` may run more than once.
         """
         return self._patience.through(lambda: self._try(lambda: self._write(work)))
 
     def write_soon(self, work: Callable[[Session], object]) -> None:
-        """Let `work` be part of this object's next transaction: for what may be lost with its process.
+        """Run `work` in this object's next transaction. For writes that may be lost if the process dies.
 
-        Each commit waits for the disk several times, which is most of what a small job costs.
+        Each commit waits for the disk several times, which is most of the cost of a small job.
         """
         with self._soon_lock:
             self._soon.append(work)
 
     def migrate(self) -> None:
-        """Bring the tables to the newest version. Cheap when they are."""
+        """Bring the tables to the newest version. Cheap if they have it."""
         if self.read(lambda session: version(session.connection())) == migrations.NEWEST:
             return
 
         def work(session: Session) -> None:
-            found = version(session.connection())  # again: another process may have been first
+            found = version(session.connection())  # check again, since another process may have been first
             if found == migrations.NEWEST:
                 return
             if found is not None and found > migrations.NEWEST:
                 raise StoreError(
-                    f"{self.name}: made by a newer nimble-jobs (database version {found}, this one knows "
+                    f"{self.name}: made by a newer nimble-jobs (database version {found}, this one reads up to "
                     f"{migrations.NEWEST}); install that version, or choose another folder with --home"
                 )
             migrations.upgrade(session.connection())
@@ -113,23 +113,23 @@ class Database:
         self.write(work)
 
     def compact(self) -> None:
-        """Give what deletions left free in a SQLite file back to the disk: it is written anew, in one transaction.
+        """Return free space in a SQLite file to the disk, by rewriting the file in one transaction.
 
-        Elsewhere the server does that by itself. Raises StoreError, also where there is no room for a second file.
+        Other databases do this by themselves. Raises StoreError, also if there is no room for a second file.
         """
         if self.is_sqlite:
             self._try(lambda: sqlite.vacuum(self._engine))
 
     def free_bytes(self) -> int:
-        """Bytes of a SQLite file that hold nothing and could be given back to the disk; 0 elsewhere."""
+        """Free bytes of a SQLite file that could be returned to the disk; 0 for other databases."""
         if not self.is_sqlite:
             return 0
         return self.read(sqlite.free_bytes)
 
     def give_back(self, pages: int) -> bool:
-        """Cut at most that many free pages off a SQLite file, in one transaction. Are there more?
+        """Cut at most this many free pages off a SQLite file, in one transaction. Returns whether there are more.
 
-        Does nothing to a file that was made before files could shrink so; `compact` makes it one that can.
+        Files of earlier versions cannot shrink in this way until `compact` has rewritten them.
         """
         if not self.is_sqlite:
             return False
@@ -137,7 +137,7 @@ class Database:
         return self.write(lambda session: sqlite.give_back(session, pages))
 
     def close(self) -> None:
-        """Write what is left to write, and close every connection."""
+        """Do pending writes, and close every connection."""
         mine = os.getpid() == self._pid
         try:
             if mine and self._soon:
@@ -177,7 +177,8 @@ class Database:
                     raise
             except (DBAPIError, sqlite3.Error) as e:
                 if self._unmoved() and not sqlite.busy(e):
-                    self._engine.dispose()  # one that was opened while the disk was read-only would stay so
+                    # A connection that was opened while the disk was read-only would stay read-only.
+                    self._engine.dispose()
                     raise sqlite.explain(e, self.name) from e
                 if time.monotonic() >= deadline:
                     raise StoreTrouble(
@@ -187,11 +188,11 @@ class Database:
 
     @property
     def file(self) -> FileId | None:
-        """Device and inode of the SQLite file that is open; None before the first transaction, and elsewhere."""
+        """Device and inode of the open SQLite file; None before the first transaction, and for other databases."""
         return self._file
 
     def _look(self) -> None:
-        """Open the file anew if another one has its place. Raises StoreGone without any, and what `vouch` does."""
+        """Open the file anew if it was replaced. Raises StoreGone if it is missing, and what `vouch` raises."""
         if not self.is_sqlite:
             return
         found = file_id(Path(self.name))
@@ -202,14 +203,14 @@ class Database:
                 self._file = found
                 return
             if found is None:
-                raise StoreGone(f"{self.name}: is gone; put it back, and it is used again")
+                raise StoreGone(f"{self.name}: the database is gone; put it back to go on")
             self._vouch()
             self._engine.dispose()
             self._file = found
-        log.warning("%s: another file has its place now, and is used from here on", self.name)
+        log.warning("%s: the file was replaced; the new one is used from now on", self.name)
 
     def _unmoved(self) -> bool:
-        """Did the transaction that just ended happen in the file that has the path?"""
+        """Whether the last transaction happened in the file that is at the path now."""
         if not self.is_sqlite:
             return True
         found = file_id(Path(self.name))
@@ -219,7 +220,7 @@ class Database:
 
 
 def file_id(path: Path) -> FileId | None:
-    """Device and inode; None where there is nothing."""
+    """Device and inode; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -228,7 +229,7 @@ def file_id(path: Path) -> FileId | None:
 
 
 def version(connection: Connection) -> str | None:
-    """The version of the tables, None where there are none."""
+    """The version of the tables; None if there are none."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

@@ -1,6 +1,6 @@
-"""Jobs that have ended, as retention sees them: which there are, what hangs on them, and their removal.
+"""Ended jobs for retention: lists them, with the rows that belong to them, and removes them.
 
-Each method is one short transaction over at most as many rows as it is given, so nobody waits long for the write lock.
+Each method is one short transaction over a limited number of rows, so that others do not wait long for the write lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nimble_jobs.store.tables import AttemptRow, DailyRow, EventRow, JobRow, Pub
 from nimble_jobs.store.timer_tables import TickRow
 from nimble_jobs.store.transitions import FINAL
 
-_ROW_BYTES = 100  # an estimate of what a row takes beside its texts: numbers, ids, its entries in indexes
+_ROW_BYTES = 100  # estimated bytes of a row beside its texts: numbers, ids, entries in indexes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How many rows or files there are of each kind, and about how many bytes they take."""
+    """The number of rows or files of each kind, and their approximate bytes."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A row that notes a publication."""
+    """A row of the table of publications."""
 
     token: str
     job: str
@@ -66,13 +66,13 @@ class Published:
 
 
 class Expiry:
-    """What retention asks of the database, and what it removes there."""
+    """Retention's queries and removals in the database."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def ended(self, *, above: int, limit: int, before: float | None = None) -> list[Ended]:
-        """Jobs that have ended, in the order of their numbers, from those above `above` on.
+        """Ended jobs with numbers above `above`, in order.
 
         `before`: only those that had ended by then, in Unix seconds.
         """
@@ -104,7 +104,7 @@ class Expiry:
         ]
 
     def newest(self, count: int) -> dict[str, int]:
-        """The number of the `count`-th newest job that has ended, of each name that has so many."""
+        """For each name with at least `count` ended jobs, the number of the `count`-th newest."""
         rank = func.row_number().over(partition_by=JobRow.name, order_by=JobRow.seq.desc())
         ranked = select(JobRow.name, JobRow.seq, rank.label("rank")).where(JobRow.state.in_(FINAL)).subquery()
         query = select(ranked.c.name, ranked.c.seq).where(ranked.c.rank == count)
@@ -118,7 +118,7 @@ class Expiry:
         return {str(job): rank < count for rank, job in enumerate(jobs)}
 
     def needed(self) -> set[str]:
-        """The jobs that unfinished ones wait for or name in `run.after`, and those of arrays that are not done."""
+        """The jobs that unfinished jobs wait for or name in `run.after`, and the jobs of unfinished arrays."""
         after = select(JobRow.after).where(JobRow.state.not_in(FINAL), JobRow.after != "[]")
         arrays = select(JobRow.array).where(JobRow.state.not_in(FINAL), JobRow.array.is_not(None)).distinct()
 
@@ -132,16 +132,16 @@ class Expiry:
         return self._db.read(work)
 
     def hanging(self, jobs: Sequence[Ended]) -> Tally:
-        """These jobs with their attempts, events and waits."""
+        """Counts these jobs with their attempts, events and waits."""
         return self._db.read(lambda session: _tally(session, jobs))
 
     def remove(self, jobs: Sequence[Ended]) -> tuple[list[str], Tally]:
-        """Remove these jobs with all that hangs on them. Returns the ids of those that went, and what went.
+        """Remove these jobs with their rows in other tables. Returns the removed ids, and counts.
 
-        A job stays that was tried again since it was read, or that another waits for now.
+        A job stays if it was retried since it was read, or if another job waits for it now.
         """
         seen = {job.id: (job.state.value, job.attempt) for job in jobs}
-        hanging = self.hanging(jobs)  # before anybody is kept from writing: what hangs on a job that ended is final
+        hanging = self.hanging(jobs)  # count before taking the write lock: the rows of an ended job are final
 
         def work(session: Session) -> tuple[list[str], Tally]:
             waited_for = exists().where(WaitRow.parent == JobRow.id)
@@ -157,7 +157,7 @@ class Expiry:
         return self._db.write(work)
 
     def events(self, before: float, *, limit: int, remove: bool, above: int = 0) -> tuple[Tally, int]:
-        """Events of no job that happened before a time: counts them, and removes them if told so.
+        """Count events without a job that happened before a time, and remove them if `remove` says so.
 
         Returns also the number of the last one, which is the next `above`; 0 if there are no more.
         """
@@ -171,7 +171,7 @@ class Expiry:
         return tally, numbers[-1] if len(found) == limit else 0
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these are ids of jobs."""
+        """The ones among these that are ids of jobs."""
 
         def work(session: Session) -> set[str]:
             found: set[str] = set()
@@ -199,13 +199,13 @@ class Expiry:
         ]
 
     def forget(self, tokens: Sequence[str]) -> None:
-        """Remove the notes of these publications."""
+        """Remove the rows of these publications."""
         self._db.write(lambda session: changed(session, delete(PublicationRow).where(PublicationRow.token.in_(tokens))))
 
     def take_turn(self, duty: str, slot: float, now: float) -> bool:
-        """Is it the caller who does what is due once since `slot`? Of many that ask, one is told so.
+        """Whether the caller gets the turn of `slot`, which only one of many callers does.
 
-        `slot` and `now` in Unix seconds. After a clock was set back, what was noted for later counts for nothing.
+        `slot` and `now` in Unix seconds. After a clock was set back, entries from the future are ignored.
         """
 
         def work(session: Session) -> bool:
@@ -221,15 +221,15 @@ class Expiry:
 
         try:
             return self._db.write(work)
-        except IntegrityError:  # on a database without one writer: somebody else's row came first
+        except IntegrityError:  # on a database with several writers: another process was first
             return False
 
     def free_bytes(self) -> int:
-        """Bytes of the database's file that hold nothing; 0 where there is no such file."""
+        """Free bytes in the database file; 0 if there is no such file."""
         return self._db.free_bytes()
 
     def give_back(self, pages: int) -> bool:
-        """Cut at most that many free pages off the database's file. Are there more?"""
+        """Cut at most this many free pages off the database file. Returns whether there are more."""
         return self._db.give_back(pages)
 
 
@@ -248,7 +248,7 @@ def _tally(session: Session, jobs: Sequence[Ended]) -> Tally:
 
 
 def _length(*texts: Any) -> ColumnElement[int]:
-    """Characters of these columns, and what a row takes beside them."""
+    """Approximate bytes of a row: the characters of these columns, and a fixed part."""
     total: ColumnElement[int] = func.coalesce(func.length(texts[0]), 0) + _ROW_BYTES
     for text in texts[1:]:
         total = total + func.coalesce(func.length(text), 0)

@@ -1,6 +1,6 @@
 """Ticks that become jobs. Each step is one transaction: the tick's row, its job, and the timer's next tick.
 
-Whoever is second finds that the timer has moved on, and changes nothing. So any number of processes may fire.
+The second process sees that the timer has moved on, and changes nothing. So any number of processes may fire.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from nimble_jobs.store.timer_records import (
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import cancel, changed, record_event
 
-GAP_S = 86400.0  # how long after an absence it may turn out that the clock was ahead
+GAP_S = 86400.0  # how long after an absence a clock may be corrected
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is to become of a tick, before it is known which jobs are there."""
+    """The plan for a tick, made before its timer's open jobs are known."""
 
     due: int
     kind: TickKind
-    job: NewJob | None = None  # what to submit
-    outcome: TickOutcome | None = None  # missed or error: decided already
+    job: NewJob | None = None  # the job to submit
+    outcome: TickOutcome | None = None  # missed or error, if decided already
     reason: str | None = None
     until: int | None = None
     count: int = 1
@@ -51,30 +51,30 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an overlap policy says about a tick."""
+    """An overlap policy's decision about a tick."""
 
     outcome: TickOutcome  # submitted, waiting or skipped
     reason: str | None = None
-    cancel: tuple[str, ...] = ()  # jobs that make way for it
-    drop: tuple[int, ...] = ()  # ticks that wait and make way for it
+    cancel: tuple[str, ...] = ()  # jobs to cancel for it
+    drop: tuple[int, ...] = ()  # waiting ticks that it replaces
 
 
 Policy = Callable[[Planned, Standing], Turn]
 
 
 class Firing:
-    """The side of the timer table that those see who fire."""
+    """The part of the timer table that serves firing."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def taken(self, timer: Timer) -> set[int]:
-        """Ticks from `next_due` on that have rows already: a clock was set back, or somebody asked for them."""
+        """Ticks from `next_due` on that have rows already, because a clock was set back or they were requested."""
         query = select(TickRow.due).where(TickRow.timer == timer.name, TickRow.due >= timer.next_due)
         return self._db.read(lambda session: set(session.scalars(query)))
 
     def standing(self, name: str) -> Standing:
-        """What the timer has going on now."""
+        """The timer's open jobs and waiting ticks."""
         return self._db.read(lambda session: standing(session, name))
 
     def fire(
@@ -87,10 +87,10 @@ class Firing:
         *,
         absent: bool = False,
     ) -> list[Tick] | None:
-        """Write what becomes of the next ticks of a timer, submit their jobs, and move on to `then`.
+        """Record the outcome of a timer's next ticks, submit their jobs, and move on to `then`.
 
-        `absent`: they are late, so nobody was there, or the clock was set forward. `rewind` may come back to here.
-        None, and nothing is written, where the timer is not as it was read: somebody else fired or changed it.
+        `absent`: the ticks are late, because no process ran or the clock was set forward; `rewind` may undo this later.
+        None, and nothing is written, if another process fired or changed the timer since it was read.
         """
 
         def work(session: Session) -> list[Tick] | None:
@@ -100,7 +100,7 @@ class Firing:
             first, last = _span(planned)
             between = select(TickRow.due).where(TickRow.timer == timer.name, TickRow.due.between(first, last))
             if planned and set(session.scalars(between)) & {each.due for each in planned}:
-                return None  # asked for meanwhile; what is taken is read anew
+                return None  # a tick was requested meanwhile, so the taken ones are read again
             ticks, now_there = [], standing(session, timer.name)
             for each in planned:
                 tick, now_there = _become(session, timer.name, each, now_there, policy, now)
@@ -120,9 +120,9 @@ class Firing:
     def release(
         self, timer: Timer, tick: Tick, planned: Planned, may: Callable[[Standing], bool], now: float
     ) -> Tick | None:
-        """Let a tick that waits have its turn: submit its job, or write why not.
+        """Submit the job of a waiting tick, or record why not.
 
-        None, and nothing is written, where it waits no more, the timer has changed, or `may` says that it must wait.
+        None, and nothing is written, if it no longer waits, the timer has changed, or `may` says that it must wait.
         """
 
         def work(session: Session) -> Tick | None:
@@ -145,11 +145,11 @@ class Firing:
         return write_new(self._db, work)
 
     def rewind(self, timer: Timer, then: Due | None, cuts: Mapping[int, tuple[int, int]], now: float) -> bool:
-        """The clock was set back into the last absence: its ticks after `now` that nobody ran are to come again.
+        """The clock was set back into the last absence: make ticks after `now` that had no job due again.
 
-        Nothing from before that absence is touched, whatever the clock says.
-        `cuts`: rows for several ticks, by their first one, that end after `now`; to which tick and for how many they
-        stand from here on. False, and nothing is written, where the timer is not as it was read.
+        Ticks from before that absence are never changed. `cuts`: for each row of several ticks that ends after `now`,
+        by its first tick, its new last tick and count. False, and nothing is written, if the timer has changed since it
+        was read.
         """
         nobody_ran = [outcome.value for outcome in (TickOutcome.MISSED, TickOutcome.SKIPPED, TickOutcome.ERROR)]
 
@@ -165,7 +165,7 @@ class Firing:
             )
             gone = changed(session, ahead)
             for due, (until, count) in cuts.items():
-                count -= _between(session, timer.name, due + 1, until)  # those have rows of their own
+                count -= _between(session, timer.name, due + 1, until)  # these have their own rows
                 mine = update(TickRow).where(TickRow.timer == timer.name, TickRow.due == due)
                 changed(session, mine.values(until=until, count=count))
             back_s = row.moved_at - now
@@ -180,7 +180,7 @@ class Firing:
         return write_new(self._db, work)
 
     def crossing(self, timer: Timer, at: float) -> list[tuple[int, int, int]]:
-        """Rows for several ticks that begin before a time and end after it: first and last tick, count."""
+        """Rows of several ticks that begin before a time and end after it: first and last tick, count."""
         query = select(TickRow.due, TickRow.until, TickRow.count).where(
             TickRow.timer == timer.name, TickRow.due <= at, TickRow.until > at
         )
@@ -188,7 +188,7 @@ class Firing:
 
 
 def _unchanged(session: Session, timer: Timer) -> TimerRow | None:
-    """The timer's row, if it is as it was read. Nobody else changes it until the transaction ends."""
+    """The timer's row, if it has not changed since it was read. It is locked until the transaction ends."""
     row = session.scalar(select(TimerRow).where(TimerRow.name == timer.name).with_for_update())
     if row is None or row.state != TimerState.ACTIVE.value:
         return None
@@ -197,7 +197,7 @@ def _unchanged(session: Session, timer: Timer) -> TimerRow | None:
 
 
 def _between(session: Session, timer: str, first: int, last: int) -> int:
-    """How many rows the ticks from `first` to `last` have."""
+    """The number of rows of ticks from `first` to `last`."""
     query = select(func.count()).where(TickRow.timer == timer, TickRow.due.between(first, last))
     return int(session.scalar(query) or 0)
 
@@ -210,7 +210,7 @@ def _span(planned: Sequence[Planned]) -> tuple[int, int]:
 def _become(
     session: Session, timer: str, planned: Planned, there: Standing, policy: Policy, now: float
 ) -> tuple[Tick, Standing]:
-    """What becomes of a tick, done but for its row; and what the timer has going on then."""
+    """Carry out the decision about a tick, except for its row; returns it with the timer's new standing."""
     if planned.job is None:
         return _settled(session, timer, planned, now), there
     turn = policy(planned, there)
@@ -242,7 +242,7 @@ def _become(
 
 
 def _settled(session: Session, timer: str, planned: Planned, now: float) -> Tick:
-    """A tick whose job was submitted just now, or why it was not."""
+    """Submit a tick's job, or return the reason why it cannot be."""
     if planned.job is None:
         assert planned.outcome is not None
         return _tick(timer, planned, planned.outcome, planned.reason, now)

@@ -1,6 +1,6 @@
-"""Groups of jobs of which only so many run at once, counted from the rows of those that run.
+"""Groups of jobs with a limit on how many run at once, counted from the rows of running jobs.
 
-A group has one limit, that of the job that was queued last.
+A group has one limit: the limit of the job that was queued last.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LOCKED = select(_GROUPS.c.name).order_by(_GROUPS.c.name).with_for_update()
 
 
 def group_of(spec: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Name and limit of a stored spec's `run.group`."""
+    """Name and limit in a stored spec's `run.group`."""
     group = (spec.get("run") or {}).get("group")
     return (str(group["name"]), int(group["limit"])) if group else None
 
 
 def set_group(session: Session, name: str, limit: int) -> int | None:
-    """Let at most `limit` jobs of the group run from now on. Returns the limit before, None for a new group."""
+    """Let at most `limit` jobs of the group run from now on. Returns the previous limit, None for a new group."""
     row = session.get(GroupRow, name, with_for_update=True)
     if row is None:
         session.add(GroupRow(name=name, most=limit))
@@ -38,31 +38,31 @@ def set_group(session: Session, name: str, limit: int) -> int | None:
 
 
 def lock_groups(session: Session) -> None:
-    """Let nobody else claim a job of a group until the transaction ends. On SQLite nobody else can."""
+    """Keep others from claiming jobs of a group until the transaction ends. On SQLite nobody else can anyway."""
     run(session, _LOCKED).all()
 
 
 def running(name: ColumnElement[str] | InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> Any:
-    """A subquery: how many jobs of the group run."""
+    """A subquery: the number of running jobs of the group."""
     other = aliased(JobRow)
     query = select(func.count()).where(other.group_name == name, other.state == JobState.RUNNING.value)
     return query.scalar_subquery()
 
 
 def has_room() -> ColumnElement[bool]:
-    """A condition on a job: it is in no group, or fewer of its group run than may."""
+    """A condition on a job: it has no group, or its group has room."""
     limit = select(GroupRow.most).where(GroupRow.name == JobRow.group_name).scalar_subquery()
     return or_(JobRow.group_name.is_(None), running(JobRow.group_name) < limit)
 
 
 def fullness(session: Session, names: list[str]) -> dict[str, tuple[int, int]]:
-    """For each of these groups how many of its jobs run, and how many may."""
+    """For each of these groups, how many of its jobs run, and how many may."""
     query = select(GroupRow.name, running(GroupRow.name), GroupRow.most).where(GroupRow.name.in_(names))
     return {name: (count, most) for name, count, most in session.execute(query)}
 
 
 def idle_groups(session: Session) -> list[str]:
-    """Groups without a job that is queued or running: claims would look at them for nothing."""
+    """Groups without queued or running jobs, which claims need not look at."""
     alive = select(JobRow.id).where(
         JobRow.group_name == GroupRow.name, JobRow.state.in_([JobState.QUEUED.value, JobState.RUNNING.value])
     )

@@ -1,4 +1,4 @@
-"""What is wrong with a worker that holds its lock, as far as others can see."""
+"""Problems of a worker that holds its lock, as far as others can see them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from nimble_jobs.store.database import FileId, file_id
 from nimble_jobs.store.home import DATABASE
 from nimble_jobs.store.records import WorkerInfo
 
-QUIET_S = 20.0  # a worker gives a sign every five seconds
-STILL_S = 600.0  # without progress of its job, a worker is worth a look
+QUIET_S = 20.0  # a worker gives a sign of life every five seconds
+STILL_S = 600.0  # after this time without progress, a worker is reported
 _NOTICES_S = 15.0  # within this time a worker notices that its database was replaced
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """How a worker is. Times are seconds; None where it never said."""
+    """A worker's health. Times are in seconds; None if it never reported them."""
 
-    seen_s: float | None  # since it last gave a sign
+    seen_s: float | None  # since its last sign of life
     progress_s: float | None  # since its job last made progress; None without a job
-    state: str | None  # stuck | deaf | waits | still; None when it is well
-    words: str = ""  # what that means, and what helps
+    state: str | None  # stuck | deaf | waits | still; None if healthy
+    words: str = ""  # the meaning, and what to do
 
     @property
     def broken(self) -> bool:
-        """Does somebody have to do something?"""
+        """Whether the user has to do something."""
         return self.state in ("stuck", "deaf", "waits")
 
 
 def health_of(worker: WorkerInfo, home: Path) -> Health:
-    """From what the worker wrote into its lock folder, by a clock that nobody can set, and the files that are there."""
+    """Judged by the worker's info file, a clock that cannot be set, and the files of the state folder."""
     now = time.monotonic()
     seen_s, progress_s = _since(worker, "seen_at", now), _since(worker, "moved_at", now)
 
@@ -41,19 +41,19 @@ def health_of(worker: WorkerInfo, home: Path) -> Health:
 
     name = f"worker {worker.id} (process {worker.pid})"
     if seen_s is not None and seen_s > QUIET_S:
-        how = "it is stopped or stuck; let it go on (kill -CONT) or end it (kill -KILL), its job is not lost"
-        return health("stuck", f"{name}: has given no sign for {_rounded(seen_s)}: {how}")
+        how = "it is stopped or stuck; continue it (kill -CONT) or end it (kill -KILL); its job is not lost"
+        return health("stuck", f"{name} has given no sign of life for {_rounded(seen_s)}: {how}")
     if _deaf(worker, home):
         how = "stop it and start another; its job is not lost"
-        return health("deaf", f"{name}: works on another file than {home / DATABASE}, which was replaced: {how}")
+        return health("deaf", f"{name} still uses the old file of {home / DATABASE}, which was replaced: {how}")
     reason = worker.info.get("trouble") or worker.info.get("waits_for")
     if reason:
-        return health("waits", f"{name}: waits until this works again: {reason}")
+        return health("waits", f"{name} is waiting until this works again: {reason}")
     if progress_s is not None and progress_s > STILL_S:
         job = worker.info.get("job")
         stall_s = worker.info.get("stall_s")
         end = f"; it is ended after {_rounded(stall_s)} (run.stall)" if stall_s else ""
-        return health("still", f"{name}: job {job} has made no progress for {_rounded(progress_s)}{end}")
+        return health("still", f"{name} runs job {job}, which has made no progress for {_rounded(progress_s)}{end}")
     return health(None)
 
 

@@ -1,4 +1,4 @@
-"""The state folder: which one it is, that nobody else can write to it, and that its database has not vanished."""
+"""The state folder: chooses it, and checks that only its owner can write to it and that its database is there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nimble_jobs.store.locks import exclusive
 from nimble_jobs.whole import write_whole
 
 DATABASE = "nimble-jobs.db"
-MARKER = "home.json"  # says that the folder holds a complete database
+MARKER = "home.json"  # marks a folder with a complete database
 FORMAT = 1
 _FOLDERS = ("artifacts", "builds", "logs", "workers")
 
@@ -23,7 +23,7 @@ _FOLDERS = ("artifacts", "builds", "logs", "workers")
 def resolve(home: str | None = None) -> Path:
     """Choose the state folder and make it, mode 0700, with its subfolders.
 
-    Raises StateFolderRefused when others can write to it or somebody else owns it, StoreError when it cannot be used.
+    Raises StateFolderRefused if others own it or can write to it, StoreError if it cannot be used.
     """
     path = choose(home)
     try:
@@ -37,43 +37,43 @@ def resolve(home: str | None = None) -> Path:
     except StoreError:
         raise
     except FileExistsError as e:
-        raise StoreError(f"state folder {e.filename}: is not a folder; choose another with --home") from e
+        raise StoreError(f"state folder {e.filename} is not a folder; choose another with --home") from e
     except OSError as e:
         raise StoreError(f"state folder {path}: {e.strerror}; choose another with --home or NIMBLE_JOBS_HOME") from e
     return path
 
 
 def guard(folder: Path) -> None:
-    """Refuse a folder that others own or can write to; take away what others could read.
+    """Refuse a folder that others own or can write to, and remove others' permission to read it.
 
-    Compiled artifacts are code: whoever can write here can run code as us.
+    Compiled artifacts are code: anyone who can write here can run code as this user.
     """
     info = folder.stat()
     mode = stat.S_IMODE(info.st_mode)
     if info.st_uid != os.geteuid():
         raise StateFolderRefused(
-            f"state folder {folder}: belongs to user {info.st_uid}, not to {os.geteuid()}; choose another with --home"
+            f"state folder {folder} belongs to user {info.st_uid}, not to {os.geteuid()}; choose another with --home"
         )
     if mode & 0o022:
         raise StateFolderRefused(
             f"state folder {folder}: others can write to it (mode {mode:04o}); "
-            f"check what is in it, then `chmod 700 {folder}`, or choose another with --home"
+            f"check its contents, then run `chmod 700 {folder}`, or choose another with --home"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreTrouble(f"state folder {folder}: is read-only; choose another with --home or NIMBLE_JOBS_HOME")
+        raise StoreTrouble(f"state folder {folder} is read-only; choose another with --home or NIMBLE_JOBS_HOME")
     if mode & 0o077:
         folder.chmod(0o700)
 
 
 def initialised(home: Path) -> bool:
-    """Does the marker say that the database was complete once? Raises StoreError for one of another format."""
+    """Whether the marker says that the database was complete once. Raises StoreError for another format."""
     return identity(home) is not None
 
 
 def identity(home: Path) -> str | None:
-    """What tells this state folder, and its backups, from all others; None before its database was complete.
+    """The id that this state folder shares with its backups only; None before its database is complete.
 
-    Folders of the first versions have no id of their own, but the moment when they were made. Raises StoreError.
+    Folders of the first versions have no id, but the time of their creation instead. Raises StoreError.
     """
     try:
         marker = json.loads((home / MARKER).read_text())
@@ -90,7 +90,7 @@ def identity(home: Path) -> str | None:
 
 
 def mark(home: Path) -> None:
-    """Write the marker, durably, once the database is complete. One that another process wrote meanwhile stays."""
+    """Write the marker durably once the database is complete. A marker from another process stays."""
     with exclusive(home / "builds" / "home.lock", poll_s=0.01):
         if not initialised(home):
             marker = {"format": FORMAT, "created_at": time.time(), "id": secrets.token_hex(8)}
@@ -98,27 +98,28 @@ def mark(home: Path) -> None:
 
 
 def vouch(home: Path, known: str | None) -> None:
-    """Make sure that this is still the home that was opened, with a database in it.
+    """Make sure that this is still the opened state folder, with a database in it.
 
-    Raises StoreGone where the folder or its marker is away, HomeReplaced where it is another one, StoreError.
+    Raises StoreGone if the folder or its marker is missing, HomeReplaced if it is another folder, StoreError.
     """
     try:
         found = identity(home)
     except StoreError as e:
         raise StoreTrouble(f"{e}; waits for a whole one") from e
     if found is None:
-        raise StoreGone(f"{home}: is gone, or has no {MARKER}; put it back, and it is used again")
+        raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to go on")
     if known is not None and found != known:
         raise HomeReplaced(
-            f"{home}: is another state folder now (id {found}, was {known}); what ran on the one before must end"
+            f"{home}: the state folder was replaced by another one (id {found}, was {known}); processes on the "
+            "old one must end"
         )
     check_database(home)
 
 
 def check_database(home: Path) -> None:
-    """Make sure that SQLite will not open a vanished database as an empty one. Raises StoreError.
+    """Make sure that SQLite does not create an empty database in place of a missing one. Raises StoreError.
 
-    The marker is read first: another process may be initialising the folder right now, and writes it last.
+    The marker is read first, because another process may be initialising the folder and writes the marker last.
     """
     marked = initialised(home)
     database = home / DATABASE
@@ -129,8 +130,8 @@ def check_database(home: Path) -> None:
     if marked and size <= 0:
         what = "is missing" if size < 0 else "is empty (0 bytes)"
         raise StoreError(
-            f"{database}: {what}, though this state folder was initialised; put a copy of it back, "
+            f"{database}: {what}, though this state folder was initialised; restore a copy of it, "
             f"or remove {home / MARKER} to begin anew without its jobs and schedules"
         )
     if size < 0:
-        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite itself would leave the mode to the umask
+        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would use the umask's mode

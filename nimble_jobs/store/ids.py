@@ -8,7 +8,7 @@ import secrets
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: no i, l, o, u
 LENGTH = 12
 _EPOCH_S = 1704067200  # 2024-01-01; 40 bits of milliseconds last until 2058
-MIN_PREFIX = 4  # of the characters of an id that may stand for it
+MIN_PREFIX = 4  # shortest prefix of an id that is accepted
 _START = re.compile(f"[{ALPHABET}]{{1,{MIN_PREFIX - 1}}}")
 _PREFIX = re.compile(f"[{ALPHABET}]{{{MIN_PREFIX},{LENGTH}}}")
 
@@ -24,12 +24,12 @@ def random_id(length: int) -> str:
 
 
 def is_prefix(text: str) -> bool:
-    """Could this be an id or the beginning of one, at least four characters long?"""
+    """Whether this could be an id, or a prefix of one with at least four characters."""
     return _PREFIX.fullmatch(text) is not None
 
 
 def is_start(text: str) -> bool:
-    """Could an id begin like this, though it is too short to stand for one?"""
+    """Whether this could be a prefix of an id, but is too short to be accepted."""
     return _START.fullmatch(text) is not None
 
 

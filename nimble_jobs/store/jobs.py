@@ -1,4 +1,4 @@
-"""The job table as everybody but the worker sees it: queue, cancel, and what keeps jobs from being forgotten."""
+"""The job table for everyone but workers: queue, cancel, and recovery of forgotten jobs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nimble_jobs.store.retries import longest_s
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.transitions import FINAL, JOBS, leave_queued, record_event, settle_missed
 
-_CLOCK_S = 1.0  # what clocks of a machine's processes may differ
-_UNOWNED_S = 600.0  # a foreground job whose process has not said who it is; torch may take long to load
+_CLOCK_S = 1.0  # how far the clocks of processes on one machine may differ
+_UNOWNED_S = 600.0  # how long a foreground job may have no process; torch may take long to load
 _PRESENT = (
     select(JOBS.c.id)
     .where(JOBS.c.id == bindparam("of_job"), JOBS.c.attempt == bindparam("of_attempt"))
@@ -55,10 +55,10 @@ class Jobs(JobOrders):
         return write_new(self._db, work)
 
     def sweep(self, now: float) -> list[Job]:
-        """Do for the jobs that wait for one that has ended what its end should have done. Returns the cancelled ones.
+        """Settle jobs that still wait for a job that has ended. Returns the cancelled ones.
 
-        The end of a job does this already; this is for whatever was missed. What a clock that was set back has moved
-        far away, a retry or a place in the queue, is brought forward; groups without open jobs are forgotten.
+        The end of a job does this already; this catches whatever was missed. It also brings back retries and queue
+        places that a clock, now set back, had put far into the future, and forgets groups without open jobs.
         """
         self._bring_forward(now)
         self._forget_groups()
@@ -86,9 +86,9 @@ class Jobs(JobOrders):
             self._db.write(forget_groups)
 
     def set_aging(self, seconds: float, now: float) -> bool:
-        """Rank the queue by another `aging_s`, seconds of waiting that make up for one step of priority.
+        """Rank the queue by a new `aging_s`, the seconds of waiting that equal one step of priority.
 
-        False where it was that already. Whoever submits uses what was set last.
+        False if it is unchanged. New jobs use the value that was set last.
         """
 
         def work(session: Session) -> bool:
@@ -97,7 +97,8 @@ class Jobs(JobOrders):
                 return False
             set_aging(session, seconds)
             message = (
-                f"queue.aging was {format_duration(before)} and is {format_duration(seconds)}; the queue is ranked anew"
+                f"queue.aging changed from {format_duration(before)} to {format_duration(seconds)}; the queue "
+                "was ranked anew"
             )
             record_event(session, "ranked", message, now=now)
             return True
@@ -105,10 +106,10 @@ class Jobs(JobOrders):
         return self.aging_s() != seconds and self._db.write(work)
 
     def recover(self, live: Callable[[str], bool] | Collection[str], now: float) -> list[Job]:
-        """Give up the attempts whose worker is gone. Returns their jobs.
+        """End the attempts whose worker is gone. Returns their jobs.
 
-        `live` says of a worker's id whether it is alive. It is asked after the jobs were read, so that a worker that
-        started meanwhile is not taken for dead: give a function wherever workers may come and go.
+        `live` tells whether a worker is alive, by its id. It is called after the jobs were read, so that a worker that
+        started meanwhile is not taken for dead.
         """
         alive = live if callable(live) else live.__contains__
         query = select(JobRow).where(
@@ -145,7 +146,7 @@ class Jobs(JobOrders):
         *,
         now: float,
     ) -> bool:
-        """Keep that something happened. With an attempt: False, and nothing is kept, when a newer one began."""
+        """Record an event. With an attempt: False, and nothing is recorded, if a newer attempt has begun."""
         return self._db.write(
             lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=dict(data or {}), now=now)
         )

@@ -1,4 +1,4 @@
-"""Jobs as a listing asks for them: filtered, sorted and cut by the database, and without their specs."""
+"""Jobs for listings: filtered, sorted and limited by the database, without their specs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDERS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-AT_ONCE = 500  # rows that one transaction reads
+AT_ONCE = 500  # most rows in one transaction
 TEXT = "text"  # of Match.column: the name or the error
 _JSON = ("spec", "schedule", "timings", "outputs")  # long, and not shown
 _BRIEF = tuple(column for column in JobRow.__table__.columns if column.key not in _JSON)
@@ -39,7 +39,7 @@ COLUMNS = (*_STORED, "elapsed_s", "records_per_s")  # what a listing can be filt
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A condition on a column that the database checks. Rows that it lets through are checked again unless `exact`."""
+    """A condition that the database checks. Rows that pass are checked again unless it is `exact`."""
 
     column: str  # of COLUMNS, or TEXT
     # `like`: a pattern with * and ?; `contains`: a text, whatever its case
@@ -50,7 +50,7 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which jobs, in which order. `now`, in Unix seconds, is when those that run have run up to."""
+    """Which jobs, and in which order. `now`, in Unix seconds, is the end of running jobs' elapsed time."""
 
     matches: Sequence[Match] = ()
     sort: str | None = None  # of COLUMNS: equal ones the newest first, nulls last. None: the newest first
@@ -86,9 +86,10 @@ def count_of(session: Session, matches: Sequence[Match], now: float) -> int:
 
 
 def jobs_of(session: Session, numbers: Sequence[int]) -> list[Job]:
-    """The jobs with these `seq`, in this order, without their specs. One that was removed meanwhile is left out."""
+    """The jobs with these `seq`, in this order, without their specs. Jobs that were removed meanwhile are left out."""
     rows = {row.seq: row for row in session.execute(select(*_BRIEF).where(JobRow.seq.in_(numbers)))}
-    return [job_record(rows[number], spec=False) for number in numbers if number in rows]  # type: ignore[arg-type]  # a row with the same names
+    # Type: ignore[arg-type]  # a row with the same names.
+    return [job_record(rows[number], spec=False) for number in numbers if number in rows]
 
 
 def _column(name: str, now: float) -> ColumnElement[Any]:

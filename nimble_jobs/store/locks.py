@@ -85,7 +85,7 @@ _opened: weakref.WeakSet[Lock] = weakref.WeakSet()  # of this process
 
 
 class Lock:
-    """An open lock file, made where it is missing. Closing it lets go. Raises StoreError."""
+    """An open lock file, which is created if missing. Closing it releases the lock. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,9 +93,9 @@ class Lock:
         _opened.add(self)
 
     def take(self, kind: int) -> bool:
-        """Take it (SHARED or EXCLUSIVE) if nobody is in the way. Raises StoreError where there are no file locks.
+        """Try to take the lock (SHARED or EXCLUSIVE) without waiting. Raises StoreError if there are no file locks.
 
-        The lock is of the file that has the path now: one whose folder was replaced meanwhile is opened anew.
+        It locks the file that is at the path now: if the file or its folder was replaced, it is opened anew.
         """
         while True:
             try:
@@ -114,14 +114,14 @@ class Lock:
 
     @property
     def in_place(self) -> bool:
-        """Is the open file still the one that has the path? Not where the file or its folder was replaced."""
+        """Whether the open file is still the one at the path, not replaced, and neither is its folder."""
         try:
             return self._descriptor >= 0 and os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -139,13 +139,14 @@ class Lock:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as e:
             try:
-                return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock, while nothing can be written
+                # Read access is enough for a lock, if the disk is read-only.
+                return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 raise _not_opened(self.path, e) from e
 
 
 def _let_go() -> None:
-    """In a forked process: a copy of a lock's descriptor would hold it for as long as that process lives."""
+    """Close locks in a forked process, since a copied descriptor would hold the lock as long as that process lives."""
     for lock in list(_opened):
         lock.close()
 

@@ -1,5 +1,5 @@
-"""What is told about ticks that got no job: one notification for all of one look at a timer, and for those of earlier
-looks that has not been sent yet.
+"""Notifications about ticks without a job. One notification reports all ticks of one look at a timer, and of earlier
+looks whose notification has not been sent yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REASON_CHARS = 300
 
 
 def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: float) -> None:
-    """Write it into the transaction that writes the ticks. Those that could not be submitted are missed, too."""
+    """Queue the notification in the transaction that writes the ticks. Ticks with errors count as missed too."""
     lost = [tick for tick in ticks if tick.outcome in (TickOutcome.MISSED, TickOutcome.ERROR)]
     if not lost:
         return
@@ -45,7 +45,7 @@ def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: flo
 
 
 def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:
-    """Let what nobody has tried to send yet tell of these ticks, too. After a long absence there are many looks."""
+    """Add the ticks to a notification that has not been tried yet, since a long absence leads to many looks."""
     unsent = select(NoticeRow).where(
         NoticeRow.state == NoticeState.PENDING.value,
         NoticeRow.event == _EVENT,

@@ -1,4 +1,4 @@
-"""A job that is about to be queued, and the part of a transaction that queues it."""
+"""New jobs, and the part of a transaction that queues them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from nimble_jobs.store.waiting import wait_for
 
 T = TypeVar("T")
 
-_APART_S = 0.001  # between the ids of an array: within one millisecond thousands of random ids would collide
+_APART_S = 0.001  # apart in an array's ids: within one millisecond, thousands of random ids would collide
 _MAX_ATTEMPTS = 3  # run.retry's default
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What is known of a job before it has an id. Times are Unix seconds."""
+    """A job before it has an id. Times are Unix seconds."""
 
     spec: Mapping[str, Any]
     name: str
@@ -45,12 +45,13 @@ class NewJob:
     timeout_s: float | None = None
     device: str = "auto"
     foreground: bool = False
-    worker: str | None = None  # who will run a foreground job: it does not wait for ever for a process that died
+    # The process that will run a foreground job: it does not wait for ever for a process that died.
+    worker: str | None = None
     allow_python: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: JobSpec, *, allow_python: tuple[str, ...] = ()) -> NewJob:
-        """The job that a spec asks for."""
+        """The job of a spec."""
         return cls(
             spec=dump_spec(spec),
             name=spec.name,
@@ -66,7 +67,7 @@ class NewJob:
 
 
 def waits_of(spec: JobSpec) -> tuple[After, ...]:
-    """What a spec's job waits for."""
+    """The waits in a spec's `run.after`."""
     return tuple(
         After(job=item) if isinstance(item, str) else After(job=item.job, when=When(item.when))
         for item in spec.run.after
@@ -74,7 +75,7 @@ def waits_of(spec: JobSpec) -> tuple[After, ...]:
 
 
 def insert_job(session: Session, new: NewJob, now: float) -> Job:
-    """Queue a job, or give the one that has its `key` already, if its spec is the same.
+    """Queue a job, or return the existing job with the same `key`, if its spec is the same.
 
     Raises what `insert_jobs` raises.
     """
@@ -82,7 +83,7 @@ def insert_job(session: Session, new: NewJob, now: float) -> Job:
 
 
 def insert_jobs(session: Session, new: Sequence[NewJob], now: float, array: str | None = None) -> list[Job]:
-    """Queue jobs; one whose `key` exists already, with the same spec, is the job that has it.
+    """Queue jobs. For a `key` that exists already with the same spec, the existing job is returned.
 
     Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec and when a job is
     awaited with different ends, and then nothing was changed. Raises IntegrityError where the id is taken.
@@ -95,7 +96,7 @@ def insert_jobs(session: Session, new: Sequence[NewJob], now: float, array: str 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where in the queue jobs come that are queued together."""
+    """The place in the queue of jobs that are queued together."""
 
     queued_at: float
     aging_s: float
@@ -104,19 +105,19 @@ class _Place:
 
 
 def write_new(database: Database, work: Callable[[Session], T]) -> T:
-    """Write in one transaction; again where an id or, on a database without one writer, a key or a tick was taken."""
+    """Write in one transaction. Repeat it if an id, or on a database with several writers a key or tick, was taken."""
     for _ in range(5):
         try:
             return database.write(work)
         except IntegrityError:
             continue
-    raise StoreError("no free job id was found; is the clock stuck?")
+    raise StoreError("no free job id was found; check that the clock is running")
 
 
 def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -> JobRow:
-    """A job for the next flush; flushed only where it must be found: thousands at once go in much faster."""
+    """Add a job to the session. It is flushed only if it must be found, since many rows at once are much faster."""
     if new.key is not None or new.after:
-        session.flush()  # it may be about an earlier one of these
+        session.flush()  # the wait may name an earlier one of these jobs
     text = dump(new.spec)
     digest = sha256(text)
     if new.key is not None:

@@ -1,4 +1,4 @@
-"""What is written to the outbox inside the transaction of a change, and the records of it."""
+"""Writes notifications into the outbox, in the transaction of the change that they report."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from nimble_jobs.store.tables import EventRow, JobRow
 if TYPE_CHECKING:
     from nimble_jobs.settings import Settings
 
-SETTINGS = "settings"  # where a session keeps the way to the configuration
-UNROUTED = "unrouted"  # the configuration could not be read: who is told is found out when it can
+SETTINGS = "settings"  # key of a session's function that gives the configuration
+UNROUTED = "unrouted"  # the configuration could not be read; targets are found once it can be
 _ID_LENGTH = 12
 _ERROR_CHARS = 2000
 _LINE_CHARS = 300
@@ -37,7 +37,7 @@ _BAD = (JobState.FAILED.value, JobState.QUARANTINED.value)
 
 
 class NoticeState(StrEnum):
-    """Where a notification stands."""
+    """The state of a notification."""
 
     PENDING = "pending"
     SENT = "sent"
@@ -53,12 +53,12 @@ class Notice:
     job_id: str | None
     name: str  # of the job or the timer
     channel: str  # webhook | command | ping | unrouted
-    target: str  # an address with its variables in place; of a command its words, as a JSON list
+    target: str  # an address with its variables unfilled; for a command its words, as a JSON list
     body: dict[str, Any]
     state: NoticeState
-    attempts: int  # how often it was tried; while it is leased, the number of the attempt at hand
-    next_at: float  # when it is tried
-    since: float  # the attempts began
+    attempts: int  # number of attempts, including the current one while it is leased
+    next_at: float  # when it is tried next
+    since: float  # start of the attempts
     leased_until: float | None
     created_at: float
     sent_at: float | None
@@ -94,7 +94,7 @@ class News:
     name: str  # of the job or the timer
     body: Mapping[str, Any]  # `text`, one line for people, and facts
     job: str | None = None
-    better: str | None = None  # an event that is told instead to those who want to hear of it
+    better: str | None = None  # an event that replaces this one for targets that want it
 
 
 def queue(
@@ -109,7 +109,7 @@ def queue(
 
 
 def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> int:
-    """Put notifications for each address in the place of one that had none yet; how many."""
+    """Replace a notification without targets by one for each address. Returns their number."""
     body = load_object(row.body)
     held = body.pop(UNROUTED, {})
     found = routes(settings.notify, held.get("notify"))
@@ -121,7 +121,7 @@ def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> 
 
 
 def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
-    """Write what is to be told about a job that was just moved to `to`. Nothing where that is no end."""
+    """Write notifications about a job that was just moved to `to`. Nothing if that is no final state."""
     if to not in _ENDS:
         return
     row = run(session, _TOLD, of_job=job_id).one()
@@ -149,7 +149,7 @@ def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
 
 
 def queue_start(session: Session, job: JobRow, now: float) -> None:
-    """Write what is to be told about an attempt that begins: pings only."""
+    """Write pings about an attempt that begins."""
     notify = load_object(job.spec).get("notify")
     wanted = routes_of(session, notify)
     if wanted is not None and not any(STARTED in route.on for route in wanted):
@@ -160,7 +160,7 @@ def queue_start(session: Session, job: JobRow, now: float) -> None:
 
 
 def routes_of(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route, ...] | None:
-    """Who is told, as a spec's `notify` and the configuration say; None where the configuration cannot be read."""
+    """The targets in a spec's `notify` and the configuration; None if the configuration cannot be read."""
     settings: Callable[[], Settings] = session.info[SETTINGS]
     try:
         return routes(settings().notify, notify)
@@ -200,7 +200,7 @@ def _add(session: Session, news: News, *, event: str, channel: Channel | str, ta
 
 
 def _was_bad(session: Session, job_id: str, seq: int, name: str) -> bool:
-    """Did this job end badly before, or the last one of its name before it?"""
+    """Whether this job ended badly before, or the previous job of its name did."""
     own = select(EventRow.seq).where(EventRow.job == job_id, EventRow.kind.in_(_BAD)).limit(1)
     if session.scalar(own) is not None:
         return True

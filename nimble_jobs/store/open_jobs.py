@@ -1,4 +1,4 @@
-"""Which jobs of a timer have not ended, and which of its ticks wait for their turn."""
+"""The open jobs of a timer, and its waiting ticks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ WAITING_AT_MOST = 1000  # ticks of one timer that are looked at while they wait
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a timer has going on."""
+    """A timer's open jobs and waiting ticks."""
 
     open: tuple[OpenJob, ...] = ()  # jobs of its ticks that are queued or running, by tick
-    waiting: tuple[Tick, ...] = ()  # ticks that wait for their turn, oldest first, but those of backfills
-    backfill: tuple[Tick, ...] = ()  # those of backfills
+    waiting: tuple[Tick, ...] = ()  # waiting ticks except backfills, oldest first
+    backfill: tuple[Tick, ...] = ()  # waiting ticks of backfills
 
     @property
     def backfills(self) -> int:
-        """How many of the open jobs belong to backfills."""
+        """The number of open jobs of backfills."""
         return sum(job.kind is TickKind.BACKFILL for job in self.open)
 
     @property
     def regular(self) -> tuple[OpenJob, ...]:
-        """The open jobs that are no backfills."""
+        """The open jobs except backfills."""
         return tuple(job for job in self.open if job.kind is not TickKind.BACKFILL)
 
 

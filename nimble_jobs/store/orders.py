@@ -1,4 +1,4 @@
-"""What an operator tells the queue: cancel jobs, hold them, release them, try them again."""
+"""An operator's commands to the queue: cancel, hold, release and retry jobs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from nimble_jobs.store.transitions import cancel, record_event
 
 
 class JobOrders(JobClaims):
-    """The operator's side of the job table."""
+    """The part of the job table that serves an operator."""
 
     def cancel(self, reference: str, now: float) -> JobState:
-        """Cancel a queued job at once, ask a running one to stop; a job that has ended stays as it is.
+        """Cancel a queued job at once, or ask a running one to stop. An ended job stays as it is.
 
         Returns the state after that. Raises NotFound.
         """
@@ -45,9 +45,9 @@ class JobOrders(JobClaims):
     ) -> Again:
         """Queue jobs again that failed, were cancelled or quarantined, with fresh attempts; all or none.
 
-        `failed`: those that failed or were quarantined, at `since` or later where given. `with_dependents`: those too
-        that were cancelled because the wait for one of these could not end. Of an array the jobs that can be. Raises
-        NotFound, and UsageError with a line for each job that cannot be queued again.
+        `failed`: jobs that failed or were quarantined, since `since` if given. `with_dependents`: also jobs that were
+        cancelled because their wait for one of these could not end. Of an array, only the jobs that can be retried.
+        Raises NotFound, and UsageError with a line for each job that cannot be queued again.
         """
         return self._db.write(
             lambda session: retry(
@@ -56,14 +56,14 @@ class JobOrders(JobClaims):
         )
 
     def hold(self, references: Sequence[str], now: float) -> list[Job]:
-        """Let no worker claim these queued jobs until they are released; all or none. A held one stays held.
+        """Keep workers from claiming these queued jobs until they are released; all or none.
 
-        Of an array the queued jobs. Raises NotFound, and UsageError with a line for each job that is not queued.
+        Of an array, only the queued jobs. Raises NotFound, and UsageError with a line for each job that is not queued.
         """
         return self._db.write(lambda session: _hold(session, references, held=True, now=now))
 
     def release(self, references: Sequence[str], now: float) -> list[Job]:
-        """Let held jobs run again; all or none. Their age has grown meanwhile. Raises as `hold` does."""
+        """Let held jobs run again; all or none. The time on hold counts as waiting. Raises as `hold` does."""
         return self._db.write(lambda session: _hold(session, references, held=False, now=now))
 
 
@@ -82,9 +82,9 @@ def _hold(session: Session, references: Sequence[str], *, held: bool, now: float
 
 
 def _reason(row: JobRow, *, held: bool) -> str | None:
-    """Why a job cannot be held, or released; None where it can."""
+    """Why a job cannot be held or released; None if it can."""
     if row.foreground:
-        return "belongs to a run command; expected a job of submit"
+        return "belongs to a run command; expected a submitted job"
     if row.state != JobState.QUEUED.value:
         return f"is {row.state}; expected a queued job"
     return None if held or row.held else "is not held"

@@ -1,4 +1,4 @@
-"""The outbox: notifications that are to be sent, leased to whoever sends them, until each is sent or given up."""
+"""The outbox: notifications that wait to be sent. Senders lease them until they are sent or given up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FURTHEST_S = 3600.0  # longest wait between two attempts
 LONGEST_LEASE_S = 2 * 3600.0
 _SLACK_S = 60.0  # a row that is due later than any wait allows was written before the clock was set back
-_PER_TARGET = 2  # sent to one address at once, so that one that hangs does not hold the others up
+_PER_TARGET = 2  # most messages to one address at once, so that a hanging receiver does not delay the others
 _PRUNED_AT_ONCE = 500
 _PENDING = NoticeRow.state == NoticeState.PENDING.value
 
@@ -33,24 +33,24 @@ class Outbox:
         self._db = database
 
     def waiting(self, now: float) -> bool:
-        """Is anything due? One cheap read."""
+        """Whether any notification is due. One cheap read."""
         due = select(NoticeRow.seq).where(_PENDING, _due(now), _unleased(now, LONGEST_LEASE_S)).limit(1)
         return self._db.read(lambda session: session.scalar(due)) is not None
 
     def lease(
         self, sender: str, now: float, *, lease_s: float, command_s: float | None = None, limit: int = 8
     ) -> list[Notice]:
-        """Take notifications that are due, two of an address at most, for `lease_s`; commands for `command_s` where
-        that is given. Each is counted as an attempt.
+        """Lease due notifications, at most two per address, for `lease_s`, or commands for `command_s` if given. Each
+        counts as an attempt.
 
-        Nobody else gets them meanwhile. A sender that dies loses its lease after that time. Pings of a job go in their
-        order: one waits until the one before it is sent or given up.
+        Nobody else gets them during the lease, which ends even if the sender dies. Pings of a job are sent in order:
+        each waits until the one before it is sent or given up.
         """
 
         longest_s = max(lease_s, command_s or 0.0)
         ends = case((NoticeRow.channel == Channel.COMMAND.value, now + (command_s or lease_s)), else_=now + lease_s)
 
-        # Looked for outside the transaction that writes: among many that wait it takes a while.
+        # Searched before the write transaction, because it takes a while among many waiting rows.
         chosen = self._db.read(lambda session: list(session.scalars(_next(now, longest_s, limit))))
         if not chosen:
             return []
@@ -68,22 +68,22 @@ class Outbox:
         return self._db.write(work)
 
     def route(self, settings: Settings, now: float) -> int:
-        """Find out who is told what was written while the configuration could not be read. How many that makes."""
+        """Find targets for notifications from times when the configuration could not be read. Returns their number."""
         unrouted = select(NoticeRow).where(_PENDING, NoticeRow.channel == UNROUTED).order_by(NoticeRow.seq).limit(100)
         if self._db.read(lambda session: session.scalar(select(unrouted.exists()))) is not True:
             return 0
         return self._db.write(lambda s: sum(spread(s, row, settings, now) for row in list(s.scalars(unrouted))))
 
     def sent(self, notice_id: str, now: float) -> bool:
-        """It arrived, whoever has the lease by now. False where it was sent or given up before."""
+        """It was delivered, even if another sender has the lease by now. False if it was sent or given up before."""
         done = update(NoticeRow).where(NoticeRow.id == notice_id, _PENDING)
         values = {"state": NoticeState.SENT.value, "sent_at": now, "error": None, "leased_until": None}
         return self._db.write(lambda session: changed(session, done.values(**values)) == 1)
 
     def failed(self, notice: Notice, error: str, *, next_at: float | None, now: float) -> bool:
-        """The attempt failed: it is tried again at `next_at`, or given up where that is None, with an event.
+        """The attempt failed: try again at `next_at`, or give up, with an event, if that is None.
 
-        False, and nothing is written, where another attempt has begun.
+        False, and nothing is written, if another attempt has begun.
         """
 
         def work(session: Session) -> bool:
@@ -103,9 +103,9 @@ class Outbox:
         return self._db.write(work)
 
     def retry(self, ids: Collection[str] | None, now: float) -> list[str]:
-        """Try notifications again now: those named, or (None) all that were given up. Returns their ids.
+        """Retry the named notifications now, or (None) all that were given up. Returns their ids.
 
-        Raises NotFound for an unknown one, UsageError for one that was sent.
+        Raises NotFound for an unknown id, UsageError for a sent notification.
         """
 
         def work(session: Session) -> list[str]:
@@ -116,7 +116,9 @@ class Outbox:
                 rows = [_found(session, reference) for reference in ids]
             for row in rows:
                 if row.state == NoticeState.SENT.value:
-                    raise UsageError(f"notification {row.id} was sent; a new one is made by: notifications test")
+                    raise UsageError(
+                        f"notification {row.id} was sent already; send a new one with: nimble-jobs notifications test"
+                    )
                 row.state, row.next_at, row.since = NoticeState.PENDING.value, now, now
                 row.leased_until = None
             session.flush()
@@ -136,7 +138,7 @@ class Outbox:
         return self._db.read(lambda session: [notice_record(row) for row in session.scalars(query)])
 
     def counts(self) -> dict[NoticeState, int]:
-        """How many stand where."""
+        """How many notifications are in each state."""
         query = select(NoticeRow.state, func.count()).group_by(NoticeRow.state)
         return self._db.read(lambda session: {NoticeState(state): n for state, n in session.execute(query)})
 
@@ -199,7 +201,7 @@ def _found(session: Session, reference: str) -> NoticeRow:
     like = reference.replace("%", "").replace("_", "") + "%"
     rows = list(session.scalars(select(NoticeRow).where(NoticeRow.id.like(like)).limit(2)))
     if not rows or not reference:
-        raise NotFound(f"no notification {reference!r}; see them with: nimble-jobs notifications ls")
+        raise NotFound(f"no notification {reference!r}; list them with: nimble-jobs notifications ls")
     if len(rows) > 1:
-        raise UsageError(f"{reference!r} could be {rows[0].id} or {rows[1].id}; type more of it")
+        raise UsageError(f"{reference!r} matches {rows[0].id} and {rows[1].id}; type more characters")
     return rows[0]

@@ -1,4 +1,4 @@
-"""The table of notifications: written with the change that they tell about, sent later."""
+"""The table of notifications, which are written with the change that they report and sent later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nimble_jobs.store.words import Words
 
 
 class NoticeRow(Base):
-    """One message for one address. It holds no secret: variables in addresses are looked up when it is sent."""
+    """One message for one address. It holds no secret, since variables in addresses are filled in when it is sent."""
 
     __tablename__ = "outbox"
     __table_args__ = (
@@ -26,12 +26,12 @@ class NoticeRow(Base):
     name: Mapped[str] = mapped_column(Words)  # of the job or the timer
     channel: Mapped[str] = mapped_column(String(12))  # webhook | command | ping; `unrouted` before targets are known
     target: Mapped[str] = mapped_column(Text)
-    body: Mapped[str] = mapped_column(Text)  # JSON: what is told, without the number of the attempt
+    body: Mapped[str] = mapped_column(Text)  # JSON of the message, without the number of the attempt
     state: Mapped[str] = mapped_column(String(12))  # pending | sent | given_up
     attempts: Mapped[int] = mapped_column(Integer)
-    next_at: Mapped[float]  # when it is tried
-    since: Mapped[float]  # it is given up so long after this
-    leased_until: Mapped[float | None]  # somebody is sending it
+    next_at: Mapped[float]  # when it is tried next
+    since: Mapped[float]  # it is given up a fixed time after this
+    leased_until: Mapped[float | None]  # a sender holds a lease until then
     sender: Mapped[str | None] = mapped_column(Words)
     created_at: Mapped[float]
     sent_at: Mapped[float | None]

@@ -1,4 +1,4 @@
-"""Which schedules and artifacts nobody needs any more, and their removal."""
+"""Finds schedules and artifacts that are no longer needed, and removes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What may go. A schedule goes for the first reason that applies."""
+    """What to remove. A schedule goes for the first reason that applies."""
 
     quarantined: bool = False
     stale: bool = False
@@ -35,16 +35,16 @@ class Removal:
 
 @dataclass(frozen=True, kw_only=True)
 class Removals:
-    """What is to be removed. Making this changes nothing."""
+    """A plan of what to remove. Making it changes nothing."""
 
     schedules: tuple[Removal, ...]
-    artifacts: tuple[str, ...]  # that no schedule needs then
+    artifacts: tuple[str, ...]  # artifacts that no schedule will need then
     bytes: int  # of both
-    kept: tuple[Removal, ...]  # `why` says why they should have gone; a live worker holds them
+    kept: tuple[Removal, ...]  # schedules that a live worker holds; `why` says why they would have gone
 
 
 def aged(entries: Sequence[ScheduleEntry], here: Toolchain | None = None) -> list[ScheduleEntry]:
-    """The entries, with the state `stale` where the software of this machine differs from what they were made with."""
+    """The entries, with the state `stale` if this machine's software differs from the one that made them."""
     here = here or toolchain()
     return [_aged(entry, here) for entry in entries]
 
@@ -58,10 +58,10 @@ def look(
     in_use: Collection[str] = (),
     force: bool = False,
 ) -> Removals:
-    """What the wish, or the removal of `keys`, takes away.
+    """Plan the removal of what `wish` names, or of `keys`.
 
-    What is `in_use`, or resident in a live worker, stays unless `force`d: that worker's next job would have to build it
-    anew.
+    Schedules that are `in_use`, or resident in a live worker, stay unless `force` is set, because that worker's next
+    job would have to build them again.
     """
     entries = aged(store.schedules.list())
     artifacts = store.schedules.artifacts()
@@ -82,9 +82,9 @@ def look(
 
 
 def remove(store: Store, removals: Removals) -> int:
-    """Carry it out; how many schedules went. Waits until nobody loads or saves. Raises StoreError.
+    """Carry out the plan; returns how many schedules went. Waits until nobody loads or saves. Raises StoreError.
 
-    What was saved anew since `look`, and artifacts that it needs, stay.
+    Schedules that were saved again since `look` stay, with their artifacts.
     """
     with store.artifacts.alone():
         digests = {r.entry.key: r.entry.sha256 for r in removals.schedules}
@@ -97,7 +97,7 @@ def remove(store: Store, removals: Removals) -> int:
 
 
 def stored_bytes(entries: Sequence[ScheduleEntry], artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:
-    """Bytes of schedules and their artifacts; an artifact that several need counts once."""
+    """Bytes of schedules and their artifacts; a shared artifact counts once."""
     shared = {ref.name: ref.bytes for entry in entries for ref in artifacts.get(entry.key, ())}
     return sum(_text_bytes(entry, artifacts) for entry in entries) + sum(shared.values())
 
@@ -151,7 +151,7 @@ def _over(
         for ref in artifacts.get(entry.key, ()):
             users[ref.name] -= 1
             total -= ref.bytes if not users[ref.name] else 0
-        found.append(Removal(entry=entry, why=f"over {format_bytes(max_bytes)}, and least recently used"))
+        found.append(Removal(entry=entry, why=f"least recently used, and the total is over {format_bytes(max_bytes)}"))
     return found
 
 
@@ -165,4 +165,4 @@ def _coarse(seconds: float) -> str:
 
 
 def _reason(entry: ScheduleEntry) -> str:
-    return (entry.reason or "no reason was noted").removeprefix(f"schedule {entry.key}: ")
+    return (entry.reason or "no reason was recorded").removeprefix(f"schedule {entry.key}: ")

@@ -1,4 +1,4 @@
-"""What this store's jobs published: a manifest that lies in a folder is believed only if it is noted here."""
+"""Folders that this store's jobs published. A manifest in a folder is trusted only if it is recorded here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NOTED = insert(cast(Table, PublicationRow.__table__))
 
 
 class Publications:
-    """The table of publications. Rows outlive their jobs: what was published lies there after them."""
+    """The table of publications. Rows outlive their jobs, as the published folders do."""
 
     def __init__(self, database: Database, home: Path) -> None:
         self._db = database
         self.home = home
 
     def note(self, publication: Publication, attempt: int) -> None:
-        """Keep it, durably, before its folder takes its place. Raises FencedOut when another attempt owns the job."""
+        """Record it durably before its folder takes its place. Raises FencedOut if another attempt owns the job."""
 
         def work(session: Session) -> None:
             if not owns(session, publication.job_id, attempt):
@@ -56,7 +56,7 @@ class Publications:
         )
 
     def outputs(self, job_id: str) -> dict[str, Any] | None:
-        """What a job that succeeded said of its output, if no publication of it is noted: an earlier version ran it."""
+        """The output facts of a succeeded job without a recorded publication, as earlier versions left them."""
         noted = exists().where(PublicationRow.job == JobRow.id)
         query = select(JobRow.outputs).where(JobRow.id == job_id, JobRow.state == JobState.SUCCEEDED.value, ~noted)
         found = self._db.read(lambda session: session.scalar(query))

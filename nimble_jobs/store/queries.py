@@ -55,10 +55,10 @@ def find_job(session: Session, reference: str) -> JobRow:
             return rows[0]
         if rows:
             ids = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
-            raise UsageError(f"job {reference}: the beginning of several ids: {ids}; expected more characters")
+            raise UsageError(f"job {reference}: several ids begin like this: {ids}; type more characters")
     short = is_start(prefix)
-    hint = f"; the beginning of an id needs at least {MIN_PREFIX} characters" if short else ""
-    raise NotFound(f"job {reference}: no such id or name{hint}; see them with: nimble-jobs ls")
+    hint = f"; a shortened id needs at least {MIN_PREFIX} characters" if short else ""
+    raise NotFound(f"job {reference}: no such id or name{hint}; list jobs with: nimble-jobs ls")
 
 
 def find_jobs(session: Session, reference: str) -> list[JobRow]:
@@ -83,7 +83,7 @@ def find_jobs(session: Session, reference: str) -> list[JobRow]:
 
 
 class JobQueries:
-    """What can be asked about jobs. Nothing here changes the database."""
+    """Queries about jobs, which change nothing."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -98,7 +98,7 @@ class JobQueries:
         return self._db.read(work)
 
     def chosen(self, references: Sequence[str]) -> list[Job]:
-        """The jobs that ids, names, and ids of arrays stand for, each once. Raises NotFound, UsageError."""
+        """The jobs named by ids, names, and ids of arrays, each once. Raises NotFound, UsageError."""
 
         def work(session: Session) -> list[Job]:
             rows = {row.id: row for reference in references for row in find_jobs(session, reference)}
@@ -118,11 +118,11 @@ class JobQueries:
         return self._db.read(work)
 
     def group_limits(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """For each of these groups how many of its jobs run now, and how many may."""
+        """For each of these groups, how many of its jobs run now, and how many may."""
         return self._db.read(lambda session: fullness(session, list(names)))
 
     def aging_s(self) -> float:
-        """Seconds of waiting that make up for one step of priority."""
+        """Seconds of waiting that equal one step of priority."""
         return self._db.read(aging_s)
 
     def attempts(self, job_id: str) -> tuple[Attempt, ...]:
@@ -138,7 +138,7 @@ class JobQueries:
         return self._db.read(lambda session: tuple(event_record(row) for row in session.scalars(query)))
 
     def messages(self, kind: str, job_ids: Sequence[str]) -> list[str]:
-        """What events of a kind say about these jobs, each text once, oldest first."""
+        """Messages of events of a kind about these jobs, each once, oldest first."""
 
         def work(session: Session) -> list[str]:
             found: dict[str, None] = {}
@@ -156,14 +156,14 @@ class JobQueries:
         return {state: found.get(state.value, 0) for state in JobState}
 
     def records_done(self) -> int:
-        """How many records all jobs together have done."""
+        """The number of records that all jobs together have done."""
         query = select(func.coalesce(func.sum(JobRow.records_done), 0))
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 
     def listed(self, wanted: Wanted, *, keep: Callable[[Job], bool] | None = None) -> list[Job]:
-        """The jobs, without their specs, that are wanted and pass `keep`.
+        """The jobs, without their specs, that match `wanted` and pass `keep`.
 
-        Up to 500 are read in one transaction. More are read in several: a long one would keep others from writing.
+        More than 500 are read in several transactions, because a long one would keep others from writing.
         """
         asked = wanted if keep is None else replace(wanted, limit=None)
 
@@ -195,7 +195,7 @@ class JobQueries:
         return self.listed(Wanted(matches=[match], now=0.0))
 
     def awaited(self, job_ids: Sequence[str]) -> dict[str, list[Job]]:
-        """The jobs, without their specs, whose end each of these waits for."""
+        """For each of these jobs, the jobs that it waits for, without their specs."""
         query = select(WaitRow.job, JobRow).join(JobRow, JobRow.id == WaitRow.parent).order_by(JobRow.seq)
         query = query.options(defer(JobRow.spec, raiseload=True))
 
@@ -225,7 +225,7 @@ class JobQueries:
         return self._db.read(work)
 
     def retries_due(self, now: float) -> bool:
-        """Does a failed attempt of a worker's job wait for its next one?"""
+        """Whether a failed job of a worker waits for its next attempt."""
         query = select(JobRow.id).where(
             JobRow.state == JobState.QUEUED.value,
             JobRow.foreground == false(),
@@ -235,7 +235,7 @@ class JobQueries:
         return self._db.read(lambda session: session.scalar(query.limit(1)) is not None)
 
     def ahead_of(self, job: Job, now: float) -> int:
-        """How many queued jobs that may run now come before this one, whatever their device."""
+        """How many queued jobs that may run now come before this one, on any device."""
         mine = select(JobRow.rank, JobRow.seq).where(JobRow.id == job.id).subquery()
         query = select(func.count()).where(
             JobRow.state == JobState.QUEUED.value,
@@ -255,7 +255,7 @@ class JobQueries:
         sort: Sort = "created",
         descending: bool = True,
     ) -> list[Job]:
-        """Jobs in the given states, or in any; newest first unless told otherwise."""
+        """Jobs in the given states, or in any; newest first by default."""
         column = _COLUMNS[sort]
         query = select(JobRow).order_by(column.desc() if descending else column.asc(), JobRow.seq.desc())
         if states is not None:
@@ -269,7 +269,7 @@ class JobQueries:
 def fitting(
     session: Session, references: Sequence[str], reason: Callable[[JobRow], str | None]
 ) -> tuple[dict[str, JobRow], list[str]]:
-    """The jobs that `reason` has nothing against, by id, and a line for each job of a reference that has none of those.
+    """The jobs without a `reason` against them, by id, and a line for each job of a reference that has no such job.
 
     Raises NotFound.
     """

@@ -1,7 +1,7 @@
-"""The order of the queue: the job of the lowest `rank` is claimed first, and among equals the one submitted first.
+"""The order of the queue: the job with the lowest `rank` is claimed first, and of equal ones the one submitted first.
 
-`rank = queued_at - urgency * aging_s`. Every queued job gets older at the same pace, so ranks need no update as time
-passes: a job is overtaken only by those that come at most `aging_s` later for each step of priority they have more.
+`rank = queued_at - urgency * aging_s`. All queued jobs age at the same pace, so ranks need no update as time passes.
+For each step of priority that a later job has more, it may come up to `aging_s` later and still go first.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store.changes import batched, changed
 from nimble_jobs.store.tables import JobRow, QueueRow, WaitRow
 
-AGING_S = 3600.0  # of a database that was told no other
+AGING_S = 3600.0  # the default
 _NAME = "aging_s"
-_CLOCK_S = 1.0  # what clocks of a machine's processes may differ
+_CLOCK_S = 1.0  # how far the clocks of processes on one machine may differ
 
 
 def aging_s(session: Session) -> float:
-    """Seconds of waiting that make up for one step of priority, as the ranks of this database have it."""
+    """Seconds of waiting that equal one step of priority in this database's ranks."""
     found = session.scalar(select(QueueRow.value).where(QueueRow.name == _NAME))
     return AGING_S if found is None else found
 
 
 def set_aging(session: Session, seconds: float) -> None:
-    """Rank all queued jobs by another `aging_s`, and from now on every new one."""
+    """Rank all queued jobs, and new ones from now on, by another `aging_s`."""
     row = session.get(QueueRow, _NAME, with_for_update=True)
     if row is None:
         session.add(QueueRow(name=_NAME, value=seconds))
@@ -39,19 +39,21 @@ def set_aging(session: Session, seconds: float) -> None:
 
 
 def next_queued_at(session: Session, now: float) -> float:
-    """When a job that is queued now was queued: never before the one ahead of it, whatever the clock did."""
+    """The `queued_at` of a job that is queued now: never earlier than the last queued job's, even if the clock went
+    back.
+    """
     newest = session.scalar(select(JobRow.queued_at).order_by(JobRow.seq.desc()).limit(1))
     return now if newest is None else max(now, newest)
 
 
 def bring_back(session: Session, now: float) -> int:
-    """Let jobs that were queued under a clock that ran ahead count as queued now. Returns how many there were."""
+    """Let jobs from a clock that ran ahead count as queued now. Returns their number."""
     ahead = update(JobRow).where(JobRow.state == JobState.QUEUED.value, JobRow.queued_at > now + _CLOCK_S)
     return changed(session, ahead.values(queued_at=now, rank=now - JobRow.urgency * aging_s(session)))
 
 
 def raise_to(session: Session, jobs: Collection[str], urgency: int) -> None:
-    """Somebody of this urgency waits for these jobs: they, and all that they wait for, get at least as much."""
+    """A job of this urgency waits for these jobs: raise their urgency, and that of the jobs they wait for, to it."""
     aging = aging_s(session) if jobs else AGING_S
     while jobs:
         raised: list[str] = []
@@ -65,7 +67,7 @@ def raise_to(session: Session, jobs: Collection[str], urgency: int) -> None:
 
 
 def take_back(session: Session, jobs: Iterable[str], urgency: int) -> None:
-    """Somebody of this urgency waits for these jobs no longer: they keep what others lend them, or their own."""
+    """A job of this urgency no longer waits for these jobs: reduce theirs to what others lend, or to their own."""
     jobs = list(jobs)
     aging = aging_s(session) if jobs else AGING_S
     while jobs:

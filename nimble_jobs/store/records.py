@@ -19,16 +19,16 @@ from nimble_jobs.store.words import plain
 
 
 class ScheduleState(StrEnum):
-    """Can a stored schedule be used?"""
+    """Whether a stored schedule can be used."""
 
     READY = "ready"
     STALE = "stale"  # written by another version of our format
-    QUARANTINED = "quarantined"  # damaged, or it did not agree with eager
+    QUARANTINED = "quarantined"  # damaged, or its results differed from eager
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class ArtifactRef:
-    """An artifact that a schedule cannot be loaded without."""
+    """An artifact that a schedule needs in order to load."""
 
     name: str  # its SHA-256
     kind: str  # constant | kernels (their machine code)
@@ -37,7 +37,7 @@ class ArtifactRef:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEntry:
-    """What is known of a stored schedule, without the schedule. Times are Unix seconds."""
+    """Facts about a stored schedule, without the schedule itself. Times are Unix seconds."""
 
     key: str
     parts: dict[str, str]  # every part of the key, readable
@@ -51,13 +51,13 @@ class ScheduleEntry:
     syncs: int
     replay_us: float
     eager_us: float
-    runs: str  # schedule | eager: what was measured to be faster
-    bytes: int  # on disk, with the artifacts that it uses
+    runs: str  # schedule | eager: the faster of the two
+    bytes: int  # bytes on disk, including its artifacts
     hits: int  # stored and resident ones
     resident_hits: int
     created_at: float
     last_used_at: float
-    build_s: float  # seconds that the search took
+    build_s: float  # seconds of the search
     provenance: dict[str, str]  # version and commit of this package, Python, host
     state: ScheduleState
     reason: str | None
@@ -71,7 +71,7 @@ class StoredSchedule(ScheduleEntry):
     artifacts: tuple[ArtifactRef, ...]
 
     def load(self) -> Schedule:
-        """The schedule as a value. Raises Damaged when the text is not one."""
+        """Parse the schedule. Raises Damaged if the text is not one."""
         try:
             return Schedule.from_json(self.text)
         except ValueError as e:
@@ -80,18 +80,18 @@ class StoredSchedule(ScheduleEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
-    """A process that holds a worker lock. `pid` is 0 when its info file cannot be read."""
+    """A process that holds a worker lock. `pid` is 0 if its info file cannot be read."""
 
     id: str
     pid: int
     device: str
     started_at: float
     status: str
-    info: dict[str, Any]  # all that the worker wrote
+    info: dict[str, Any]  # everything that the worker wrote
 
 
 def dump(value: Any) -> str:
-    """Canonical JSON. What JSON has no word for becomes a plain number, a text, or null (non-finite numbers)."""
+    """Canonical JSON. Other values become plain numbers, texts, or null (non-finite numbers)."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
     except ValueError:
@@ -126,7 +126,7 @@ def _finite(value: Any) -> Any:
 
 
 def load_object(text: str) -> dict[str, Any]:
-    """A stored JSON object; empty where it is damaged, so that a listing goes on. `Store.check` reports such rows."""
+    """A stored JSON object; empty if damaged, so that listings still work. `Store.check` reports such rows."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError):
@@ -135,7 +135,7 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def load_list(text: str) -> tuple[str, ...]:
-    """A stored JSON list of texts; empty where it is damaged."""
+    """A stored JSON list of texts; empty if damaged."""
     if text == "[]":  # most are
         return ()
     try:
@@ -146,7 +146,7 @@ def load_list(text: str) -> tuple[str, ...]:
 
 
 def schedule_columns(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's row keeps of its schedule: all of it, and what listings ask for."""
+    """Columns for a job's schedule: the whole JSON, and the fields that listings use."""
     hit, runs = schedule.get("hit"), schedule.get("runs")
     return {
         "schedule": dump(plain(schedule)),
@@ -156,21 +156,21 @@ def schedule_columns(schedule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timings_columns(timings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's row keeps of its timings: all of them, and what listings ask for."""
+    """Columns for a job's timings: the whole JSON, and the fields that listings use."""
     rate = timings.get("records_per_s")
     rate = float(rate) if rate else None
     return {"timings": dump(plain(timings)), "rate": rate if rate is None or math.isfinite(rate) else None}
 
 
 def output_path(spec: Mapping[str, Any]) -> str | None:
-    """Where a spec has its output published; None if it does not say."""
+    """A spec's output path; None if it has none."""
     output = spec.get("output")
     path = output.get("path") if isinstance(output, Mapping) else None
     return path if isinstance(path, str) else None
 
 
 def load_after(text: str) -> dict[str, When]:
-    """What a job waits for, by id, as `dump_after` stored it; empty where it is damaged."""
+    """A job's waits by id, as `dump_after` stored them; empty if damaged."""
     try:
         value = json.loads(text)
         pairs = [item if isinstance(item, list) else [item, When.SUCCESS] for item in value]
@@ -180,15 +180,15 @@ def load_after(text: str) -> dict[str, When]:
 
 
 def dump_after(after: Mapping[str, When]) -> str:
-    """JSON of what a job waits for: an id where the other must succeed, else the id and when."""
+    """JSON of a job's waits: an id for success, else the id and the end."""
     return dump([job if when is When.SUCCESS else [job, when.value] for job, when in after.items()])
 
 
 def job_record(row: JobRow, *, spec: bool = True) -> Job:
-    """A row as a record. Raises Damaged when its state is none of ours.
+    """A row as a record. Raises Damaged if its state is unknown.
 
-    Without `spec` its JSON is not read: the record has no spec, no outputs, and of schedule and timings what listings
-    show.
+    Without `spec` its JSON is not read: the record has no spec and no outputs, and only the fields of schedule and
+    timings that listings show.
     """
     try:
         state = JobState(row.state)

@@ -1,4 +1,4 @@
-"""How long a job waits for its next attempt."""
+"""The wait before a job's next attempt."""
 
 from __future__ import annotations
 

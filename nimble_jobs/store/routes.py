@@ -1,4 +1,4 @@
-"""Who is told about the jobs of a spec: what the configuration and the spec's own `notify` say together."""
+"""Targets of notifications about a spec's jobs, from the configuration and the spec's own `notify`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PINGED = frozenset((STARTED, "succeeded", "failed", "quarantined"))
 
 
 class Channel(StrEnum):
-    """How somebody is told."""
+    """The kind of target."""
 
     WEBHOOK = "webhook"
     COMMAND = "command"
@@ -25,7 +25,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One address, and what it is told."""
+    """One address, and its events."""
 
     channel: Channel
     target: str  # an address as written, its variables in place; of a command its words, as a JSON list
@@ -33,10 +33,10 @@ class Route:
 
 
 def routes(configured: NotifySettings, own: Mapping[str, Any] | None) -> tuple[Route, ...]:
-    """Each address once, with everything that it is to be told.
+    """Each address once, with all of its events.
 
-    The targets of the configuration hear about every job. Those of a spec's `notify`, or of the configuration where it
-    names none, also hear what its `on` says. A ping hears of each start and end, whatever `on` says.
+    The targets of the configuration get messages about every job. The targets of a spec's `notify`, or of the
+    configuration if it names none, also get the events in its `on`. A ping gets each start and end, regardless of `on`.
     """
     ours = _targets(configured.webhook, configured.command, configured.ping)
     found: dict[tuple[Channel, str], set[str]] = {}

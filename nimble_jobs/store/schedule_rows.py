@@ -1,4 +1,4 @@
-"""Rows of stored schedules: what their digest covers, and how they become records."""
+"""Rows of stored schedules: their digests, and their conversion into records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nimble_jobs.store.records import (
 )
 from nimble_jobs.store.tables import ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
 
-# What the digest of a row covers, beside the text and the artifacts: all that was measured or that the key was made of.
+# Columns under the digest, beside the text and the artifacts: measurements, and the parts of the key.
 COVERED = (
     "key",
     "format_version",
@@ -44,29 +44,29 @@ COVERED = (
 
 
 def digest_of(covered: Mapping[str, Any], artifacts: Iterable[ArtifactRef], text: str) -> str:
-    """SHA-256, in hex, over everything that is stored of a schedule and does not change with its use."""
+    """SHA-256, in hex, over everything stored about a schedule that does not change with its use."""
     named = sorted([ref.name, ref.kind, ref.bytes] for ref in artifacts)
     return sha256(dump([dict(covered), named, sha256(text)]))
 
 
 def verified_record(row: ScheduleRow, artifacts: Collection[ArtifactRef], text: str | None) -> StoredSchedule:
-    """The row and its text as a record. Raises Damaged where they are not what was stored."""
+    """The row and its text as a record. Raises Damaged if they have changed since they were stored."""
     if row.state not in (ScheduleState.READY.value, ScheduleState.QUARANTINED.value):
         raise Damaged(f"schedule {row.key}: damaged: its state is {row.state!r}")
     if text is None:
         raise Damaged(f"schedule {row.key}: damaged: its JSON is missing")
     if digest_of({name: getattr(row, name) for name in COVERED}, artifacts, text) != row.sha256:
-        raise Damaged(f"schedule {row.key}: damaged: its SHA-256 is not the one that was stored")
+        raise Damaged(f"schedule {row.key}: damaged: its bytes have changed since they were stored (SHA-256)")
     return StoredSchedule(**_values(row), text=text, artifacts=tuple(sorted(artifacts)))
 
 
 def entry_record(row: ScheduleRow) -> ScheduleEntry:
-    """The row as a record, whether it is sound or not."""
+    """The row as a record, sound or not."""
     return ScheduleEntry(**_values(row))
 
 
 def read_rows(session: Session, key: str) -> tuple[ScheduleRow | None, tuple[ArtifactRef, ...], str | None]:
-    """What there is of a schedule: its row, its artifacts, its text."""
+    """A schedule's row, artifacts and text, as far as they exist."""
     row = session.get(ScheduleRow, key)
     text = session.scalar(select(ScheduleTextRow.text).where(ScheduleTextRow.key == key))
     return row, artifacts_of(session, [key]).get(key, ()), text
@@ -85,7 +85,7 @@ def artifacts_of(session: Session, keys: Collection[str] | None = None) -> dict[
 
 
 def delete_rows(session: Session, keys: Collection[str]) -> int:
-    """Forget schedules; how many there were."""
+    """Delete schedules; returns their number."""
     count = 0
     for several in _batches(sorted(keys)):
         changed(session, delete(ScheduleTextRow).where(ScheduleTextRow.key.in_(several)))
@@ -95,7 +95,7 @@ def delete_rows(session: Session, keys: Collection[str]) -> int:
 
 
 def needed_by(schedule: Schedule) -> set[ArtifactRef]:
-    """The artifacts without which a schedule cannot be loaded."""
+    """The artifacts that a schedule needs in order to load."""
     program = schedule.program
     sizes = {port.name: program.buffers[port.view.buffer].nbytes for port in program.constants}
     needed = {ArtifactRef(name=name, kind="constant", bytes=nbytes) for name, nbytes in sizes.items()}
@@ -121,5 +121,5 @@ def _values(row: ScheduleRow) -> dict[str, Any]:
 
 
 def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Databases bound how many values one statement may hold."""
+    """Batches, because databases limit the values in one statement."""
     return (keys[i : i + 500] for i in range(0, len(keys), 500))

@@ -1,4 +1,4 @@
-"""Stored schedules. What comes out is what went in, or it is a miss that says why."""
+"""Stored schedules. A lookup returns exactly what was saved, or a miss with its reason."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
 from nimble_jobs.store.wanted import forget
 from nimble_jobs.store.words import words
 
-QUICK = "eager kernels, 1 stream"  # the candidate that is captured first, and quickest
+QUICK = "eager kernels, 1 stream"  # the candidate that is captured first
 _SCHEDULES = cast(Table, ScheduleRow.__table__)
 _STATE = select(_SCHEDULES.c.state).where(_SCHEDULES.c.key == bindparam("of_key"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """A stored schedule, or why there is none."""
+    """A stored schedule, or the reason of the miss."""
 
     stored: StoredSchedule | None = None
     reason: str | None = None  # of the miss
-    refused: str | None = None  # it failed its check: building it again would fail again
+    refused: str | None = None  # its check failed, and would fail again after another build
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFacts:
-    """What a build took, and what it brought."""
+    """The cost of a build, and the speed that it gave."""
 
     model: str
     dtype: str
@@ -63,7 +63,7 @@ class BuildFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """A schedule to keep, and what is known of it. See `Schedules.save`."""
+    """A schedule to save, with its facts. See `Schedules.save`."""
 
     schedule: Schedule
     parts: Mapping[str, str]
@@ -78,11 +78,11 @@ class Schedules:
         self._db = database
 
     def find(self, key: str, now: float | None = None) -> StoredSchedule | None:
-        """The sound schedule of a key, or None. `lookup` says why."""
+        """The sound schedule of a key, or None. `lookup` also gives the reason."""
         return self.lookup(key, now).stored
 
     def lookup(self, key: str, now: float | None = None) -> Lookup:
-        """The schedule of a key, its digest just verified. A damaged one is quarantined, which `now` dates."""
+        """The verified schedule of a key. A damaged one is quarantined; `now` is the time of that."""
         row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
         if row is None:
             return Lookup(reason="no schedule is stored under this key")
@@ -107,10 +107,10 @@ class Schedules:
         origin: Mapping[str, str] | None = None,
         refused: str | None = None,
     ) -> None:
-        """Keep a schedule under its key, durably, in place of what was there. It is ready from now on.
+        """Save a schedule durably under its key, in place of an older one. It is ready from now on.
 
-        Its artifacts must be stored already. `origin`: what built it, where that was not this process. `refused`: why
-        it must not be used, nor built again; it was never ready then.
+        Its artifacts must be stored already. `origin`: what built it, if not this process. `refused`: why it must
+        neither be used nor built again; then it never becomes ready.
         """
         self.save_all([Saving(schedule=schedule, parts=parts, origin=origin, refused=refused)], now)
 
@@ -128,7 +128,7 @@ class Schedules:
         self._db.write(work)
 
     def touch(self, key: str, hit: Hit, now: float) -> None:
-        """Count a hit and note the time, with the next transaction. Nothing happens when the schedule is gone."""
+        """Count a hit and its time, with the next transaction. Does nothing if the schedule is gone."""
         if hit is not Hit.MISS:
             self._db.write_soon(lambda session: count_hit(session, key, hit, now))
 
@@ -137,26 +137,26 @@ class Schedules:
         self._db.write_soon(lambda session: count_miss(session, reason, now))
 
     def uses(self) -> Uses:
-        """How often schedules were hit and missed since the state folder was made."""
+        """Counts of hits and misses since the state folder was made."""
         return self._db.read(total_uses)
 
     def ready(self, key: str) -> bool:
-        """Whether a schedule is stored under the key and nobody has set it aside. Reads no JSON."""
+        """Whether the key has a stored schedule that is not quarantined. Reads no JSON."""
         return self._db.read(lambda s: run(s, _STATE, of_key=key).scalar()) == ScheduleState.READY.value
 
     def quarantine(self, key: str, reason: str, now: float, *, digest: str | None = None) -> None:
-        """Use this schedule no more: its bytes are in doubt. The next job that needs it builds it again.
+        """Set a schedule aside because its bytes are in doubt. The next job that needs it builds it again.
 
-        `digest`: of the row that was looked at; one that another process has saved since is spared.
+        `digest`: of the row that was checked; a newer row from another process is left alone.
         """
         self._set_aside(key, reason, now, refused=False, digest=digest)
 
     def refuse(self, key: str, reason: str, now: float) -> None:
-        """Use this schedule no more, and do not build it again: it does not agree with eager."""
+        """Set a schedule aside for good, because its results differ from eager. It is not built again."""
         self._set_aside(key, reason, now, refused=True)
 
     def get(self, prefix: str) -> ScheduleEntry:
-        """What is known of a schedule, by key or a prefix of at least 4 characters. Raises NotFound, UsageError."""
+        """Facts about a schedule, by key or a prefix of at least 4 characters. Raises NotFound, UsageError."""
 
         def work(session: Session) -> list[ScheduleEntry]:
             exact = session.scalar(select(ScheduleRow).where(ScheduleRow.key == prefix))
@@ -167,19 +167,19 @@ class Schedules:
 
         found = self._db.read(work)
         if not found:
-            hint = "" if len(prefix) >= 4 else "; the beginning of a key needs at least 4 characters"
+            hint = "" if len(prefix) >= 4 else "; a shortened key needs at least 4 characters"
             raise NotFound(
-                f"schedule {prefix}: no stored schedule has this key{hint}; see them with: nimble-jobs cache ls"
+                f"schedule {prefix}: no stored schedule has this key{hint}; list schedules with: nimble-jobs cache ls"
             )
         if len(found) > 1:
             keys = ", ".join(entry.key[:16] for entry in found[:5])
-            raise UsageError(f"schedule {prefix}: the beginning of several keys: {keys}; expected more characters")
+            raise UsageError(f"schedule {prefix}: several keys begin like this: {keys}; type more characters")
         return found[0]
 
     def remove(self, keys: Collection[str], *, digests: Mapping[str, str] | None = None) -> int:
-        """Forget schedules. Returns how many there were. Artifacts stay: other schedules may use them.
+        """Delete schedules. Returns their number. Artifacts stay, since other schedules may use them.
 
-        `digests`: of the rows that were looked at; what another process has saved since is spared.
+        `digests`: of the rows that were checked; newer rows from other processes are left alone.
         """
 
         def work(session: Session) -> int:
@@ -192,7 +192,7 @@ class Schedules:
         return self._db.write(work)
 
     def set_residents(self, worker: str, keys: Collection[str]) -> None:
-        """Say which captured graphs a worker holds. What follows a colon in a key (which weights) is left out."""
+        """Record which captured graphs a worker holds. The part of a key after a colon (the weights) is left out."""
         held = sorted({key.partition(":")[0] for key in keys})
 
         def work(session: Session) -> None:
@@ -202,7 +202,7 @@ class Schedules:
         self._db.write(work)
 
     def forget_residents(self, alive: Callable[[str], bool]) -> None:
-        """Delete what workers that are not alive said they hold: a killed one takes nothing back."""
+        """Delete the residents of dead workers, since a killed worker cannot do it."""
         query = select(ResidentRow.worker).distinct()
         gone = [worker for worker in self._db.read(lambda session: session.scalars(query).all()) if not alive(worker)]
         if gone:
@@ -210,7 +210,7 @@ class Schedules:
             self._db.write(lambda session: changed(session, statement))
 
     def residents(self, live: Collection[str]) -> dict[str, list[str]]:
-        """Which of the live workers hold the captured graph of each key."""
+        """For each key, the live workers that hold its captured graph."""
         query = select(ResidentRow.key, ResidentRow.worker).order_by(ResidentRow.key, ResidentRow.worker)
         found: dict[str, list[str]] = {}
         for key, worker in self._db.read(lambda session: session.execute(query).all()):
@@ -219,14 +219,14 @@ class Schedules:
         return found
 
     def verified(self, key: str) -> StoredSchedule:
-        """A schedule in whatever state, its digest verified. Changes nothing. Raises NotFound, Damaged."""
+        """A schedule in any state, verified. Changes nothing. Raises NotFound, Damaged."""
         row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
         if row is None:
             raise NotFound(f"schedule {key}: no stored schedule has this key")
         return verified_record(row, artifacts, text)
 
     def total_bytes(self) -> int:
-        """Bytes of all schedules and their artifacts at most: an artifact of several counts as often."""
+        """An upper bound for the bytes of all schedules and artifacts: a shared artifact counts several times."""
         return int(self._db.read(lambda session: session.scalar(select(func.sum(ScheduleRow.bytes)))) or 0)
 
     def list(self) -> list[ScheduleEntry]:
@@ -235,7 +235,7 @@ class Schedules:
         return self._db.read(lambda session: [entry_record(row) for row in session.scalars(query)])
 
     def builds(self, device: str, *, newest: int = 50) -> tuple[BuildFacts, ...]:
-        """What builds for forward passes on a device, in words, took and brought; the newest first."""
+        """Costs and speeds of builds for forward passes on a device (its name), the newest first."""
         row = ScheduleRow
         query = select(row).where(row.device == device, row.mode == "inference", row.build_s > 0)
         query = query.where(row.state == ScheduleState.READY.value).order_by(row.created_at.desc()).limit(newest)
@@ -245,12 +245,12 @@ class Schedules:
         )
 
     def artifacts(self, keys: Collection[str] | None = None) -> dict[str, tuple[ArtifactRef, ...]]:
-        """What each of the schedules (None: every one) needs, by key; those that need nothing are left out."""
+        """The artifacts of each schedule (None: of all), by key; schedules without artifacts are left out."""
         return self._db.read(lambda session: artifacts_of(session, keys))
 
     def _set_aside(self, key: str, reason: str, now: float, *, refused: bool, digest: str | None = None) -> None:
         statement = update(ScheduleRow).where(ScheduleRow.key == key)
-        if digest is not None:  # spare what another process saved since we looked
+        if digest is not None:  # leave alone what another process saved since the check
             statement = statement.where(ScheduleRow.sha256 == digest)
         statement = statement.values(state=ScheduleState.QUARANTINED.value, reason=reason, refused=refused)
 
@@ -262,7 +262,7 @@ class Schedules:
 
 
 def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[ArtifactRef]]:
-    """The columns of a schedule's row, but those that count its use; its text; its artifacts."""
+    """The columns of a schedule's row without its use counts, its text, and its artifacts."""
     schedule, parts = saving.schedule, saving.parts
     text = schedule.to_json()
     needed = needed_by(schedule)
@@ -293,7 +293,7 @@ def _rows(saving: Saving, now: float) -> tuple[dict[str, Any], str, set[Artifact
 
 
 def _replace(session: Session, row: Mapping[str, Any], text: str, needed: Collection[ArtifactRef], now: float) -> None:
-    """Insert what is kept of a schedule, in place of what was there, whose hits still count."""
+    """Insert a schedule's rows in place of older ones; hits of the older schedule still count."""
     key = row["key"]
     query = select(ScheduleRow.hits, ScheduleRow.resident_hits).where(ScheduleRow.key == key)
     hits, resident_hits = session.execute(query).one_or_none() or (0, 0)

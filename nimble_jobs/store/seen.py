@@ -1,6 +1,6 @@
-"""Which files have been scored: a set that grows with each success, in the transaction that says so.
+"""The set of scored files. It grows in the transaction in which a job succeeds.
 
-It is no watermark. A file that arrives late, with an old time, is not in the set and therefore new.
+It is no watermark: a file that arrives late, with an old time, is not in the set and therefore new.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILE = (_FILES.c.path, _FILES.c.size, _FILES.c.mtime_ns, _FILES.c.run)
 
 @dataclass(frozen=True, kw_only=True)
 class SeenSource:
-    """What is known of one folder under one name."""
+    """Facts about one folder under one job name."""
 
     name: str
     root: str
@@ -48,13 +48,13 @@ class SeenFiles:
         self._db = database
 
     def newest_run(self, name: str, root: str) -> int:
-        """The number of the run that was the last to add files; 0 for none. Numbers grow, whatever the clock does."""
+        """The number of the last run that added files; 0 for none. Numbers grow even if the clock is set back."""
         query = select(func.max(SeenRunRow.id)).join(SeenSourceRow, SeenSourceRow.id == SeenRunRow.source)
         query = query.where(SeenSourceRow.name == name, SeenSourceRow.root == root)
         return self._db.read(lambda session: session.scalar(query)) or 0
 
     def compare(self, name: str, root: str, files: Iterable[InputFile]) -> Iterator[tuple[InputFile, Seen | None]]:
-        """Each file with what is known of its path. Looked up in batches, so that neither side is held whole."""
+        """Each file with the seen state of its path. Read in batches, so that neither side is held in memory whole."""
         source = self._db.read(lambda session: _source(session, name, root))
         runs: dict[int, _Run] = {}
         for batch in _batches(files, _AT_ONCE):
@@ -71,7 +71,7 @@ class SeenFiles:
         return {seen.path: seen for seen in self._db.read(work)}
 
     def sources(self, name: str | None = None) -> list[SeenSource]:
-        """The folders that are known, of one name or of all."""
+        """The known folders, of one name or of all."""
         runs = select(SeenRunRow.source, func.count().label("runs"), func.max(SeenRunRow.at).label("last_at"))
         by_source = runs.group_by(SeenRunRow.source).subquery()
         files = select(func.count()).where(SeenFileRow.source == SeenSourceRow.id).scalar_subquery()
@@ -100,7 +100,8 @@ class SeenFiles:
         while page:
             yield page
             following = query.where(_FILES.c.path > page[-1].path)
-            page = self._db.read(lambda session, q=following: _records(session, root, session.execute(q).all(), runs))  # type: ignore[misc]
+            # Type: ignore[misc].
+            page = self._db.read(lambda session, q=following: _records(session, root, session.execute(q).all(), runs))
 
     def _sources_of(self, name: str) -> list[tuple[int, str]]:
         query = select(SeenSourceRow.id, SeenSourceRow.root).where(SeenSourceRow.name == name)
@@ -108,9 +109,10 @@ class SeenFiles:
         return self._db.read(lambda session: [(source, root) for source, root in session.execute(query)])
 
     def forget(self, name: str, *, now: float, which: Callable[[Seen], bool] | None = None) -> int:
-        """Forget the files of a name, or those that `which` picks; the next run scores them again. Returns how many.
+        """Forget the files of a name, or those that `which` selects, so that the next run scores them. Returns their
+        number.
 
-        In small transactions: jobs go on meanwhile.
+        Uses small transactions, so that jobs can go on meanwhile.
         """
         forgotten = 0
         for source, root in self._sources_of(name):
@@ -129,8 +131,8 @@ class SeenFiles:
 def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> int:
     """Add a job's files to the set, in the transaction in which the job succeeds.
 
-    A file that another job has added since this one listed it, as it was later or at the same time, stays as that job
-    saw it. Returns how many files both have scored.
+    If another job has added the same file since this one listed it, the later state of the file is kept. Returns the
+    number of files that both jobs have scored.
     """
     source = _source(session, name, scored.root)
     if source is None:
@@ -162,7 +164,7 @@ def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> i
 
 
 def _upsert(session: Session) -> Executable:
-    """A row for each file, in the place of an older one. Both databases have it, under a name of each dialect."""
+    """An upsert of a row for each file. The statement differs by SQL dialect."""
     postgres = session.get_bind().dialect.name == "postgresql"
     statement = postgresql.insert(_FILES) if postgres else sqlite.insert(_FILES)
     new = {name: statement.excluded[name] for name in ("size", "mtime_ns", "run")}
@@ -174,7 +176,7 @@ def _source(session: Session, name: str, root: str) -> int | None:
 
 
 def _records(session: Session, root: str, rows: Sequence[Any], runs: dict[int, _Run]) -> list[Seen]:
-    """Rows as values. `runs` is what is known of runs so far: there are few, so they are not joined to each file."""
+    """Rows as values. `runs` caches runs: there are few, so they are not joined to each file."""
     missing = {row[3] for row in rows} - runs.keys()
     if missing:
         query = select(SeenRunRow.id, SeenRunRow.model, SeenRunRow.job, SeenRunRow.at)
@@ -194,7 +196,7 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _sweep(session: Session, *, source: int) -> None:
-    """Remove runs, and the folder, of which no file is left."""
+    """Remove runs, and the folder, if no file of them is left."""
     used = select(_FILES.c.run).where(_FILES.c.source == source)
     changed(session, delete(SeenRunRow).where(SeenRunRow.source == source, SeenRunRow.id.not_in(used)))
     left = select(SeenRunRow.id).where(SeenRunRow.source == SeenSourceRow.id).exists()

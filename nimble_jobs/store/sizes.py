@@ -1,4 +1,4 @@
-"""Where the bytes of a state folder are."""
+"""Disk usage of a state folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class Sizes:
     """Bytes on disk."""
 
-    database_bytes: int  # jobs, events, and the schedules' JSON; 0 where the database is elsewhere
-    schedules_bytes: int  # of the database: the schedules' JSON
+    database_bytes: int  # jobs, events, and the schedules' JSON; 0 if the database is elsewhere
+    schedules_bytes: int  # part of the database: the schedules' JSON
     artifacts_bytes: int
-    unneeded_bytes: int  # of the artifacts: what no schedule needs any more
+    unneeded_bytes: int  # part of the artifacts: those that no schedule needs
     logs_bytes: int
 
     @property

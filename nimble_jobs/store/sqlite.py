@@ -19,7 +19,7 @@ _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the l
 
 
 def journal_mode() -> str:
-    """The journal mode in which this SQLite does not corrupt databases."""
+    """The journal mode in which this version of SQLite does not corrupt databases."""
     return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "DELETE"
 
 
@@ -28,13 +28,13 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN would come too late, and be a deferred one
-        # A damaged text must come back as something, so that its digest can tell.
+        connection.isolation_level = None  # the driver's own BEGIN would come too late and be deferred
+        # A damaged text must be readable, so that its digest shows the damage.
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         cursor = connection.cursor()
         try:
             cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
-            if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # it would write to any other file
+            if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # on any other file it would write
                 cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             wanted = journal_mode()
             found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
@@ -58,9 +58,9 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
 def _await_lock(connection: Connection, timeout_s: float) -> None:
     """Begin a transaction with the write lock, which may take `timeout_s`.
 
-    SQLite itself asks for the lock as rarely as every 100 ms: a waiter then misses the moments between the short
-    transactions of others, and waits for seconds. This asks every few milliseconds. A commit still waits inside SQLite:
-    there it keeps new readers out.
+    SQLite itself polls the lock as rarely as every 100 ms. A waiter then misses the gaps between the short transactions
+    of others, and waits for seconds. This function polls every few milliseconds. A commit still waits inside SQLite,
+    where it keeps new readers out.
     """
     cursor = connection.connection.cursor()
     deadline = time.monotonic() + timeout_s
@@ -71,7 +71,7 @@ def _await_lock(connection: Connection, timeout_s: float) -> None:
                 cursor.execute(IMMEDIATE)
             except sqlite3.OperationalError as e:
                 if not busy(e) or time.monotonic() >= deadline:
-                    connection.exec_driver_sql(IMMEDIATE)  # raises it as SQLAlchemy's errors are
+                    connection.exec_driver_sql(IMMEDIATE)  # raises it as a SQLAlchemy error
                     return
             else:
                 return
@@ -85,9 +85,11 @@ def vacuum(engine: Engine) -> None:
     """Write the file anew without its free pages."""
     connection = engine.raw_connection()
     try:
-        connection.cursor().execute("PRAGMA auto_vacuum = INCREMENTAL")  # from now on, for a file of before
+        # Takes effect with VACUUM, for files of earlier versions.
+        connection.cursor().execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.cursor().execute("VACUUM")
-        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # until then the log has it
+        # Until then the new pages are in the log.
+        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     finally:
         connection.close()
 
@@ -103,7 +105,7 @@ def give_back(session: Session, pages: int) -> bool:
         return False
     cursor = session.connection().connection.cursor()
     for _ in range(min(pages, _pragma(session, "freelist_count"))):
-        cursor.execute("PRAGMA incremental_vacuum(1)")  # Python's module makes one step, one page, of each call
+        cursor.execute("PRAGMA incremental_vacuum(1)")  # each call of Python's module does one step, which is one page
     return _pragma(session, "freelist_count") > 0
 
 
@@ -119,26 +121,28 @@ def busy(error: Exception) -> bool:
     """Did another transaction have the lock?"""
     cause = _driver_error(error)
     code = getattr(cause, "sqlite_errorcode", None)
-    if code is not None:  # the low byte is the primary code; BUSY_SNAPSHOT and the like are in the high ones
+    if code is not None:  # the low byte is the primary code; the high bytes hold variants such as BUSY_SNAPSHOT
         return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return getattr(cause, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
 
 
 def explain(error: Exception, name: str) -> NimbleError:
-    """What a driver's error means for the user."""
+    """The error for users that a driver's error stands for."""
     cause = _driver_error(error)
     match (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF:
         case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
             return Damaged(
-                f"{name}: damaged ({cause}); put a copy of it back, or move it and home.json away to begin anew"
+                f"{name}: damaged ({cause}); restore a copy of it, or move it and home.json away to begin anew"
             )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return StoreTrouble(f"{name}: cannot be written ({cause}); make it writable or choose another with --home")
+            return StoreTrouble(
+                f"{name}: cannot be written ({cause}); make it writable, or choose another folder with --home"
+            )
         case sqlite3.SQLITE_CANTOPEN:
-            return StoreTrouble(f"{name}: cannot be opened ({cause}); does its folder exist, and may we write to it?")
+            return StoreTrouble(f"{name}: cannot be opened ({cause}); check that its folder exists and is writable")
         case sqlite3.SQLITE_FULL:
-            return StoreTrouble(f"{name}: no space left on its disk; nothing of this change was kept")
+            return StoreTrouble(f"{name}: no space is left on its disk; the change was not stored")
         case sqlite3.SQLITE_IOERR:
-            return StoreTrouble(f"{name}: the disk reported an error ({cause}); nothing of this change was kept")
+            return StoreTrouble(f"{name}: the disk reported an error ({cause}); the change was not stored")
         case _:
             return StoreError(f"{name}: {type(cause).__name__}: {cause}")

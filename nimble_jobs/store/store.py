@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Everything that is kept. Belongs to one process; its threads may share it."""
+    """An open state folder. It belongs to one process; its threads may share it."""
 
     def __init__(self, home: Path, database: Database, patience: Lent | None = None) -> None:
         self.home = home
@@ -60,49 +60,50 @@ class Store:
 
     @property
     def settings(self) -> Watched:
-        """The configuration of the state folder, as new as its file."""
+        """The configuration of the state folder, reread if its file has changed."""
         if self._settings is None:
-            from nimble_jobs.settings import Watched  # loads pydantic, which a listing does not need
+            # Imported here, because it loads pydantic, which listings do not need.
+            from nimble_jobs.settings import Watched
 
             self._settings = Watched(self.home)
         return self._settings
 
     @property
     def database_file(self) -> FileId | None:
-        """Device and inode of the SQLite file that is open; None elsewhere."""
+        """Device and inode of the open SQLite file; None for other databases."""
         return self._database.file
 
     def patient(self, patience: Patience) -> AbstractContextManager[None]:
-        """Inside the block this thread waits for a store that is full, locked, read-only or away."""
+        """Inside the block this thread waits if the store is full, locked, read-only or missing."""
         return self._patience.to(patience)
 
     def recover(self, now: float) -> list[Job]:
-        """Give up the attempts of workers that hold no lock any more, and forget their residents. Returns the jobs."""
+        """End the attempts of workers that no longer hold a lock, and forget their residents. Returns the jobs."""
         lost = self.jobs.recover(self.workers.alive, now)
         self.schedules.forget_residents(self.workers.alive)
         self.orders.forget(self.workers.alive)
         return lost
 
     def guard(self) -> None:
-        """Look again whether others can write here. Raises StateFolderRefused: a process may run for weeks."""
+        """Check again that others cannot write here, since a process may run for weeks. Raises StateFolderRefused."""
         for folder in (self.home, self.home / "artifacts"):
             self._patience.through(partial(home_module.guard, folder))
 
     def check(self, *, newest: int | None = None) -> list[str]:
-        """One line for each thing that is wrong; empty when the store is sound. Reads every byte of it.
+        """One line for each problem; empty if the store is sound. Reads every byte of it.
 
-        With `newest` only that many jobs are read, and those that run: for a look that must be quick among very many.
+        With `newest`, only that many of the newest jobs and the running ones are read, which is quick even among many.
         """
         return problems_of(self, self._database, newest=newest)
 
     def keep_to_size(self, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
-        """After a save: remove the least recently used schedules while they are over cache.size, and
-        artifacts that none needs. Returns those schedules.
+        """Call after a save: removes artifacts that no schedule needs, and the least recently used schedules over
+        cache.size. Returns these schedules.
         """
         return cap.keep(self, now, in_use=in_use)
 
     def compact(self) -> None:
-        """Make the database's file as small as what it holds. Raises StoreError, and changes nothing then."""
+        """Shrink the database file to its contents. If this raises StoreError, nothing has changed."""
         self._database.compact()
 
     def close(self) -> None:
@@ -126,11 +127,11 @@ def open_store(
     busy_timeout_s: float = BUSY_TIMEOUT_S,
     patience_s: float = PATIENCE_S,
 ) -> Store:
-    """Open the store in a folder that `home.resolve` gave; make the database, or bring it up to date, where needed.
+    """Open the store in a folder from `home.resolve`; create the database or bring it up to date if needed.
 
-    `url`: another database, by SQLAlchemy URL; NIMBLE_JOBS_DB when not given. Without `create` a
-    folder that was never initialised is one that is away: StoreGone. `patience_s`: how long a transaction is
-    tried while others hold the lock, `busy_timeout_s` of it inside SQLite, where no signal is heard. Raises StoreError,
+    `url`: another database, by SQLAlchemy URL; by default NIMBLE_JOBS_DB. Without `create`, a folder that was never
+    initialised raises StoreGone. `patience_s`: how long a transaction is retried while others hold the lock;
+    `busy_timeout_s`: how long of it inside SQLite, where signals are not handled. Raises StoreError,
     Damaged.
     """
     url = url or os.environ.get("NIMBLE_JOBS_DB") or None

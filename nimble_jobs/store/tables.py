@@ -16,7 +16,7 @@ SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by 
 
 
 class Base(DeclarativeBase):
-    """What migrations and tables agree on."""
+    """The base class, with conventions that migrations share."""
 
     type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}  # times need all 53 bits
     metadata = MetaData(
@@ -30,17 +30,17 @@ class Base(DeclarativeBase):
 
 
 def _index_of_few(name: str, first: str, *more: str) -> Index:
-    """An index that leaves out rows without a value in its first column, as most jobs are."""
+    """An index without the rows whose first column is null, which most jobs are."""
     given = text(f"{first} IS NOT NULL")
     return Index(name, first, *more, sqlite_where=given, postgresql_where=given)
 
 
 class JobRow(Base):
-    """One submitted spec. `seq` is the order of submission, whatever the clock did."""
+    """One submitted spec. `seq` is the order of submission, independent of the clock."""
 
     __tablename__ = "jobs"
     __table_args__ = (
-        # As `claim` looks: equal values first, then the order, so that it stops at the first row that fits.
+        # For `claim`: columns with equal values first, then the order, so that it stops at the first match.
         Index(
             "ix_jobs_claim",
             *("state", "foreground", "held", "blockers", "group_name", "rank", "seq", "not_before", "device"),
@@ -84,13 +84,13 @@ class JobRow(Base):
     schedule: Mapped[str] = mapped_column(Text, default="{}")
     timings: Mapped[str] = mapped_column(Text, default="{}")
     outputs: Mapped[str] = mapped_column(Text, default="{}")
-    # What listings ask for, so that they need not read the JSON above.
+    # Fields for listings, so that they need not read the JSON above.
     output: Mapped[str | None] = mapped_column(Text)  # the spec's `output.path`
     hit: Mapped[str | None] = mapped_column(String(10))  # the schedule's
     runs: Mapped[str | None] = mapped_column(String(12))  # the schedule's
     rate: Mapped[float | None]  # records a second, as measured
     held: Mapped[bool] = mapped_column(default=False, server_default=false())
-    blockers: Mapped[int] = mapped_column(Integer, default=0, server_default="0")  # how many rows of `waits` it has
+    blockers: Mapped[int] = mapped_column(Integer, default=0, server_default="0")  # number of its rows in `waits`
     group_name: Mapped[str | None] = mapped_column(String(100))
     array: Mapped[str | None] = mapped_column(String(12))
     array_index: Mapped[int | None] = mapped_column(Integer)
@@ -102,7 +102,7 @@ class JobRow(Base):
 
 
 class GroupRow(Base):
-    """A group of jobs of which only so many may run at once: as the job says that was queued last."""
+    """A group of jobs with a limit on how many run at once, set by the job that was queued last."""
 
     __tablename__ = "job_groups"
 
@@ -111,7 +111,7 @@ class GroupRow(Base):
 
 
 class QueueRow(Base):
-    """A number that decides the order of the queue, as the ranks of all queued jobs have it."""
+    """A number that the ranks of all queued jobs depend on."""
 
     __tablename__ = "queue"
 
@@ -120,7 +120,7 @@ class QueueRow(Base):
 
 
 class WaitRow(Base):
-    """A queued job waits for another. The row goes when the other has ended as it should."""
+    """A queued job's wait for another job. The row is removed when the other job has ended as required."""
 
     __tablename__ = "waits"
     __table_args__ = (Index("ix_waits_parent", "parent"),)
@@ -145,7 +145,7 @@ class AttemptRow(Base):
 
 
 class PublicationRow(Base):
-    """A folder that a job published, or was about to. Kept when its job is removed: the folder is, too."""
+    """A folder that a job published, or was about to publish. It outlives the job, as the folder does."""
 
     __tablename__ = "publications"
 
@@ -158,7 +158,7 @@ class PublicationRow(Base):
 
 
 class EventRow(Base):
-    """Something that happened. Kept when its job is removed."""
+    """An event. It outlives its job."""
 
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_job", "job", "seq"), {"sqlite_autoincrement": True})
@@ -173,7 +173,7 @@ class EventRow(Base):
 
 
 class ScheduleRow(Base):
-    """What is known of a stored schedule. `sha256` covers the columns above it, its artifacts, and its text."""
+    """Facts about a stored schedule. `sha256` covers the columns above it, its artifacts, and its text."""
 
     __tablename__ = "schedules"
 
@@ -193,19 +193,20 @@ class ScheduleRow(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
     build_s: Mapped[float] = mapped_column(server_default="0")
-    provenance: Mapped[str] = mapped_column(Text, server_default="{}")  # JSON object: what built it, and where
+    # JSON object: which software built it, and where.
+    provenance: Mapped[str] = mapped_column(Text, server_default="{}")
     sha256: Mapped[str] = mapped_column(String(64))
     hits: Mapped[int] = mapped_column(BigInteger, default=0)
     resident_hits: Mapped[int] = mapped_column(BigInteger, server_default="0")  # of `hits`
     last_used_at: Mapped[float]
     state: Mapped[str] = mapped_column(String(12))  # ready | quarantined
-    refused: Mapped[bool]  # quarantined because it does not agree with eager
+    refused: Mapped[bool]  # quarantined because its results differ from eager
     reason: Mapped[str | None] = mapped_column(Words)
     quick_us: Mapped[float | None]  # a replay of eager's kernels on one stream: later builds learn from it
 
 
 class ScheduleTextRow(Base):
-    """The canonical JSON of a schedule, apart from its row: counting a hit must not rewrite megabytes."""
+    """The canonical JSON of a schedule, apart from its row, so that counting a hit does not rewrite megabytes."""
 
     __tablename__ = "schedule_texts"
 
@@ -214,7 +215,7 @@ class ScheduleTextRow(Base):
 
 
 class ScheduleArtifactRow(Base):
-    """A schedule cannot be loaded without this artifact."""
+    """An artifact that a schedule needs."""
 
     __tablename__ = "schedule_artifacts"
     __table_args__ = (Index("ix_schedule_artifacts_name", "name"),)
@@ -226,12 +227,12 @@ class ScheduleArtifactRow(Base):
 
 
 class UseRow(Base):
-    """How often schedules were hit or missed, ever. Removing a schedule does not change it."""
+    """Counts of all hits and misses. Removing a schedule does not change them."""
 
     __tablename__ = "schedule_uses"
 
     hit: Mapped[str] = mapped_column(String(10), primary_key=True)  # miss | stored | resident
-    reason: Mapped[str] = mapped_column(String(200), primary_key=True)  # of a miss, without what is particular to it
+    reason: Mapped[str] = mapped_column(String(200), primary_key=True)  # of a miss, without details
     count: Mapped[int] = mapped_column(BigInteger)
     saved_s: Mapped[float]  # build times of the schedules that were hit, added up
     last_at: Mapped[float]
@@ -247,10 +248,10 @@ class ResidentRow(Base):
 
 
 class DailyRow(Base):
-    """When something that one of many workers does once a day was done last."""
+    """When a daily duty, which only one of many workers does, was done last."""
 
     __tablename__ = "daily"
 
     duty: Mapped[str] = mapped_column(String(40), primary_key=True)
     slot: Mapped[float]  # the moment when it was due
-    at: Mapped[float]  # when somebody began with it
+    at: Mapped[float]  # when a worker began it

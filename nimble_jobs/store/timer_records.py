@@ -14,14 +14,14 @@ from nimble_jobs.store.timer_tables import TickRow, TimerRow
 
 
 class TimerState(StrEnum):
-    """Does a timer fire?"""
+    """Whether a timer fires."""
 
     ACTIVE = "active"
     PAUSED = "paused"
 
 
 class TimerChange(StrEnum):
-    """What adding a timer did."""
+    """The effect of adding a timer."""
 
     ADDED = "added"
     EDITED = "edited"
@@ -29,28 +29,28 @@ class TimerChange(StrEnum):
 
 
 class TickKind(StrEnum):
-    """Why a tick was looked at."""
+    """Why a tick was handled."""
 
     SCHEDULED = "scheduled"  # it was due
-    CATCH_UP = "catch-up"  # it was due while nobody was there
-    BACKFILL = "backfill"  # somebody asked for a range of ticks
-    MANUAL = "manual"  # somebody asked for a job now
+    CATCH_UP = "catch-up"  # it was due while no process ran
+    BACKFILL = "backfill"  # requested as part of a range
+    MANUAL = "manual"  # requested now
 
 
 class TickOutcome(StrEnum):
-    """What became of a tick."""
+    """The outcome of a tick."""
 
     SUBMITTED = "submitted"  # its job is `job`
-    WAITING = "waiting"  # its job is submitted once another one has ended
-    SKIPPED = "skipped"  # the timer's last job was still there
-    MISSED = "missed"  # nobody fired it in time
+    WAITING = "waiting"  # its job is submitted once another job has ended
+    SKIPPED = "skipped"  # the timer's last job had not ended
+    MISSED = "missed"  # no process fired it in time
     EMPTY = "empty"  # its job found nothing new
     ERROR = "error"  # its job could not be submitted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A tick that is to come."""
+    """A future tick."""
 
     tick: int  # Unix seconds
     at: float  # when it may fire: the tick with its jitter
@@ -62,36 +62,36 @@ class Timer:
 
     name: str
     state: TimerState
-    since: float  # no tick up to here is the timer's: when it was added, last edited or last resumed
+    since: float  # when it was added, last edited or last resumed; earlier ticks do not count
     next_due: int | None  # the next tick; None while it is paused, and after its last one
     next_at: float | None  # when that tick may fire
-    moved_at: float  # what the clock said when the three above changed
-    gap_from: float | None  # of the last absence: `moved_at` before it
-    gap_at: float | None  # and what the clock said when somebody was there again
+    moved_at: float  # the time by the clock when the three above changed
+    gap_from: float | None  # `moved_at` before the last absence
+    gap_at: float | None  # the time by the clock at the end of that absence
     created_at: float
     edited_at: float
     file: str  # the spec's file, as it was named
-    base: str  # the folder to which its relative paths belong
+    base: str  # the folder for its relative paths
     allow_python: tuple[str, ...]
     digest: str
-    spec: dict[str, Any] = field(default_factory=dict)  # resolved, its templates in place
-    damaged: bool = False  # `spec` is not what was stored
+    spec: dict[str, Any] = field(default_factory=dict)  # resolved, with its templates unfilled
+    damaged: bool = False  # `spec` is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A moment when a timer was due, and what became of it. Times are Unix seconds."""
+    """A moment when a timer was due, and its outcome. Times are Unix seconds."""
 
     timer: str
     due: int
-    until: int | None = None  # the last tick, where this stands for several that nobody fired
+    until: int | None = None  # the last tick, if this stands for several missed ones
     count: int = 1  # how many ticks it stands for
     kind: TickKind
     outcome: TickOutcome
     job: str | None = None
     reason: str | None = None
     at: float  # when this was decided
-    max_running: int | None = None  # of a backfill: how many of its jobs may be there at once
+    max_running: int | None = None  # for a backfill: how many of its jobs may be open at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +110,12 @@ def utc(at: float) -> str:
 
 
 def timer_digest(spec: str, allow_python: str) -> str:
-    """SHA-256 of what a timer does: both are canonical JSON."""
+    """SHA-256 of a timer's spec and allowed folders, both canonical JSON."""
     return sha256(f"{spec}\n{allow_python}")
 
 
 def timer_record(row: TimerRow) -> Timer:
-    """A row as a record. Raises Damaged when its state is none of ours."""
+    """A row as a record. Raises Damaged if its state is unknown."""
     try:
         state = TimerState(row.state)
     except ValueError as e:
@@ -141,7 +141,7 @@ def timer_record(row: TimerRow) -> Timer:
 
 
 def tick_record(row: TickRow) -> Tick:
-    """A row as a record. Raises Damaged when its kind or outcome is none of ours."""
+    """A row as a record. Raises Damaged if its kind or outcome is unknown."""
     try:
         kind, outcome = TickKind(row.kind), TickOutcome(row.outcome)
     except ValueError as e:

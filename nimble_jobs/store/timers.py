@@ -1,5 +1,6 @@
-"""The timers of a store: added, paused, resumed, removed, and read. Firing them is `firing.py`, ticks that are
-asked for `asked.py`."""
+"""Adds, pauses, resumes, removes and reads the timers of a store.
+
+`firing.py` fires them, and `asked.py` serves ticks on demand."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ from nimble_jobs.store.transitions import changed, record_event
 
 First = Callable[[Timer], Due | None]  # the first tick after `since`
 
-_OWN = (TickKind.SCHEDULED.value, TickKind.CATCH_UP.value)  # ticks that nobody asked for one by one
+_OWN = (TickKind.SCHEDULED.value, TickKind.CATCH_UP.value)  # kinds of ticks that were not requested
 _PRUNED_AT_ONCE = 500
-_CLOCK_S = 60.0  # one that was added by a clock that was further ahead begins anew when it is added again
+_CLOCK_S = 60.0  # a timer from a clock that was further ahead begins anew when it is added again
 
 
 class Timers(Asked):
@@ -52,10 +53,10 @@ class Timers(Asked):
         first: First,
         now: float,
     ) -> tuple[Timer, TimerChange]:
-        """Keep a timer, or change the one of that name. An equal spec changes nothing.
+        """Add a timer, or change the one of that name. An equal spec changes nothing.
 
-        `spec`: resolved, its templates in place. `first` gives the first tick after `Timer.since`, which is `now`: what
-        was due before is never fired, neither is a tick of the earlier spec that still waited for its turn.
+        `spec`: resolved, with its templates unfilled. `first` gives the first tick after `Timer.since`, which becomes
+        `now`. Ticks that were due before are never fired, and neither are waiting ticks of the earlier spec.
         """
         text, allowed = dump(spec), dump([str(folder) for folder in allow_python])
         values = {
@@ -89,7 +90,7 @@ class Timers(Asked):
         return write_new(self._db, work)
 
     def pause(self, name: str, now: float) -> Timer:
-        """Fire it no more until `resume`; what still waited for its turn is skipped. Raises NotFound."""
+        """Stop firing it until `resume`; waiting ticks are skipped. Raises NotFound."""
 
         def work(session: Session) -> Timer:
             row = _found(session, name)
@@ -102,7 +103,7 @@ class Timers(Asked):
         return write_new(self._db, work)
 
     def resume(self, name: str, first: First, now: float) -> Timer:
-        """Fire it again, from its first tick after `now` on. Raises NotFound. One that is active stays as it is."""
+        """Fire it again, from its first tick after `now`. An active timer stays as it is. Raises NotFound."""
 
         def work(session: Session) -> Timer:
             row = _found(session, name)
@@ -116,14 +117,14 @@ class Timers(Asked):
         return write_new(self._db, work)
 
     def remove(self, name: str, now: float) -> Timer:
-        """Forget a timer and its ticks. Its jobs stay. Raises NotFound."""
+        """Remove a timer and its ticks. Its jobs stay. Raises NotFound."""
 
         def work(session: Session) -> Timer:
             timer = timer_record(_found(session, name))
             count = session.scalar(select(func.count()).where(TickRow.timer == name))
             changed(session, delete(TickRow).where(TickRow.timer == name))
             changed(session, delete(TimerRow).where(TimerRow.name == name))
-            message = f"{name}: removed, with the record of its ticks ({count})"
+            message = f"{name}: removed, with {count} recorded ticks"
             record_event(session, "timer", message, now=now, data={"timer": name})
             return timer
 
@@ -142,9 +143,9 @@ class Timers(Asked):
         outcomes: Collection[TickOutcome] = (),
         limit: int | None = None,
     ) -> list[Tick]:
-        """The ticks of a timer due from `since` to `until`, both included, newest first. None of an unknown timer."""
+        """The ticks of a timer due from `since` to `until`, both included, newest first. Empty for an unknown timer."""
         query = select(TickRow).where(TickRow.timer == name).order_by(TickRow.due.desc()).limit(limit)
-        if since is not None:  # a row that stands for several may begin earlier
+        if since is not None:  # a row for several ticks may begin earlier
             query = query.where(func.coalesce(TickRow.until, TickRow.due) >= since)
         if until is not None:
             query = query.where(TickRow.due <= until)
@@ -157,7 +158,7 @@ class Timers(Asked):
         query = select(TickRow).order_by(TickRow.due.desc()).limit(1)
 
         def work(session: Session) -> dict[str, Tick]:
-            # One look into the key for each timer: a single query would go through all ticks.
+            # One index lookup per timer: a single query would scan all ticks.
             names = session.scalars(select(TimerRow.name)).all()
             rows = [session.scalar(query.where(TickRow.timer == name)) for name in names]
             return {row.timer: tick_record(row) for row in rows if row is not None}
@@ -175,8 +176,8 @@ class Timers(Asked):
         return self._db.read(work)
 
     def due(self, now: float, *, slack_s: float) -> list[Timer]:
-        """The timers that something is to be done for, those due for longest first: a tick is due or waits for its
-        turn, or the clock was set back by more than `slack_s` into an absence.
+        """The timers that need work, those due for longest first: a tick is due or waits, or the clock was set back by
+        more than `slack_s` into an absence.
         """
         waiting = select(TickRow.timer).where(TickRow.outcome == TickOutcome.WAITING.value).distinct()
         active = TimerRow.state == TimerState.ACTIVE.value
@@ -250,12 +251,12 @@ def _locked(session: Session, name: str) -> TimerRow | None:
 def _found(session: Session, name: str) -> TimerRow:
     row = _locked(session, name)
     if row is None:
-        raise NotFound(f"timer {name}: no such timer; see them with: nimble-jobs cron ls")
+        raise NotFound(f"timer {name}: no such timer; list timers with: nimble-jobs cron ls")
     return row
 
 
 def _begin(row: TimerRow, first: First, now: float) -> None:
-    """Let a timer count from now on."""
+    """Let a timer count its ticks from now on."""
     row.since = row.moved_at = now
     row.gap_from = row.gap_at = None
     row.next_due = row.next_at = None
@@ -264,7 +265,7 @@ def _begin(row: TimerRow, first: First, now: float) -> None:
 
 
 def _drop_waiting(session: Session, name: str, reason: str, now: float) -> None:
-    """Ticks that wait for their turn do not outlive their spec; those that somebody asked for do."""
+    """Skip waiting ticks, which do not outlive their spec; requested ticks do."""
     waiting = update(TickRow).where(
         TickRow.timer == name, TickRow.outcome == TickOutcome.WAITING.value, TickRow.kind.in_(_OWN)
     )

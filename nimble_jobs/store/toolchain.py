@@ -1,6 +1,6 @@
-"""Which schedules the software of this machine can still use. Read from files, without torch.
+"""Tells which schedules fit this machine's software. It reads files, and does not load torch.
 
-A schedule's key names the software that it was measured with, so after an upgrade no job asks for it any more.
+A schedule's key names the software that it was measured with, so after an upgrade no job uses it any more.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PACKAGE = re.compile(r"([^\s,()]+) ([^\s,()]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """What a process on this machine would run a schedule with, by kind of device (cpu, cuda)."""
+    """The software of a process on this machine, by kind of device (cpu, cuda)."""
 
-    versions: Mapping[str, Mapping[str, str]]  # by kind, the parts of a key that can be read; the others are not known
-    devices: Mapping[str, frozenset[str]]  # by kind, names; a kind whose names cannot be read is left out
+    versions: Mapping[str, Mapping[str, str]]  # by kind, the parts of a key that can be read from files
+    devices: Mapping[str, frozenset[str]]  # device names by kind; a kind whose names cannot be read is left out
     package: Callable[[str], str]  # the version of an installed package
 
     def outdated(self, parts: Mapping[str, str]) -> str | None:
         """How the software here differs from the one that made a schedule for a device of this machine, in words.
 
-        None where nothing differs, or where the schedule is for a device of another machine.
+        None if nothing differs, or if the schedule is for a device of another machine.
         """
         kind = parts.get("device", "")
         names = self.devices.get(kind)
@@ -59,7 +59,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain() -> Toolchain:
-    """This machine's. Read once."""
+    """This machine's software, read once."""
     torch, cuda = _torch()
     common = {"format": str(FORMAT_VERSION)} | ({"torch": torch} if torch else {})
     versions = {"cpu": common}
@@ -111,7 +111,7 @@ def _assigned(name: str, code: str) -> str | None:
 
 
 def _gpu_names() -> frozenset[str] | None:
-    """Names of this machine's GPUs; None where the driver is there but tells none."""
+    """Names of this machine's GPUs; None if the driver does not tell them."""
     if not machine.NVIDIA.is_dir():
         return None if Path("/dev/nvidiactl").exists() else frozenset()
     names = set()

@@ -1,4 +1,4 @@
-"""The steps of a job's life, inside a transaction: each is one conditional update, with its attempt row and event."""
+"""Transitions between job states, inside a transaction. Each is one conditional update, with attempt row and event."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MINE = (
     JOBS.c.state == JobState.RUNNING.value,
 )
 _OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
-MINE_CHANGED = update(JOBS).where(*MINE)  # the values are those that it is run with
+MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
 _ENDED = update(_ATTEMPTS).where(_ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt"))
 _AWAITED = select(_WAITS.c.job).where(_WAITS.c.parent == bindparam("of_job")).limit(1)
 
@@ -51,7 +51,7 @@ def record_event(
 
 
 def start_attempt(session: Session, row: JobRow, now: float) -> None:
-    """Note the attempt that a claim just began."""
+    """Record the attempt that a claim just began."""
     assert row.worker is not None
     run(session, _ATTEMPT, job=row.id, number=row.attempt, worker=row.worker, started_at=now)
     record_event(session, "claimed", f"attempt {row.attempt} on {row.worker}", now=now, job=row.id, attempt=row.attempt)
@@ -59,7 +59,7 @@ def start_attempt(session: Session, row: JobRow, now: float) -> None:
 
 
 def held(session: Session, job_id: str, attempt: int) -> JobRow | None:
-    """The job, if this attempt still runs it. Nobody else changes the row until the transaction ends."""
+    """The job's row, locked until the transaction ends, if this attempt still runs it."""
     query = select(JobRow).where(JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value)
     return session.scalar(query.with_for_update())
 
@@ -104,7 +104,7 @@ def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now:
 def leave_queued(
     session: Session, job_id: str, *, to: JobState, error: str | None, event: str, message: str, now: float
 ) -> bool:
-    """End a job that nobody runs. False when it is not queued."""
+    """End a queued job. False if it is not queued."""
     if not _end_queued(session, job_id, to=to, error=error, event=event, message=message, now=now):
         return False
     settle(session, job_id, to, now)
@@ -114,7 +114,7 @@ def leave_queued(
 def cancel(
     session: Session, job_id: str, *, message: str = "cancelled", asked: str = "asked to stop", now: float
 ) -> None:
-    """Cancel a queued job, ask a running one to stop. One that has ended, or was asked before, stays as it is."""
+    """Cancel a queued job, or ask a running one to stop. Nothing changes if it has ended or was asked before."""
     if leave_queued(session, job_id, to=JobState.CANCELLED, error=None, event="cancelled", message=message, now=now):
         return
     running = update(JobRow).where(
@@ -154,9 +154,9 @@ def _end_queued(
 
 
 def settle(session: Session, job_id: str, state: JobState, now: float) -> list[str]:
-    """A job is in this state now: free those whose wait is over, cancel those whose wait never can be.
+    """After a job reached this state, free jobs whose wait is over, and cancel jobs whose wait can never end.
 
-    A job that is cancelled so has ended itself, which concerns those that wait for it. Returns their ids.
+    A cancelled job has ended too, so this repeats for the jobs that wait for it. Returns the ids of cancelled jobs.
     """
     skipped: list[str] = []
     ended = [(job_id, state)] if state.final else []
@@ -184,7 +184,7 @@ def settle(session: Session, job_id: str, state: JobState, now: float) -> list[s
             ):
                 skipped.append(job)
                 ended.append((job, JobState.CANCELLED))
-            else:  # nothing waits that is not queued
+            else:  # only queued jobs wait
                 changed(session, delete(WaitRow).where(WaitRow.job == job, WaitRow.parent == parent))
     return skipped
 
@@ -200,7 +200,7 @@ def _free(session: Session, parent: str, ends: list[str]) -> None:
 
 
 def settle_missed(session: Session, now: float) -> list[str]:
-    """Do for jobs that have ended what their end should have done. Returns the ids of those that were cancelled."""
+    """Settle ended jobs whose waiting jobs were missed. Returns the ids of cancelled jobs."""
     ended = select(JobRow.id, JobRow.state).join(WaitRow, WaitRow.parent == JobRow.id).where(JobRow.state.in_(FINAL))
     skipped = []
     for job, state in session.execute(ended.distinct().order_by(JobRow.id)).all():
@@ -209,7 +209,7 @@ def settle_missed(session: Session, now: float) -> list[str]:
 
 
 def count_attempts(session: Session, row: JobRow, *outcomes: str) -> int:
-    """How many attempts of a job ended so since it was queued, or queued again by `retry`."""
+    """How many attempts of a job have this outcome since it was queued or retried."""
     query = select(func.count()).where(
         AttemptRow.job == row.id, AttemptRow.outcome.in_(outcomes), AttemptRow.number > row.attempts_before
     )

@@ -1,4 +1,4 @@
-"""How often schedules were hit and missed. Totals, which outlive the schedules that they count."""
+"""Totals of hits and misses, which outlive the schedules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Uses:
     resident: int
     stored: int
     misses: dict[str, int]  # by reason
-    saved_s: float  # the build time of a schedule for each of its hits
+    saved_s: float  # for each hit, the build time of its schedule
 
     @property
     def total(self) -> int:
@@ -48,14 +48,14 @@ class Uses:
 
 
 def count_hit(session: Session, key: str, hit: Hit, now: float) -> None:
-    """Count a hit of a schedule, on its row and in the totals. Nothing happens when the schedule is gone."""
+    """Count a hit of a schedule, on its row and in the totals. Does nothing if the schedule is gone."""
     build_s = run(session, _USED, of_key=key, now=now, resident=int(hit is Hit.RESIDENT)).scalar_one_or_none()
     if build_s is not None:
         _add(session, hit, "", now, saved_s=build_s)
 
 
 def count_miss(session: Session, reason: str, now: float) -> None:
-    """Count a miss. What follows a colon in the reason is particular to it, and left out."""
+    """Count a miss by its reason, without the details after a colon."""
     _add(session, Hit.MISS, words(reason).partition(":")[0][:_REASON_LENGTH], now)
 
 

@@ -1,4 +1,4 @@
-"""Is every byte of the stored schedules still what was written? What is not is quarantined."""
+"""Verifies every byte of the stored schedules, and quarantines damaged ones."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of one schedule."""
+    """The result for one schedule."""
 
     entry: ScheduleEntry
     sound: bool
-    found_now: bool = False  # it was ready until this look
+    found_now: bool = False  # it was ready until this check
     said: str = ""
     hashed_bytes: int = 0
 
 
 def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterator[Verdict]:
-    """Hash each schedule's row, text and artifacts again; quarantine those that are not what was stored.
+    """Hash each schedule's row, text and artifacts again, and quarantine the damaged ones.
 
-    One that is quarantined already is not sound, and `said` is the reason of then. Raises StoreError, and quarantines
-    nothing, where the bytes cannot be looked at.
+    A schedule that is quarantined already is not sound; `said` is the earlier reason. Raises StoreError, and
+    quarantines nothing, if the bytes cannot be read.
     """
     for entry in entries:
         if entry.state == ScheduleState.QUARANTINED:
-            yield Verdict(entry=entry, sound=False, said=entry.reason or "no reason was noted")
+            yield Verdict(entry=entry, sound=False, said=entry.reason or "no reason was recorded")
             continue
         try:
             with store.artifacts.in_use():
                 stored = store.schedules.verified(entry.key)
-                if entry.state == ScheduleState.READY:  # the JSON of another format means nothing here
+                if entry.state == ScheduleState.READY:  # the JSON of another format cannot be checked here
                     stored.load()
                 artifacts = [len(store.artifacts.get(ref.name)) for ref in stored.artifacts]
         except (Damaged, NotFound) as e:
             if entry.key not in {left.key for left in store.schedules.list()}:
-                continue  # removed by somebody meanwhile
+                continue  # removed meanwhile
             why = str(e).removeprefix(f"schedule {entry.key}: ")
             store.schedules.quarantine(entry.key, why, now, digest=entry.sha256)
             yield Verdict(entry=entry, sound=False, found_now=True, said=why)
@@ -51,9 +51,9 @@ def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterat
 
 
 def damaged_leftovers(store: Store) -> list[str]:
-    """One line for each artifact that no schedule needs and that is damaged. Nothing ever reads one.
+    """One line for each damaged artifact that no schedule needs. Nothing ever reads these.
 
-    Raises StoreError where the bytes cannot be looked at.
+    Raises StoreError if the bytes cannot be read.
     """
     needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
     found = []

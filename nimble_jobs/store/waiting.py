@@ -1,4 +1,4 @@
-"""What a queued job waits for."""
+"""Waits of queued jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nimble_jobs.store.transitions import settle
 
 
 def wait_for(session: Session, job: str, parents: Sequence[tuple[JobRow, When]], now: float) -> None:
-    """Let a queued job wait for these ends, and lend the others its urgency. It is cancelled where one cannot come."""
+    """Let a queued job wait for these ends, and lend its urgency. It is cancelled if one of the ends cannot happen."""
     open_ = [(row, when) for row, when in parents if not when.met_by(JobState(row.state))]
     session.add_all(WaitRow(job=job, parent=row.id, when=when.value) for row, when in open_)
     session.flush()

@@ -27,11 +27,11 @@ _MOST = 200  # schedules that are remembered
 
 
 class WantedState(StrEnum):
-    """What becomes of a wanted schedule."""
+    """The state of a wanted schedule."""
 
     WAITS = "waits"
     BUILDING = "building"
-    FAILED = "failed"  # a build gave none: `why` says what happened
+    FAILED = "failed"  # a build failed; `why` says how
 
 
 class WantedRow(Base):
@@ -43,11 +43,11 @@ class WantedRow(Base):
     model: Mapped[str] = mapped_column(Words)
     device: Mapped[str] = mapped_column(Words)  # in words, as schedules have it
     input: Mapped[str] = mapped_column(Words)
-    request: Mapped[str] = mapped_column(Text)  # JSON object: what a builder must be told
-    misses: Mapped[int] = mapped_column(BigInteger)  # jobs that did without
+    request: Mapped[str] = mapped_column(Text)  # JSON object: the request for a builder
+    misses: Mapped[int] = mapped_column(BigInteger)  # jobs that ran without it
     tries: Mapped[int]  # builds that ended without a result
-    saves_s: Mapped[float]  # expected for a job like the last that missed
-    costs_s: Mapped[float]  # expected of the build
+    saves_s: Mapped[float]  # expected saving for a job like the last that missed
+    costs_s: Mapped[float]  # expected cost of the build
     why: Mapped[str] = mapped_column(Words)
     state: Mapped[str] = mapped_column(String(12))  # waits | building | failed
     builder: Mapped[str | None] = mapped_column(Words)  # the worker that builds it
@@ -65,7 +65,7 @@ class Miss:
     input: str
     request: Mapping[str, Any]  # what a builder must be told
     saves_s: float  # expected for a job like this one
-    costs_s: float  # expected of the build
+    costs_s: float  # expected cost of the build
     why: str  # it was not built
 
 
@@ -91,9 +91,9 @@ class WantedSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What else asks for the schedule of a key, or for one of the same model."""
+    """Other demand for the schedule of a key, or for schedules of the same model."""
 
-    misses: int = 0  # earlier jobs that did without this schedule
+    misses: int = 0  # earlier jobs that ran without this schedule
     tries: int = 0  # builds of it that were ended before they had a result
     failed: str | None = None  # why a build of it gave none, where another would not either
     queued: int = 0  # jobs that wait with the same model, input shape left open, batch size and settings
@@ -114,7 +114,7 @@ class WantedSchedules:
             row = session.get(WantedRow, miss.key)
             if row is None:
                 if session.scalar(select(ScheduleRow.state).where(ScheduleRow.key == miss.key)) is not None:
-                    return  # somebody was quicker
+                    return  # another process was first
                 _forget_old(session, now)
                 row = WantedRow(key=miss.key, model=miss.model, device=miss.device, input=miss.input, first_at=now)
                 row.misses, row.tries, row.state = 0, 0, WantedState.WAITS.value
@@ -128,14 +128,14 @@ class WantedSchedules:
         self._db.write_soon(work)
 
     def list(self) -> list[WantedSchedule]:
-        """All of them, the most promising first: what a build is expected to save over what it costs."""
+        """All wanted schedules, the most promising first, by expected saving over expected cost."""
         rows = self._db.read(lambda session: [_record(row) for row in session.scalars(select(WantedRow))])
         return sorted(rows, key=lambda row: (-_promise(row), row.first_at, row.key))
 
     def take(self, worker: str, device: str, *, alive: Callable[[str], bool], now: float) -> WantedSchedule | None:
-        """The most promising one for a device, now this worker's to build; None where there is none.
+        """Take the most promising one for a device, for this worker to build; None if there is none.
 
-        `alive` says whether a worker runs: what one that is gone had begun is free again.
+        `alive` tells whether a worker runs: builds of dead workers are free again.
         """
         for row in self.list():
             free = row.builder is None or row.builder == worker or not alive(row.builder)
@@ -153,7 +153,7 @@ class WantedSchedules:
         return None
 
     def put_back(self, key: str) -> None:
-        """Its build was ended before it had a result; another one may begin."""
+        """Its build was interrupted; another one may begin."""
         statement = update(WantedRow).where(WantedRow.key == key, WantedRow.state != WantedState.FAILED.value)
         statement = statement.values(builder=None, state=WantedState.WAITS.value, tries=WantedRow.tries + 1)
         self._db.write(lambda session: changed(session, statement))
@@ -172,7 +172,7 @@ class WantedSchedules:
         self._db.write(work)
 
     def demand(self, key: str, spec: Mapping[str, Any], *, job: str | None = None) -> Demand:
-        """Who else asks for the schedule of a job with this spec. `job` itself does not count."""
+        """Other demand for the schedule of a job with this spec. `job` itself does not count."""
 
         def work(session: Session) -> Demand:
             own = session.get(WantedRow, key)
@@ -198,7 +198,7 @@ class WantedSchedules:
 
 
 def forget(session: Session, keys: Collection[str]) -> None:
-    """They are stored now."""
+    """Forget schedules that are stored now."""
     changed(session, delete(WantedRow).where(WantedRow.key.in_(list(keys))))
 
 
@@ -210,7 +210,7 @@ def _forget_old(session: Session, now: float) -> None:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two jobs would use the same schedule, were their records of the same shape."""
+    """Whether two jobs would use the same schedule if their records had the same shape."""
     same = all(one.get(part) == other.get(part) for part in ("kind", "model", "schedule"))
     sizes = [(spec.get("input") or {}).get("batch_size") for spec in (one, other)]
     return same and sizes[0] == sizes[1]

@@ -1,4 +1,4 @@
-"""Text as the database keeps it: valid Unicode without NUL bytes, and of a bounded length."""
+"""Text that the database can store: valid Unicode without NUL bytes, of bounded length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPED = re.compile(r"\\(?:\\|u([0-9a-f]{4}))")
 
 
 def words(text: str, *, limit_bytes: int = LIMIT_BYTES) -> str:
-    """`text` as it can be stored and printed anywhere.
+    """`text` in a form that can be stored and printed anywhere.
 
     Lone surrogates and NULs become escapes such as `\\udc80` and `\\x00`. What is over `limit_bytes` is cut off, and
     the end says how much that was: the log has it all. Applying this twice changes nothing.
@@ -25,7 +25,7 @@ def words(text: str, *, limit_bytes: int = LIMIT_BYTES) -> str:
     if len(data) <= limit_bytes:
         return data.decode("utf-8")
     kept = limit_bytes
-    while True:  # the number of bytes that are left out is part of what must fit
+    while True:  # the count of omitted bytes must fit too
         note = f" … ({len(data) - kept} more bytes; the job's log has all of it: nimble-jobs logs ID)"
         head = data[:kept].decode("utf-8", "ignore")
         if len(head.encode()) + len(note.encode()) <= limit_bytes:
@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
 
 
 class Words(TypeDecorator[str]):
-    """A column of free text. Whatever is written to it, or compared with it, goes through `words`."""
+    """A column of free text. Values that are written or compared go through `words`."""
 
     impl = Text
     cache_ok = True
@@ -57,7 +57,7 @@ class Words(TypeDecorator[str]):
 
 
 class FileName(TypeDecorator[str]):
-    """A column of file names, which need be no valid Unicode. Different names stay different, unlike in `Words`."""
+    """A column of file names, which may be invalid Unicode. Unlike in `Words`, different names stay different."""
 
     impl = Text
     cache_ok = True

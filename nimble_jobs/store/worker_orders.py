@@ -1,4 +1,4 @@
-"""What workers have been asked to do: go on, pause, drain, begin with a fresh process. Each reads it by itself."""
+"""Orders for workers: run, pause, drain, restart their process. Each worker polls its orders."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from nimble_jobs.store.tables import Base
 from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.words import Words
 
-ALL = "*"  # the row for all workers of the folder, those to come included
+ALL = "*"  # the row for all workers of the folder, including future ones
 
 
 class Wanted(StrEnum):
-    """What a worker should do about new jobs."""
+    """A worker's order about new jobs."""
 
     RUN = "run"
-    PAUSE = "pause"  # take none until told otherwise
-    DRAIN = "drain"  # take none, and leave once the one at hand is finished
+    PAUSE = "pause"  # take none until resumed
+    DRAIN = "drain"  # take none, and stop after the current one
 
 
 class OrderRow(Base):
-    """What a worker has been asked to do."""
+    """The orders for a worker."""
 
     __tablename__ = "worker_orders"
 
     worker: Mapped[str] = mapped_column(Words, primary_key=True)
-    wanted: Mapped[str | None] = mapped_column(String(8))  # None: as ALL says
-    restarts: Mapped[int]  # how often it was asked for a fresh process
+    wanted: Mapped[str | None] = mapped_column(String(8))  # None: the order for ALL counts
+    restarts: Mapped[int]  # number of requests for a fresh process
     at: Mapped[float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is wanted of one worker."""
+    """The order for one worker."""
 
     wanted: Wanted = Wanted.RUN
-    restarts: int = 0  # grows by one whenever it is asked for a fresh process
-    for_all: bool = False  # `wanted` is wanted of all workers
-    at: float | None = None  # Unix seconds; when it was asked
+    restarts: int = 0  # number of requests for a fresh process
+    for_all: bool = False  # whether `wanted` is the order for all workers
+    at: float | None = None  # when it was given, in Unix seconds
 
 
 class WorkerOrders:
@@ -54,23 +54,23 @@ class WorkerOrders:
         self._db = database
 
     def of(self, worker: str) -> Order:
-        """What is wanted of a worker."""
+        """The order for a worker."""
         return self.of_each([worker])[worker]
 
     def of_each(self, workers: Collection[str]) -> dict[str, Order]:
-        """What is wanted of these workers, by id."""
+        """The orders for these workers, by id."""
         query = select(OrderRow).where(OrderRow.worker.in_([*workers, ALL]))
         rows = self._db.read(lambda session: {row.worker: _values(row) for row in session.scalars(query)})
         return {worker: _order(rows.get(worker) if worker != ALL else None, rows.get(ALL)) for worker in workers}
 
     def of_all(self) -> Order:
-        """What is wanted of a worker that starts now."""
+        """The order for a worker that starts now."""
         return self.of(ALL)
 
     def want(self, wanted: Wanted, workers: Iterable[str] | None, now: float) -> None:
-        """Ask workers for this; None: all workers, whatever each was asked for, and those that start later.
+        """Give these workers an order. None: all workers, in place of their own orders, and workers that start later.
 
-        Only the workers that run now can be asked to drain.
+        Only running workers can be asked to drain.
         """
         named = None if workers is None else list(workers)
         if named is None and wanted is Wanted.DRAIN:
@@ -87,7 +87,7 @@ class WorkerOrders:
         self._db.write(work)
 
     def restart(self, workers: Iterable[str], now: float) -> None:
-        """Ask workers to end the process that runs their jobs, and to begin with a fresh one."""
+        """Ask workers to replace the process that runs their jobs."""
         named = list(workers)
 
         def work(session: Session) -> None:
@@ -98,7 +98,7 @@ class WorkerOrders:
         self._db.write(work)
 
     def forget(self, alive: Callable[[str], bool]) -> None:
-        """Drop what was asked of workers that are gone."""
+        """Drop orders for workers that are gone."""
         ids = self._db.read(lambda session: list(session.scalars(select(OrderRow.worker))))
         gone = [worker for worker in ids if worker != ALL and not alive(worker)]
         if gone:

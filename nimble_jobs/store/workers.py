@@ -1,7 +1,7 @@
-"""Who is alive. A worker holds a lock on a file as long as it lives; the kernel lets go when the process dies.
+"""Worker locks, which tell who is alive. A worker holds a file lock while it lives; the kernel releases it afterwards.
 
-The lock is `flock` itself: it survives no process, needs no clock, and is never replaced by a weaker kind. A worker
-takes the first free slot and never deletes its file, so that nobody can lock a file that is not there any more.
+The lock is `flock` itself: it outlives no process, needs no clock, and is never replaced by a weaker kind. A worker
+takes the first free slot and never deletes its file, so that nobody can lock a deleted file.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ class WorkerLease:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `workers` lists about this worker."""
+        """The info that `workers` lists about this worker."""
         return dict(self._info)
 
     @property
     def in_place(self) -> bool:
-        """Do others find the lock? Not where its folder was replaced."""
+        """Whether others can find the lock. They cannot if its folder was replaced."""
         return self._lock.in_place
 
     def update(self, **info: Any) -> None:
-        """Change what others see of this worker, for instance `status`. Raises StoreError."""
+        """Change the info that others see, for instance `status`. Raises StoreError."""
         self._info |= info
         text = json.dumps(self._info, sort_keys=True, default=str)
         try:
-            write_whole(self._info_file, text.encode(), durable=False)  # after a power cut nobody holds the lock
+            # Not synced, because after a power cut nobody holds the lock.
+            write_whole(self._info_file, text.encode(), durable=False)
         except OSError as e:
             raise StoreError(f"{self._info_file}: {e.strerror}; a worker needs to write here") from e
 
     def release(self) -> None:
-        """Let go of the lock. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -74,15 +75,15 @@ class Workers:
     def hold(self, info: Mapping[str, Any]) -> WorkerLease:
         """Become a worker: take a lock that lasts as long as this process.
 
-        `info` is what others see: they expect device and status; pid and started_at come by themselves.
-        Raises StoreError where the file system has no locks.
+        Others see `info`; they expect device and status, and pid and started_at are added.
+        Raises StoreError if the file system has no locks.
         """
-        with suppress(OSError):  # opening the lock says what is wrong
+        with suppress(OSError):  # opening the lock reports the problem
             self._folder.mkdir(mode=0o700, exist_ok=True)
         for slot in range(_MAX_SLOTS):
             path = self._lock_file(slot)
             if path.exists() and not path.is_file():
-                continue  # somebody put a folder there
+                continue  # there is a folder of that name
             lock = Lock(path)
             if not lock.take(EXCLUSIVE):
                 lock.close()
@@ -106,7 +107,7 @@ class Workers:
         raise StoreError(f"{self._folder}: {_MAX_SLOTS} workers hold locks already")
 
     def alive(self, worker_id: str) -> bool:
-        """Does this worker hold its lock? Doubt (an info file that cannot be read) counts as alive."""
+        """Whether this worker holds its lock. If its info file cannot be read, it counts as alive."""
         slot = _slot(worker_id)
         if slot is None or not self._held(slot):
             return False
@@ -114,7 +115,7 @@ class Workers:
         return info is None or info.get("id") == worker_id
 
     def live(self, *roles: str) -> list[WorkerInfo]:
-        """The processes that hold their locks now; where roles are given, only those that have one of them."""
+        """The processes that hold locks now; if roles are given, only processes with one of them."""
         found = []
         for slot in self._slots():
             if self._held(slot):
@@ -134,11 +135,11 @@ class Workers:
         return found
 
     def chosen(self, ids: Sequence[str] | None) -> list[WorkerInfo]:
-        """The workers of these ids, or all that run (None). Raises NotFound for one that does not run."""
+        """The workers with these ids, or all running ones (None). Raises NotFound for a worker that does not run."""
         live = self.live("worker")
         for name in ids or ():
             if all(info.id != name for info in live):
-                raise NotFound(f"no worker {name} runs; `nimble-jobs worker ls` lists those that do")
+                raise NotFound(f"no worker {name} is running; list workers with: nimble-jobs worker ls")
         return [info for info in live if ids is None or info.id in ids]
 
     def _slots(self) -> Iterator[int]:
@@ -149,7 +150,7 @@ class Workers:
         if not path.is_file():
             return False
         with Lock(path) as lock:
-            return not lock.take(SHARED)  # shared: two who look do not see each other
+            return not lock.take(SHARED)  # shared, so that two readers do not see each other's locks
 
     def _read_info(self, slot: int) -> dict[str, Any] | None:
         try:

@@ -176,13 +176,13 @@ def test_others_see_a_stuck_worker(store: Store, start: Start) -> None:
         let_pass(store.home, 22)
         found = cli(store.home, "worker", "ls")
         assert "stuck" in found.stdout
-        assert re.search(r"has given no sign for \d+ ?s", found.stderr)
+        assert re.search(r"has given no sign of life for \d+ ?s", found.stderr)
         (row,) = json.loads(cli(store.home, "worker", "ls", "--json").stdout)
         assert row["health"] == "stuck"
         assert row["seen_s"] > 20
         doctor = cli(store.home, "doctor", "--no-device")
         assert doctor.returncode == 100
-        assert f"problem\tworker\tworker {row['id']} (process {worker.pid}): has given no sign" in doctor.stdout
+        assert f"problem\tworker\tworker {row['id']} (process {worker.pid}) has given no sign" in doctor.stdout
     finally:
         os.kill(worker.pid, signal.SIGCONT)
     until(lambda: cli(store.home, "doctor", "--no-device").returncode == 0)
@@ -201,4 +201,4 @@ def test_others_see_a_deaf_worker(store: Store, tmp_path: Path) -> None:
         assert "deaf" in cli(store.home, "worker", "ls", env=later).stdout
         doctor = cli(store.home, "doctor", "--no-device", env=later)
         assert doctor.returncode == 100
-        assert f"works on another file than {store.home / DATABASE}" in doctor.stdout
+        assert f"still uses the old file of {store.home / DATABASE}" in doctor.stdout

@@ -183,7 +183,7 @@ def test_show_says_what_is_damaged(cli: Cli, where: str) -> None:
         connection.execute(f"UPDATE {where} WHERE key = ?", (KEY,))
     out = cli("cache", "show", KEY).out
     assert "schedule.state: damaged\n" in out
-    assert "schedule.reason: damaged: its SHA-256 is not the one that was stored; the next job" in out
+    assert "schedule.reason: damaged: its bytes have changed since they were stored (SHA-256); the next job" in out
     shown = cli("cache", "show", KEY, "--json").json
     assert (shown["state"], shown["key_parts"], "candidates" in shown) == ("damaged", PARTS, False)
     assert [row["state"] for row in cli("cache", "ls", "--json").json] == ["ready", "ready"]
@@ -231,7 +231,9 @@ def test_show_says_which_artifact_is_damaged(cli: Cli) -> None:
     path.write_bytes(b"constanT")
     out = cli("cache", "show", OLD).out
     assert "schedule.state: damaged\n" in out
-    assert "its bytes do not have the SHA-256 that names them; the next job that needs it quarantines it" in out
+    assert (
+        "its bytes have changed (the SHA-256 differs from the name); the next job that needs it quarantines it" in out
+    )
     assert f"artifacts.{name[:16]}: constant, 8 B, damaged\n" in out
     path.unlink()
     gone = cli("cache", "show", OLD, "--json").json

@@ -183,7 +183,7 @@ def test_show_holds_the_spec_and_the_history(cli: Cli) -> None:
     assert f": manual, submitted as {job}, queued\n" in text
     missing = cli("cron", "show", "digits")
     assert missing.code == 102
-    assert missing.err == "nimble-jobs: timer digits: no such timer; see them with: nimble-jobs cron ls\n"
+    assert missing.err == "nimble-jobs: timer digits: no such timer; list timers with: nimble-jobs cron ls\n"
 
 
 def test_backfill_looks_first_where_it_is_asked_to(cli: Cli) -> None:

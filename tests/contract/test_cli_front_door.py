@@ -86,12 +86,15 @@ def test_a_loss_must_be_allowed_too(cli: Cli, tmp_path: Path) -> None:
 def test_a_short_id_says_how_long_it_must_be(cli: Cli, tmp_path: Path) -> None:
     """`show 2n` tells that four characters are needed; what can be no id does not."""
     assert cli("show", "2n").lines == [
-        "nimble-jobs: job 2n: no such id or name; the beginning of an id needs at least 4 characters; "
-        "see them with: nimble-jobs ls"
+        "nimble-jobs: job 2n: no such id or name; a shortened id needs at least 4 characters; "
+        "list jobs with: nimble-jobs ls"
     ]
     assert "4 characters" not in cli("show", "no").err
     assert cli("show", "2n").code == 102
-    assert "a key needs at least 4 characters; see them with: nimble-jobs cache ls" in cli("cache", "show", "ab").err
+    assert (
+        "a shortened key needs at least 4 characters; list schedules with: nimble-jobs cache ls"
+        in cli("cache", "show", "ab").err
+    )
     assert "4 characters" not in cli("cache", "show", "abcd").err
 
 

@@ -99,7 +99,7 @@ def test_retry_what_failed(cli: Cli) -> None:
         (["nobody"], 102, "job nobody: no such id or name"),
         (["queued"], 2, "(queued): is queued; expected a job that failed, was cancelled or quarantined"),
         (["failed", "queued"], 2, "(queued): is queued; expected a job that failed, was cancelled or quarantined"),
-        (["ended"], 2, "(ended): has succeeded; submit it to run it once more; expected a job that failed"),
+        (["ended"], 2, "(ended): has succeeded; submit its spec to run it once more; expected a job that failed"),
         (["child"], 2, "(child): waits for the success of job"),
     ],
 )

@@ -299,7 +299,7 @@ def test_quarantined(store: Store) -> None:
     job = claimed(store)
     assert fail(store, job, lost=True, error="signal 9") == JobState.QUARANTINED
     ended = store.jobs.get(job.id)
-    assert ended.error == "the worker died 2 times while running this job; last: signal 9"
+    assert ended.error == "the worker died 2 times while it ran this job; the last error: signal 9"
     assert outcomes(store, job) == ["lost", "lost"]
     assert kinds(store, job)[-1] == "quarantined"
 

@@ -121,7 +121,7 @@ def test_a_damaged_job_is_not_retried(store: Store) -> None:
     submit(store, "a")
     end(store, claimed(store), JobState.FAILED)
     store.jobs._db.write(lambda session: session.execute(update(JobRow).values(spec='{"name":"b"}')))
-    with pytest.raises(UsageError, match=r"\(a\): its stored spec is not what was submitted \(damaged\)"):
+    with pytest.raises(UsageError, match=r"\(a\): its stored spec is damaged"):
         store.jobs.retry(["a"], now=NOW)
 
 
@@ -258,7 +258,7 @@ def test_another_pace_of_ageing(store: Store) -> None:
     submit(store, "higher", priority=2, now=NOW + 130)
     assert [claimed(store, NOW + 1e6).name for _ in range(4)] == ["old", "higher", "high", "later"]
     (event,) = [event for event in store.jobs.events() if event.kind == "ranked"]
-    assert event.message == "queue.aging was 1h and is 1m; the queue is ranked anew"
+    assert event.message == "queue.aging changed from 1h to 1m; the queue was ranked anew"
 
 
 def test_a_clock_that_ran_ahead(store: Store) -> None:

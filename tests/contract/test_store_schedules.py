@@ -303,7 +303,7 @@ def test_artifact_damaged(store: Store) -> None:
     path.write_bytes(b"veights")
     with pytest.raises(Damaged, match=name):
         store.artifacts.get(name)
-    assert store.check() == [f"{path}: its bytes do not have the SHA-256 that names them"]
+    assert store.check() == [f"{path}: its bytes have changed (the SHA-256 differs from the name)"]
     store.artifacts.put(b"weights")
     assert store.artifacts.get(name) == b"weights"
     assert store.check() == []

@@ -297,7 +297,7 @@ def test_a_damaged_timer_says_so(store: Store, folder: Path) -> None:
     add(store, folder, "other")
     broken = update(TimerRow).where(TimerRow.name == "nightly").values(spec="{}")
     store._database.write(lambda session: changed(session, broken))
-    assert store.check() == ["timer nightly: its spec is not what was stored; add it again"]
+    assert store.check() == ["timer nightly: its stored spec is damaged; add it again"]
     fire(store, NOON + HOUR)
     (tick,) = store.timers.ticks("nightly")
     assert (tick.outcome, store.timers.get("nightly").next_due) == ("error", None)

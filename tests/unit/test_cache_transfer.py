@@ -338,7 +338,7 @@ def _twice(held: dict[str, bytes], manifest: Any) -> None:
         (_other_key, "its JSON is that of schedule 000000000000"),
         (_format, "format 99; this version reads 1"),
         (_huge, "expected at most"),
-        (_longer, "has not the 12 bytes that it should"),
+        (_longer, "does not have the 12 bytes of the manifest"),
         (_path_as_key, "expected a SHA-256 in lower-case hex"),
         (_twice, "names a schedule twice"),
         (_created(1e300), "found 1e\\+300; expected a time in seconds since 1970"),

@@ -150,7 +150,7 @@ def test_a_damaged_schedule_is_set_aside_and_built_again(folder: Path, store: St
     artifact.write_bytes(code[:-1])
     third, told = train(folder, "third")
     assert third.schedule["hit"] == "miss"
-    assert third.schedule["miss_reason"].endswith(": its bytes do not have the SHA-256 that names them")
+    assert third.schedule["miss_reason"].endswith(": its bytes have changed (the SHA-256 differs from the name)")
     assert "was not used" in told.said("schedule")[0]
     assert digests(folder / "first/net") == digests(folder / "third/net")
     assert store.schedules.get(key).state is ScheduleState.READY

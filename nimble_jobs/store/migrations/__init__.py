@@ -1,4 +1,4 @@
-"""How the tables came to be, one version a file. `upgrade` brings a database to the newest."""
+"""The history of the tables, one version per file. `upgrade` brings a database to the newest version."""
 
 from __future__ import annotations
 
