@@ -1,4 +1,4 @@
-"""Readers and writers: records in, shards out, published whole. Formats are loaded when first used."""
+"""Reads records, writes shards, and publishes folders whole. Formats are imported when first used."""
 
 from nimble_jobs.data.reader import Reader, open_reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature

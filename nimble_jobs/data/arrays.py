@@ -1,6 +1,4 @@
-"""The npy and npz formats. Large arrays that are stored plainly stay in their file; the rest is read whole, with its
-checksum.
-"""
+"""The npy and npz formats. Large uncompressed arrays stay in their file; others are read whole and checked by CRC."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.units import format_bytes
 
-# An array below this is read whole: that is as fast, checked by CRC, and indifferent to what happens to the file.
+# Smaller arrays are read whole: that is as fast, is checked by CRC, and is safe from later changes of the file.
 LEAVE_FROM_BYTES = 16 << 20
-_READ_BYTES = 1 << 20  # of an archive at a time
+_READ_BYTES = 1 << 20  # bytes of an archive read at a time
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -55,7 +53,7 @@ class _Header:
 
 
 class ArraySource:
-    """Records along the first axis of one array, in memory or read from its file when they are asked for."""
+    """Records along the first axis of one array, held in memory or read from its file on demand."""
 
     piece = None
     lines = False
@@ -70,7 +68,9 @@ class ArraySource:
         notes: tuple[str, ...] = (),
     ) -> None:
         if isinstance(x, np.ndarray) and x.ndim == 0:
-            raise DataError(f"{stamp.path}: input.fields.x: has no axes; expected the records along the first axis")
+            raise DataError(
+                f"{stamp.path}: input.fields.x: the array has no axes; expected the records along the first axis"
+            )
         self._x = x
         shape = x.shape[1:] if isinstance(x, np.ndarray) else x.shape
         self._transform = bind(spec.transform, shape, x.dtype, f"{stamp.path}: input.fields.x")
@@ -120,7 +120,7 @@ class ArraySource:
             self.stamps[0].check()
 
     def _held(self, indexes: np.ndarray, give: Give | None) -> np.ndarray:
-        """These rows as stored: a view if they follow one another in memory."""
+        """These rows as stored; a view if they are consecutive."""
         if isinstance(self._x, np.ndarray):
             return np.asarray(self._x[as_slice(indexes)])
         x = np.empty((len(indexes), *self._x.shape), dtype=self._x.dtype)
@@ -210,7 +210,7 @@ def _read_member(
 
 
 def _header(file: IO[bytes], where: str, size: int) -> _Header:
-    """Reads as far as the first element. Raises DataError unless exactly the bytes that the header speaks of follow."""
+    """Reads up to the first element. Raises DataError unless exactly the promised number of bytes follows."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise DataError(f"{where}: has .npy version {version}; expected 1.0 or 2.0")
@@ -219,7 +219,7 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
         shape, fortran, dtype = read(file)
     except _BROKEN:
         raise
-    except Exception as e:  # numpy parses the header as Python code: broken bytes raise nearly anything
+    except Exception as e:  # numpy parses the header as Python code, so broken bytes can raise nearly anything
         raise ValueError("its header is damaged") from e
     if not all(type(n) is int and n >= 0 for n in shape):
         raise DataError(f"{where}: its header names the shape {shape}; expected numbers from 0 up")
@@ -234,18 +234,18 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
 
 
 def _can_stay(header: _Header) -> bool:
-    """Whether rows can be read from where they are."""
+    """Whether rows can be read from the file in place."""
     return bool(header.shape) and math.prod(header.shape) > 0
 
 
 def _left(header: _Header, stamp: Stamp, offset: int) -> FileRows | FortranRows:
-    """The array where it is."""
+    """The array, left in its file."""
     kind = FortranRows if header.fortran and len(header.shape) > 1 else FileRows
     return kind(stamp=stamp, offset=offset, dtype=header.dtype, total=header.shape[0], shape=header.shape[1:])
 
 
 def _in_memory(file: IO[bytes], header: _Header, where: str) -> np.ndarray:
-    """The array read whole from where the header ends. Raises DataError if it cannot fit."""
+    """The array, read whole from the end of its header. Raises DataError if it does not fit into memory."""
     needed = math.prod(header.shape) * header.dtype.itemsize
     if needed > (free := memory.available_bytes()):
         raise DataError(
@@ -260,5 +260,5 @@ def _in_memory(file: IO[bytes], header: _Header, where: str) -> np.ndarray:
             raise EOFError("it ends too early")
         rest[: len(data)] = data
         rest = rest[len(data) :]
-    file.read(1)  # an archive compares its checksum at the end
+    file.read(1)  # an archive verifies its checksum at the end
     return x

@@ -1,4 +1,4 @@
-"""Batches read ahead: several threads each read a part of a batch to where it will lie."""
+"""Reads batches ahead: several threads each read a part of a batch straight into its place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nimble_jobs.data.buffers import Buffer, Buffers
 from nimble_jobs.data.source import Form, Loaded
 from nimble_jobs.pipeline import Meter, usable_cores
 
-Load = Callable[[np.ndarray, np.ndarray], Loaded]  # record indexes, and where their rows go
+Load = Callable[[np.ndarray, np.ndarray], Loaded]  # record indexes, and the memory for their rows
 
-_COPY_THREADS = 8  # they fill what the memory can take
-_COPY_BYTES = 16 << 20  # what one of them copies at a time: enough for Python's part in it not to count
+_COPY_THREADS = 8  # threads beyond this do not raise the memory bandwidth
+_COPY_BYTES = 16 << 20  # bytes that a thread copies at a time, enough to hide Python's overhead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,23 +25,23 @@ class Ahead:
 
     piece: int  # records that one thread loads at a time
     threads: int  # 0: nothing is read ahead, by the caller's own thread
-    depth: int  # batches under way
-    processes: int = 0  # that work while the threads wait for them; 0: the threads work
+    depth: int  # batches in progress
+    processes: int = 0  # processes that work while the threads wait for them; 0: the threads work
 
     @classmethod
     def away(cls, piece: int, processes: int, batch_size: int) -> Ahead:
-        """For records that so many processes decode `piece` at a time; each has one piece more to go on with."""
+        """For records that this many processes decode, `piece` at a time; each has one more piece waiting."""
         threads, piece = 2 * processes, min(piece, batch_size)
         depth = max(2, -(-threads * piece // batch_size) + 1)
         return cls(piece=piece, threads=threads, depth=depth, processes=processes)
 
     @classmethod
     def of(cls, piece: int | None, batch_size: int, batches: int, form: Form) -> Ahead:
-        """For records that are decoded `piece` at a time, or, for None, copied."""
+        """For records that threads decode, `piece` at a time, or, for None, copy."""
         threads = usable_cores()
         if piece is None:
             whole = -(-batch_size * form.nbytes // _COPY_BYTES)  # pieces in a batch
-            if batches <= 1 and whole <= 1:  # a thread costs more than it would save
+            if batches <= 1 and whole <= 1:  # a thread would cost more than it saves
                 return cls(piece=batch_size, threads=0, depth=1)
             threads = min(threads, _COPY_THREADS) if whole * batches > 1 else 1
             piece = -(-batch_size // whole) if whole else batch_size
@@ -49,12 +49,12 @@ class Ahead:
         return cls(piece=piece, threads=threads, depth=max(2, -(-2 * threads * piece // batch_size)))
 
 
-Part = tuple[np.ndarray, Loaded]  # record indexes, and what came of them
+Part = tuple[np.ndarray, Loaded]  # record indexes, and their results
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Room:
-    """The memory of a batch, whose parts are being read."""
+    """The memory of a batch while its parts are being read."""
 
     start: int
     stop: int
@@ -63,7 +63,7 @@ class Room:
     parts: list[tuple[np.ndarray, Future[Loaded]]]
 
     def read(self) -> list[Part]:
-        """What came of the parts, whose good rows are then packed from the first one on. Raises what a part raised."""
+        """Wait for the parts, and pack their good rows to the beginning. Raises what a part raised."""
         done = [(indexes, future.result()) for indexes, future in self.parts]
         first = good = 0
         for indexes, loaded in done:
@@ -75,7 +75,7 @@ class Room:
 
 
 class _Reading:
-    """The batches under way."""
+    """The batches in progress."""
 
     def __init__(self, load: Load, form: Form, ahead: Ahead, buffers: Buffers | None, meter: Meter | None) -> None:
         self._load, self._form, self._ahead, self._buffers, self._meter = load, form, ahead, buffers, meter
@@ -90,12 +90,12 @@ class _Reading:
 
     @property
     def full(self) -> bool:
-        """Whether a batch must be handed out before the next can begin."""
+        """Whether a batch must be handed out before the next one can begin."""
         too_many = len(self._under_way) >= self._ahead.depth
         return bool(self) and (too_many or (self._buffers is not None and not self._buffers.free))
 
     def begin(self, start: int, stop: int, indexes: Callable[[int, int], np.ndarray]) -> bool:
-        """Read a batch. Waits for a buffer; False if there will be none."""
+        """Begin to read a batch. Waits for a buffer; False if there will be none."""
         buffer = None
         if self._buffers is None:
             rows = np.empty((stop - start, *self._form.shape), dtype=self._form.dtype)
@@ -113,14 +113,14 @@ class _Reading:
         return True
 
     def first(self) -> tuple[Room, list[Part]]:
-        """The batch that was begun first, read."""
+        """Wait for the oldest batch, and return it."""
         if self._meter is not None:
             self._meter.waiting(sum(all(part.done() for _, part in room.parts) for room in self._under_way))
-        parts = self._under_way[0].read()  # if this raises, `close` releases the buffer, when no thread writes to it
+        parts = self._under_way[0].read()  # if this raises, `close` releases the buffer once no thread writes to it
         return self._under_way.popleft(), parts
 
     def close(self) -> None:
-        """End the threads and release the buffers of batches that nobody got."""
+        """End the threads, and release the buffers of batches that were not handed out."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         for room in self._under_way:
@@ -160,10 +160,10 @@ def read_ahead(
     buffers: Buffers | None = None,
     meter: Meter | None = None,
 ) -> Generator[tuple[Room, list[Part]]]:
-    """Batches over these bounds, in order, in memory of their own or in `buffers`, and what came of their parts.
+    """Yield batches over these bounds, in order, in their own memory or in `buffers`, with the results of their parts.
 
-    Closing the generator ends its threads. It ends early once the buffers do. It waits for a buffer only when it has
-    nothing to hand out, so one buffer is enough.
+    Closing the generator ends its threads. The generator ends early if the buffers end. It waits for a buffer only if
+    it has no batch to hand out, so one buffer is enough.
     """
     reading = _Reading(load, form, ahead, buffers, meter)
     try:

@@ -1,4 +1,4 @@
-"""Rows that are decoded block by block: kept for reading in any order, or made ahead for reading in order."""
+"""Rows that are decoded in blocks. Blocks are kept for reading in any order, or decoded ahead for reading in order."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 
 from nimble_jobs.data import memory
 
-BLOCK_BYTES = 16 << 20  # of a block's values; a record that is larger is a block of its own
-AHEAD_BYTES = 256 << 20  # of blocks that are made before they are needed
-MAKING_BYTES = 1 << 30  # that all threads which make blocks take meanwhile
-KEEP_BYTES = 256 << 20  # of blocks for reading in random order, or half of the memory that is left
+BLOCK_BYTES = 16 << 20  # bytes of a block's values; a larger record is a block of its own
+AHEAD_BYTES = 256 << 20  # bytes of blocks that are decoded ahead
+MAKING_BYTES = 1 << 30  # bytes that all decoding threads may take together
+KEEP_BYTES = 256 << 20  # bytes of kept blocks for reading in random order, or half of the free memory if that is less
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """Some consecutive rows. Good ones have a row in `values` (as stored, or encoded images), found through `place`."""
+    """Consecutive rows. Good ones have a row in `values` (as stored, or encoded images), at the index in `place`."""
 
     values: Any  # an array [n, *shape], or a sequence of encoded images
-    place: np.ndarray  # int64, by row; -1 for a bad one
+    place: np.ndarray  # int64, index into `values` by row; -1 for a bad one
     bad: dict[int, str]
     nbytes: int
 
@@ -34,25 +34,25 @@ Give = Callable[[int], Block]  # by number
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """How a source is cut into blocks."""
+    """The division of a source into blocks."""
 
-    starts: np.ndarray  # int64 [blocks + 1], the first row of each, and the end
-    chains: np.ndarray  # int64 [blocks], blocks of equal number are made one after the other
-    block_bytes: int  # of the largest, about
-    making_bytes: int = 0  # that making the largest takes meanwhile, about
+    starts: np.ndarray  # int64 [blocks + 1], the first row of each block, and the end
+    chains: np.ndarray  # int64 [blocks], blocks with equal numbers are decoded one after another
+    block_bytes: int  # bytes of the largest block, approximately
+    making_bytes: int = 0  # bytes that decoding the largest takes, approximately
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self.chains)
 
     def of_row(self, row: int) -> int:
-        """The block that holds a row."""
+        """The number of the block with this row."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
 
 def join_layouts(layouts: list[Layout]) -> Layout:
-    """The layout of several sources, one after the other."""
+    """The layout of several sources in a row."""
     rows = np.cumsum([0, *(int(one.starts[-1]) for one in layouts)])
     chains, used = [], 0
     for one in layouts:
@@ -67,7 +67,7 @@ def join_layouts(layouts: list[Layout]) -> Layout:
 
 
 class Kept:
-    """Blocks by number, the most recently used of them kept."""
+    """Blocks by number; the most recently used ones are kept."""
 
     def __init__(self, make: Give, keep_bytes: Callable[[], int]) -> None:
         self._make = make
@@ -86,10 +86,10 @@ class Kept:
 
 
 class Window:
-    """Blocks for somebody who reads rows in order: those in use, and some that threads make ahead.
+    """Blocks for a reader that goes through rows in order: the blocks in use, and some that threads decode ahead.
 
-    Memory: AHEAD_BYTES or one block, MAKING_BYTES or what one block needs, and the blocks that batches under way are
-    copied from.
+    It takes AHEAD_BYTES or one block, MAKING_BYTES or what one block needs, and the blocks from which current batches
+    are copied.
     """
 
     def __init__(self, make: Give, layout: Layout, stop: int, *, threads: int) -> None:
@@ -101,15 +101,17 @@ class Window:
         self._lock = threading.Lock()
         self._blocks: dict[int, Future[Block]] = {}
         self._users: dict[int, int] = {}
-        self._reached = -1  # the last block that anybody wanted
+        self._reached = -1  # the last requested block
 
     @property
     def held(self) -> int:
-        """Blocks that are made, or being made."""
+        """Blocks that are decoded, or being decoded."""
         return len(self._blocks)
 
     def want(self, first: int, last: int) -> None:
-        """Rows [first, last) will be asked for, after those of earlier calls. Has blocks made, ahead too."""
+        """Announce that rows [first, last) will be read after those of earlier calls. Starts to decode blocks, also
+        ahead.
+        """
         if last <= first:
             return
         one, end = self._layout.of_row(first), self._layout.of_row(last - 1)
@@ -123,13 +125,13 @@ class Window:
             self._drop()
 
     def __call__(self, number: int) -> Block:
-        """A block that is wanted, once it is made. Raises what making it raised."""
+        """Wait for an announced block and return it. Raises what decoding it raised."""
         with self._lock:
             found = self._blocks[number]
         return found.result()
 
     def done(self, first: int, last: int) -> None:
-        """Rows [first, last) were copied."""
+        """Note that rows [first, last) were copied."""
         if last <= first:
             return
         with self._lock:
@@ -138,7 +140,7 @@ class Window:
             self._drop()
 
     def close(self) -> None:
-        """End the threads and let go of all blocks."""
+        """End the threads and drop all blocks."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._blocks.clear()
 
@@ -154,12 +156,12 @@ class Window:
 
 
 def keep_bytes() -> int:
-    """How many bytes of blocks may be kept for reading in random order."""
+    """The bytes of blocks that may be kept for reading in random order."""
     return max(KEEP_BYTES, memory.available_bytes() // 2)
 
 
 def as_slice(indexes: np.ndarray) -> slice | np.ndarray:
-    """A slice instead of indexes that follow one another, so that rows are copied once."""
+    """A slice in place of consecutive indexes, so that rows are copied only once."""
     n = len(indexes)
     run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
     return slice(int(indexes[0]), int(indexes[0]) + n) if run else indexes

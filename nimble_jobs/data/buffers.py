@@ -1,7 +1,7 @@
 """Host memory for batches on their way to the device: a few equal buffers in one anonymous mapping.
 
-The mapping has no name, so nothing is left behind by a process that is killed; other processes get it by its file
-descriptor. Whoever owns a device may pin `memory`.
+The mapping has no name, so a killed process leaves nothing behind. Other processes get it by its file descriptor. The
+owner of a device may pin `memory`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nimble_jobs.pipeline import Pool
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Buffer:
-    """One of the buffers, from `take` to `release`."""
+    """One buffer, from `take` to `release`."""
 
     index: int
     array: np.ndarray  # uint8 [nbytes]
-    release: Callable[[], None]  # lets others have the memory; more than once does no harm
+    release: Callable[[], None]  # returns the memory; calling it again does no harm
 
 
 class Buffers:
-    """`count` buffers of `nbytes` each, taken and given back by any thread."""
+    """`count` buffers of `nbytes` each. Any thread may take and release them."""
 
     def __init__(self, count: int, nbytes: int) -> None:
         self.count, self.nbytes = count, -(-max(1, nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -43,15 +43,15 @@ class Buffers:
         self._pool = Pool(range(count))
 
     def begin(self) -> None:
-        """Take all buffers back and offer them anew. Nobody may use one that was taken before."""
+        """Take all buffers back and offer them anew. Buffers that were taken before must no longer be used."""
         self._pool.begin()
 
     def end(self) -> None:
-        """Give out no more, so that nobody waits for one in vain."""
+        """Offer no more buffers, so that no thread waits for one in vain."""
         self._pool.end()
 
     def take(self) -> Buffer | None:
-        """A free buffer, waiting for one; None after `end`."""
+        """Wait for a free buffer; None after `end`."""
         taken = self._pool.take()
         if taken is None:
             return None
@@ -61,11 +61,11 @@ class Buffers:
 
     @property
     def free(self) -> int:
-        """How many nobody holds."""
+        """The number of free buffers."""
         return self._pool.free
 
     def close(self) -> None:
-        """Close the file descriptor. The memory goes once the last array over it does."""
+        """Close the file descriptor. The memory is freed with the last array over it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,4 +1,5 @@
-"""Columns of an Arrow table to records: which columns make `fields.x`, and how a block of rows becomes an array.
+"""Turns columns of an Arrow table into records: selects the columns of `fields.x`, and makes arrays from blocks of
+rows.
 
 `fields.x` names one column, or several of plain numbers that are stacked into a vector: a comma list, in which
 wildcards (`pixel_*`) stand for the matching columns in the file's order. One column may hold numbers (vectors of length
@@ -27,7 +28,7 @@ from nimble_jobs.plural import count
 
 
 def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
-    """The columns that `fields.x` stands for. Raises DataError for a name or wildcard that matches none."""
+    """The columns that `fields.x` names. Raises DataError for a name or wildcard that matches none."""
     names = set(known)
     if x in names:
         return [x]
@@ -41,7 +42,7 @@ def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
 
 
 def only_once(path: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raises DataError when a wanted column name stands for two columns."""
+    """Raises DataError if two columns have a wanted name."""
     counts = Counter(known)
     for name in wanted:
         if counts[name] > 1:
@@ -52,8 +53,8 @@ def only_once(path: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
 class Tensor:
     """Records of the extension type arrow.fixed_shape_tensor, stored as flat lists."""
 
-    physical: tuple[int, ...]  # the shape as the values lie
-    axes: tuple[int, ...] | None  # permutation that makes a record of it; None: it is one
+    physical: tuple[int, ...]  # the shape in storage order
+    axes: tuple[int, ...] | None  # permutation from storage order to a record; None: they are the same
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class Tensor:
         return self.physical if self.axes is None else tuple(self.physical[a] for a in self.axes)
 
     def block(self, flat: Block) -> Block:
-        """The block with records in their shape; nothing is copied."""
+        """The block with records in their shape, without a copy."""
         values = flat.values.reshape(len(flat.values), *self.physical)
         if self.axes is not None:
             values = values.transpose(0, *(a + 1 for a in self.axes))
@@ -74,7 +75,7 @@ class Tensor:
 
 
 def tensor_of(kind: pa.DataType) -> Tensor | None:
-    """None for any other type."""
+    """The tensor type; None for any other type."""
     if not isinstance(kind, pa.FixedShapeTensorType):
         return None
     axes = None if kind.permutation is None else tuple(kind.permutation)
@@ -82,12 +83,12 @@ def tensor_of(kind: pa.DataType) -> Tensor | None:
 
 
 def stored_as(kind: pa.DataType) -> pa.DataType:
-    """The type itself, or what an extension type is stored as."""
+    """The type itself, or the storage type of an extension type."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def is_encoded(kind: pa.DataType) -> bool:
-    """Whether the type is one of encoded images: bytes, or a structure with `bytes` in it."""
+    """Whether the type holds encoded images: bytes, or a structure with a field `bytes`."""
     if pa.types.is_struct(kind):
         return any(kind.field(i).name == "bytes" and is_binary(kind.field(i).type) for i in range(kind.num_fields))
     return is_binary(kind)
@@ -98,13 +99,13 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether the type is one of bytes, also where equal ones are held once."""
+    """Whether the type holds bytes, possibly with equal values held once."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
-    """Raises DataError unless the Arrow type is one of numbers."""
+    """The numpy type. Raises DataError unless the Arrow type holds numbers."""
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise DataError(f"{where}: holds {kind}; expected numbers")
     dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
@@ -112,9 +113,9 @@ def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
 
 
 def joined(column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array; an extension type is replaced by what it is stored as."""
+    """One contiguous array; an extension type becomes its storage type."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # older pyarrow keeps a chunked array of one
+    if isinstance(array, pa.ChunkedArray):  # older pyarrow returns a chunked array with one chunk
         array = array.chunk(0) if array.num_chunks else pa.array([], type=column.type)
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
@@ -140,8 +141,8 @@ def scalars(table: pa.Table, names: Sequence[str], dtype: np.dtype[Any]) -> Bloc
 
 
 def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
-    """A column of (nested) lists as rows [n, *shape]. Lists of another shape, or with empty places, are bad records."""
-    rows = np.arange(len(column))  # of the lists still held, at each level expanded to its elements
+    """A column of (nested) lists as rows [n, *shape]. Lists of another shape, or with nulls, are bad records."""
+    rows = np.arange(len(column))  # which lists are still good, expanded to their elements at each level
     bad: dict[int, str] = {}
     array, per_row = column, 1
     for axis, length in enumerate(shape):
@@ -149,8 +150,8 @@ def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
         if (lengths != length).any():
             owner = np.repeat(rows, per_row)
             for i in np.flatnonzero(lengths != length).tolist():
-                got = "nothing" if lengths[i] < 0 else f"{count(int(lengths[i]), 'value')} on axis {axis}"
-                bad.setdefault(int(owner[i]), f"column {name!r} holds {got}; expected shape {shape}")
+                problem = "is null" if lengths[i] < 0 else f"holds {count(int(lengths[i]), 'value')} on axis {axis}"
+                bad.setdefault(int(owner[i]), f"column {name!r} {problem}; expected shape {shape}")
             keep = ~np.isin(rows, list(bad))
             array = array.filter(pa.array(np.repeat(keep, per_row)))
             rows = rows[keep]
@@ -158,7 +159,7 @@ def lists(column: pa.Array, shape: tuple[int, ...], name: str) -> Block:
         per_row *= length
     if array.null_count and not pa.types.is_floating(array.type):
         holes = np.unique(np.flatnonzero(_is_null(array)) // per_row)
-        bad.update({int(rows[i]): f"column {name!r} has empty places; expected numbers" for i in holes})
+        bad.update({int(rows[i]): f"column {name!r} has nulls; expected numbers" for i in holes})
         keep = np.ones(len(rows), dtype=bool)
         keep[holes] = False
         array, rows = array.filter(pa.array(np.repeat(keep, per_row))), rows[keep]
@@ -180,12 +181,12 @@ def bytes_path(name: str, kind: pa.DataType) -> str | None:
 
 
 class Encoded(Sequence[memoryview]):
-    """Encoded images where Arrow holds them, equal ones perhaps once; nothing is copied."""
+    """Encoded images in Arrow's memory, equal ones possibly once, without copies."""
 
     def __init__(self, chunks: Sequence[pa.Array], rows: np.ndarray) -> None:
         self._chunks = chunks
         self._starts = np.cumsum([0, *map(len, chunks)])
-        self._rows = rows  # of those that are not empty
+        self._rows = rows  # of the images that are not null
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -211,7 +212,7 @@ def encoded(column: pa.ChunkedArray, name: str) -> Block:
     for chunk in column.chunks:
         held = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
         if pa.types.is_struct(held.type):
-            held = pc.struct_field(held, "bytes")  # with the nulls of the structure
+            held = pc.struct_field(held, "bytes")  # includes the nulls of the structure
         chunks.append(held)
     lengths = [np.asarray(pc.fill_null(_lengths(chunk), 0)) for chunk in chunks]
     good = np.concatenate(lengths) > 0 if lengths else np.empty(0, dtype=bool)
@@ -221,7 +222,7 @@ def encoded(column: pa.ChunkedArray, name: str) -> Block:
 
 
 def _lengths(chunk: pa.Array) -> pa.Array:
-    """Of the bytes in each row."""
+    """The number of bytes in each row."""
     if isinstance(chunk, pa.DictionaryArray):
         return pc.binary_length(chunk.dictionary).take(chunk.indices)
     return pc.binary_length(chunk)

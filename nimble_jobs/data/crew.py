@@ -1,4 +1,4 @@
-"""The processes that an input has hired to decode its pictures, and the memory in which they leave the results."""
+"""The processes that decode an input's pictures, and the memory for their results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.decoding.task import Shared
 
-PIECE_AWAY = 8  # pictures that a process decodes at a time: enough for asking it not to count
-PIECE_ENCODED = 64  # that a process only reads
-FEW = 1024  # fewer pictures are decoded by threads before processes have started
-FEW_RUNNING = 64  # the same if they run already
+PIECE_AWAY = 8  # pictures that a process decodes at a time, enough to hide the cost of a request
+PIECE_ENCODED = 64  # pictures per piece if a process only reads them
+FEW = 1024  # for fewer pictures threads are done before processes have started
+FEW_RUNNING = 64  # the same if the processes run already
 
 
 class Crew:
-    """`slot_bytes`: what a piece takes, at least one row."""
+    """`slot_bytes`: bytes of a piece, at least of one row."""
 
     def __init__(self, decoders: Decoders, slot_bytes: int) -> None:
         self.decoders = decoders
@@ -33,7 +33,7 @@ class Crew:
 
     @contextmanager
     def lend(self, buffers: Buffers | None) -> Iterator[None]:
-        """Inside the block processes write straight to rows that lie in `buffers`."""
+        """Inside the block processes write straight into rows in `buffers`."""
         if buffers is None:
             yield
             return
@@ -56,13 +56,13 @@ class Crew:
         return self._through_slots(work, into, blobs)
 
     def close(self) -> None:
-        """Let the processes forget the memory. They go on for others."""
+        """Let the processes drop the memory. They stay for other inputs."""
         self.decoders.unshare(self._own)
         self._slots.close()
 
     def _place(self, into: np.ndarray) -> tuple[Shared, int] | None:
-        """Where the rows lie in memory that is shared."""
-        for shared in reversed(self._lent):  # the one that is lent longest, if the same memory was lent twice
+        """The place of the rows in shared memory."""
+        for shared in reversed(self._lent):  # the first one, if the same memory was lent twice
             start = into.ctypes.data - shared.memory.ctypes.data
             if start >= 0 and start + into.nbytes <= shared.memory.nbytes:
                 return shared, start

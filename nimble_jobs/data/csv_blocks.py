@@ -1,5 +1,6 @@
-"""Large CSV files: one pass finds blocks, types, ids and labels; the numbers are read again, block by block, when they
-are needed. Types are those of the whole column, and records, bad records and messages those of a file read whole.
+"""Large CSV files. One pass collects blocks, types, ids and labels; the numbers are read again in blocks when needed.
+
+A column has one type for the whole file. Records, bad records and messages are the same as for a file read whole.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _NUMBERS = {pa.int64(), pa.float64()}
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What the first pass keeps of a block."""
+    """The first pass's results for a block."""
 
     cut: Cut
     rows: int
-    kinds: tuple[pa.DataType, ...]  # of the columns of x
+    kinds: tuple[pa.DataType, ...]  # types of the columns of x
     extra: pa.Table  # id and label
-    odd: dict[int, str]  # rows of the block that are no records
+    odd: dict[int, str]  # rows of the block that are not records
 
 
 @dataclass(kw_only=True)
 class _Blocks:
-    """The blocks of one file and what their columns hold."""
+    """The blocks of one file and the types of their columns."""
 
     stamp: Stamp
     known: Sequence[str]
@@ -62,7 +63,7 @@ class _Blocks:
     texts: dict[str, Text] = field(default_factory=dict)
 
     def read(self, number: int) -> pa.Table:
-        """The columns of x of a block, as their whole columns are. Raises DataError."""
+        """The columns of x in a block, with the types of the whole columns. Raises DataError."""
         types = {n: pa.binary() if n in self.texts else kind for n, kind in self.kinds.items()}
         table, _ = self.parsed(number, self.names, types)
         cells = zip(self.names, table.columns, strict=True)
@@ -72,11 +73,11 @@ class _Blocks:
     def parsed(
         self, number: int, names: Sequence[str], types: dict[str, pa.DataType]
     ) -> tuple[pa.Table, dict[int, str]]:
-        """Some columns of a block. Raises DataError when the file changed."""
+        """Some columns of a block. Raises DataError if the file has changed."""
         return parse(self.bytes_of(number), self.known, names, types)
 
     def bytes_of(self, number: int) -> bytes:
-        """The text of a block. Raises DataError when the file changed."""
+        """The text of a block. Raises DataError if the file has changed."""
         cut = self.found[number].cut
         with self.stamp.open() as file:
             data = os.pread(file.fileno(), cut.nbytes, cut.offset)
@@ -102,7 +103,7 @@ class _Blocks:
             return next(iter(kinds))
         if kinds <= _NUMBERS:
             return pa.float64()
-        for text in (pa.binary(), pa.string()):  # a block that is nothing else
+        for text in (pa.binary(), pa.string()):  # a block of nulls only
             if text in kinds:
                 return text
         return next((kind for kind in _KINDS[:-1] if self.converts(name, kind)), pa.string())
@@ -144,7 +145,7 @@ def open_large(
 
 
 def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> _Found:
-    types = dict.fromkeys(extra, pa.string())  # ids keep leading zeros, labels are told apart later
+    types = dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
     wanted = [*names, *(e for e in extra if e not in names)]
     table, odd = parse(data, known, wanted, types)
     kinds = tuple(table.schema.field(n).type for n in names)
@@ -153,16 +154,16 @@ def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str
 
 @dataclass(kw_only=True)
 class _Column:
-    """What is known of a column of text so far."""
+    """The findings about a column of text so far."""
 
     text: Text = field(default_factory=Text)
-    bad: dict[int, str] = field(default_factory=dict)  # records whose cell is no number
+    bad: dict[int, str] = field(default_factory=dict)  # records whose cell is not a number
     sample: str | None = None  # the first cell that is not empty
     any_number: bool = False
 
 
 def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
-    """What these columns of text hold. Adds their bad cells to `bad`. Raises DataError for one without any number."""
+    """Examine columns of text, and add their bad cells to `bad`. Raises DataError for a column without any number."""
     found = {name: _Column() for name in names}
     for number in range(len(blocks.found)) if names else ():
         table, _ = blocks.parsed(number, names, dict.fromkeys(names, pa.binary()))
@@ -179,7 +180,7 @@ def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int,
 
 
 def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> None:
-    """Look at the cells from record `first` on."""
+    """Examine the cells from record `first` on."""
     read = Cells.of(cells, name)
     column.text = column.text.also(read.text)
     column.bad.update({first + i: why for i, why in read.bad.items()})
@@ -190,7 +191,7 @@ def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> No
 
 
 def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:
-    """The id and label columns whole. A line that is no record is named by its number."""
+    """The whole id and label columns. A line that is not a record gets its number as id."""
     if not found:
         return pa.table({name: pa.array([], pa.string()) for name in extra})
     tables = []
@@ -206,7 +207,7 @@ def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id
 
 
 class _Lines:
-    """Where each record begins: FILE:LINE. Blocks with bad records are read for this, the last one is kept."""
+    """The line of each record, as FILE:LINE. Blocks with bad records are read for this, and the last one is kept."""
 
     def __init__(self, blocks: _Blocks, starts: np.ndarray) -> None:
         self._blocks, self._starts = blocks, starts
@@ -222,7 +223,7 @@ class _Lines:
         return f"{self._blocks.stamp.path}:{last[1][index - int(self._starts[number])]}"
 
     def _lines(self, number: int) -> np.ndarray:
-        """int64, one a record; another number of them where csv and pyarrow disagree about the records."""
+        """int64, one line per record. The count differs if csv and pyarrow disagree about the records."""
         begin = self._blocks.found[number].cut.line
         try:
             text = self._blocks.bytes_of(number).decode("utf-8", "replace")
@@ -232,7 +233,7 @@ class _Lines:
 
 
 def lines_of(text: io.TextIOBase, before: int) -> list[int]:
-    """The line on which each record begins; so many lines are before the first. Blank lines are no records."""
+    """The line on which each record begins, given the number of lines before the first. Blank lines are skipped."""
     rows = csv.reader(text)
     lines, last = list[int](), 0
     for row in rows:

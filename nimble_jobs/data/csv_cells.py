@@ -1,4 +1,4 @@
-"""Cells of CSV records: parsed by pyarrow, and columns of text that turn out to hold numbers."""
+"""Parses cells of CSV records with pyarrow, and reads columns of text as numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nimble_jobs.plural import count
 def parse(
     data: bytes | memoryview, known: Sequence[str], names: Sequence[str], types: dict[str, pa.DataType]
 ) -> tuple[pa.Table, dict[int, str]]:
-    """The columns `names` of records without a header line, with an empty row in the place of each line that has too
-    few or too many cells, and why. Raises pa.ArrowInvalid for a cell that is not of its column's type.
+    """The columns `names` of records without a header line. A line with too few or too many cells becomes an empty row,
+    with a reason. Raises pa.ArrowInvalid for a cell that does not fit its column's type.
     """
     odd: dict[int, str] = {}
 
@@ -28,7 +28,7 @@ def parse(
 
     table = pacsv.read_csv(
         pa.BufferReader(data),
-        # One block, by one thread: else rows have no number.
+        # One block and one thread, because otherwise pyarrow does not number rows.
         read_options=pacsv.ReadOptions(use_threads=False, column_names=list(known), block_size=len(data) + 16),
         parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
         convert_options=pacsv.ConvertOptions(include_columns=list(names), column_types=types),
@@ -37,7 +37,7 @@ def parse(
 
 
 def with_rows(table: pa.Table, odd: dict[int, str]) -> pa.Table:
-    """The table with empty rows in these places."""
+    """The table with empty rows inserted at these places."""
     if not odd:
         return table
     good = iter(range(table.num_rows))
@@ -47,14 +47,14 @@ def with_rows(table: pa.Table, odd: dict[int, str]) -> pa.Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """How a column of text is read as numbers. What holds for two parts of a column combines with `also`."""
+    """How to read a column of text as numbers. `also` combines the findings about two parts of a column."""
 
     int64: bool = True  # all cells are whole numbers that Arrow can read
     float64: bool = True  # all cells are numbers that Arrow can read
     whole: bool = True  # all numbers are whole and below 2**53
 
     def also(self, other: Text) -> Text:
-        """For both parts."""
+        """The findings that hold for both parts."""
         return Text(
             int64=self.int64 and other.int64,
             float64=self.float64 and other.float64,
@@ -72,8 +72,8 @@ class Cells:
     """Cells of a column of text."""
 
     text: Text
-    values: pa.ChunkedArray | pa.Array  # int64 or float64; empty where there is no number
-    bad: dict[int, str] = field(default_factory=dict)  # those that are no numbers
+    values: pa.ChunkedArray | pa.Array  # int64 or float64; null if the cell is not a number
+    bad: dict[int, str] = field(default_factory=dict)  # positions of cells that are not numbers
 
     @classmethod
     def of(cls, column: pa.ChunkedArray, name: str) -> Cells:
@@ -97,7 +97,7 @@ class Cells:
 
 
 def cells_of(column: pa.ChunkedArray, text: Text) -> pa.ChunkedArray:
-    """Numbers of a part of a column, read as the whole column is; empty where there is none."""
+    """Numbers of a part of a column, read like the whole column; null if a cell is not a number."""
     cells = trimmed(as_text(column))
     if text.int64 or text.float64:
         return cells.cast(text.kind)
@@ -120,13 +120,13 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without blanks around the cells; what is blank is empty."""
+    """The cells without surrounding blanks; a blank cell becomes null."""
     cells = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
 
 
 def number_in(cell: str) -> float | None:
-    """What Python reads as a number, but for underscores between digits: 2023_01 is a name."""
+    """The number that Python reads, except that digits with underscores, such as 2023_01, are a name."""
     try:
         return None if "_" in cell else float(cell)
     except ValueError:
@@ -134,7 +134,7 @@ def number_in(cell: str) -> float | None:
 
 
 def is_number(cell: str) -> bool:
-    """Whether Python reads it as a number."""
+    """Whether `number_in` reads it as a number."""
     return number_in(cell) is not None
 
 

@@ -1,7 +1,7 @@
-"""Where a CSV file can be cut between two records, without reading the cells.
+"""Cuts a CSV file between records, without parsing the cells.
 
-A quote opens a quoted cell only at the cell's beginning; two quotes in a quoted cell stand for one. Line breaks in
-quoted cells end no record.
+A quote opens a quoted cell only at the cell's beginning. Two quotes in a quoted cell stand for one. Line breaks in
+quoted cells do not end a record.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from nimble_jobs.errors import DataError
 
-CUT_BYTES = 8 << 20  # of text in a block, about
-RECORD_BYTES = 256 << 20  # a record that is longer has a quote that nobody closed
+CUT_BYTES = 8 << 20  # bytes of text in a block, approximately
+RECORD_BYTES = 256 << 20  # a longer record must have an unclosed quote
 
 _QUOTE, _COMMA, _LF, _CR = b'",\n\r'
 _BOM = b"\xef\xbb\xbf"
@@ -23,15 +23,15 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Some whole records of a file."""
+    """A range of whole records."""
 
     offset: int  # bytes
     nbytes: int
-    line: int  # that the first of them begins at
+    line: int  # line at which the first one begins
 
 
 def cuts(file: BinaryIO, path: str) -> Iterator[tuple[Cut, bytes]]:
-    """All records behind the header line, block by block. Raises DataError for a record that has no end."""
+    """All records after the header line, in blocks. Raises DataError for a record without an end."""
     data = file.read(len(_BOM))
     begin = _mark(data)
     offset, line, data, header = begin, 1, data[begin:], True
@@ -55,12 +55,12 @@ def cuts(file: BinaryIO, path: str) -> Iterator[tuple[Cut, bytes]]:
             offset, line = offset + end, line + lines_in(block)
         elif len(data) > RECORD_BYTES:
             raise DataError(
-                f"{path}:{line}: a record is longer than {RECORD_BYTES >> 20} MiB; expected a quote that ends its cell"
+                f"{path}:{line}: a record is longer than {RECORD_BYTES >> 20} MiB; expected a closing quote"
             )
 
 
 def after_header(data: bytes) -> int:
-    """Where the first record behind the header line begins; the end where there is none."""
+    """The start of the first record after the header line; the end of the file if there is none."""
     begin = _mark(data)
     for size in (1 << 16, len(data)):
         ends = record_ends(data[begin : begin + size])
@@ -70,7 +70,7 @@ def after_header(data: bytes) -> int:
 
 
 def check_closed(data: bytes, path: str, line: int = 1) -> None:
-    """Raises DataError for a quote that nobody closes: all records behind it would be part of its cell.
+    """Raises DataError for an unclosed quote, since all records after it would be part of its cell.
 
     `data` begins with the record at `line` and ends with the file.
     """
@@ -84,20 +84,20 @@ def check_closed(data: bytes, path: str, line: int = 1) -> None:
 
 
 def _mark(data: bytes) -> int:
-    """Length of the byte order mark at the beginning."""
+    """The length of the byte order mark, if there is one."""
     return len(_BOM) if data.startswith(_BOM) else 0
 
 
 def lines_in(data: bytes) -> int:
-    """How many lines end in these bytes, by LF, CR or both."""
+    """The number of line ends (LF, CR or CRLF) in these bytes."""
     count = data.count(b"\n")
     return count + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else count
 
 
 def record_ends(data: bytes) -> np.ndarray:
-    """Positions, int64, just behind each line break that ends a record; `data` begins with a record.
+    """Positions, int64, just after each line break that ends a record; `data` begins with a record.
 
-    A CR that ends the bytes is left for later: an LF may follow.
+    A CR at the very end is left for later, because an LF may follow.
     """
     held = np.frombuffer(data, dtype=np.uint8)
     breaks = np.flatnonzero(held == _LF)
@@ -110,7 +110,7 @@ def record_ends(data: bytes) -> np.ndarray:
 
 
 def _toggles(held: np.ndarray) -> np.ndarray:
-    """Positions of quotes such that whatever has an odd number of them before it lies in a quoted cell."""
+    """Positions of quotes, chosen so that a byte is in a quoted cell if an odd number of them comes before it."""
     quotes = np.flatnonzero(held == _QUOTE)
     before = np.where(quotes > 0, held[quotes - 1], _LF)
     after = np.where(quotes + 1 < len(held), held[np.minimum(quotes + 1, len(held) - 1)], _LF)
@@ -118,11 +118,11 @@ def _toggles(held: np.ndarray) -> np.ndarray:
     ends = np.isin(after, (_COMMA, _LF, _CR))
     second, first = before == _QUOTE, after == _QUOTE
     if bool((begins | second)[::2].all()) and bool((ends | first)[1::2].all()):
-        return quotes  # each one opens, closes, or is one of a pair
+        return quotes  # each one opens, closes, or belongs to a pair
     found: list[int] = []
     at, close = quotes.tolist(), first.tolist()
     i = 0
-    while i < len(at):  # some stand in the middle of a plain cell
+    while i < len(at):  # some are in the middle of a plain cell
         if begins[i]:
             found.append(at[i])
             i += 1

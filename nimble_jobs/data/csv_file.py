@@ -21,13 +21,13 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
 
-WHOLE_BYTES = 64 << 20  # a file up to this size is read whole, and its numbers stay in memory
+WHOLE_BYTES = 64 << 20  # files up to this size are read whole and kept in memory
 
 
 def open_csv(spec: InputSpec, path: Path) -> TableSource:
-    """Rows of one CSV file (UTF-8, comma). Cells that are no numbers, and lines of another length, are bad records.
+    """Rows of one CSV file (UTF-8, comma). A cell that is not a number, or a line of wrong length, makes a bad record.
 
-    Columns that hold whole numbers only stay whole; transform.scale: 1 makes them float32.
+    Columns with only whole numbers stay whole; transform.scale: 1 makes them float32.
     """
     stamp = Stamp.of(path)
     try:
@@ -60,7 +60,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
 
 
 class _Lines:
-    """Where each record begins: FILE:LINE. The file is read for this once, when the first bad record asks."""
+    """The line of each record, as FILE:LINE. The file is read for this once, at the first bad record."""
 
     def __init__(self, path: Path, stamp: Stamp, total: int) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class _Lines:
 
     @cached_property
     def _lines(self) -> np.ndarray:
-        """The line of each record, int64; empty where the file cannot be told apart into the records that were read."""
+        """The line of each record, int64; empty if the lines cannot be matched with the records that were read."""
         try:
             self._stamp.check()
             with io.TextIOWrapper(open_regular(self._path), encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -83,7 +83,7 @@ class _Lines:
 
 
 def _header(path: Path) -> list[str]:
-    # What comes after the first line may be in another encoding: it is none of the columns' names.
+    # Later lines may be in another encoding, which does not matter for the columns' names.
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             names = next(csv.reader(file), [])
@@ -99,13 +99,13 @@ def _header(path: Path) -> list[str]:
 def _read(
     path: Path, known: list[str], names: list[str], extra: list[str], id_column: str | None
 ) -> tuple[pa.Table, dict[int, str]]:
-    """The wanted columns, with an empty row in the place of each line that has too few or too many cells, and why."""
+    """The wanted columns. A line with too few or too many cells becomes an empty row, with a reason."""
     data = read_regular(path)
     check_closed(data, str(path))
     begin = after_header(data)
     if begin == len(data):
         raise DataError(f"{path}: no records; expected at least one")
-    as_text = dict.fromkeys(extra, pa.string())  # ids keep leading zeros, labels are told apart later
+    as_text = dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
     wanted = [*names, *(e for e in extra if e not in names)]
     table, bad = parse(memoryview(data)[begin:], known, wanted, as_text)
     if bad and id_column is not None:
@@ -116,7 +116,7 @@ def _read(
 
 
 def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
-    """Raises DataError for a column of text: one none of whose cells is a number."""
+    """Raises DataError for a column without a single number."""
     if not is_text(column.type):
         return
     cells = [cell for cell in as_text(column).to_pylist() if cell and cell.strip()]
@@ -125,7 +125,7 @@ def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
 
 
 def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:
-    """A column of text as numbers; what is none becomes empty and its record bad. Other columns as they are."""
+    """A column of text as numbers. A cell that is not a number becomes null, and its record bad. Other columns stay."""
     if pa.types.is_null(column.type):
         return column.cast(pa.float64())
     if not is_text(column.type):

@@ -1,4 +1,4 @@
-"""Encoded pictures to records, wherever they are stored: by threads of this process, or by processes of their own."""
+"""Decodes pictures, from files or tables, into records, with threads of this process or with other processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import TransformSpec
 
-PIECE = 4  # pictures that one thread of this process decodes at a time
+PIECE = 4  # pictures that one thread decodes at a time
 
 Pictures = Files | Sequence[bytes | memoryview | str]  # or what a table holds, or why it holds nothing
-Moved = Callable[[int, int], str]  # position, CHANGED or VANISHED: the reason of a bad record, or an error
+# Called with position and CHANGED or VANISHED; returns a bad record's reason or raises.
+Moved = Callable[[int, int], str]
 
 
 def _never(position: int, status: int) -> str:
@@ -27,7 +28,7 @@ def _never(position: int, status: int) -> str:
 
 
 class ImageDecoder:
-    """Encoded pictures to float32 CHW, or to uint8 as they are stored or cross to a device.
+    """Decodes pictures to float32 CHW, or to uint8 as stored or as sent to a device.
 
     Needs `size` (height, width) of the result, from the transform or from `set_size`.
     """
@@ -37,7 +38,7 @@ class ImageDecoder:
         self._channels = spec.channels or 3
         self.size = spec.center_crop or spec.resize
         self._arithmetic = arithmetic(spec, eight_bit=True, channels=self._channels, trailing=2, where=where)
-        self.crew: Crew | None = None  # processes that decode; None: threads do
+        self.crew: Crew | None = None  # processes that decode; None: threads decode
 
     def set_size(self, size: tuple[int, int]) -> None:
         self.size = size
@@ -48,7 +49,7 @@ class ImageDecoder:
 
     @property
     def recipe(self) -> Recipe:
-        """What is made of each picture before the arithmetic."""
+        """How each picture is decoded and resized, before the arithmetic."""
         assert self.size is not None
         return Recipe(
             channels=self._channels, resize=self._spec.resize, center_crop=self._spec.center_crop, size=self.size
@@ -56,7 +57,7 @@ class ImageDecoder:
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """What is left to be done to the pixels [height, width, channels] that `load` gives as `stored`."""
+        """The steps that remain for pixels [height, width, channels] that `load` gives as `stored`."""
         left = self._spec.model_copy(update={"resize": None, "center_crop": None, "channels": None})
         return crossing(left, self.recipe.shape, "uint8", "hwc", self._arithmetic)
 
@@ -69,10 +70,10 @@ class ImageDecoder:
         into: np.ndarray | None,
         moved: Moved = _never,
     ) -> Loaded:
-        """Decode the pictures at these positions of the input; those wanted as stored to uint8 [H, W, C], before the
-        arithmetic. Of those wanted encoded, plain JPEGs are left to a device; each picture gets its row of `into`.
+        """Decode the pictures at these positions of the input. As `stored`, they become uint8 [H, W, C], before the
+        arithmetic. As `encoded`, plain JPEGs are left to a device. Each picture gets its row of `into`.
 
-        Undecodable pictures are bad records, as is one of another size than the rest.
+        Undecodable pictures, and pictures of another size than the rest, are bad records.
         """
         if wanted.encoded:
             assert into is not None

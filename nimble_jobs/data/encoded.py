@@ -1,4 +1,4 @@
-"""Batches of pictures that a device decodes."""
+"""Batches of encoded pictures, which a device decodes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.decoding.work import DECODED, HEIGHT, LENGTH, WIDTH
 from nimble_jobs.pictures import Pictures
 
-if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
+if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
     from nimble_jobs.data.decoder import ImageDecoder
 
-_LARGEST = 1 << 20  # bytes of a picture that is left to a device; larger ones are scaled while they are decoded here
-_IN_A_TABLE = 1 << 18  # the same in a table, whose pictures nobody has measured
+_LARGEST = 1 << 20  # largest picture for a device, in bytes; the host decodes larger ones at a reduced scale
+_IN_A_TABLE = 1 << 18  # the same for tables, whose pictures were not measured
 _ALIGNED = 4096
 
 
 def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
-    """The good records of a batch whose records lie in `rows`, uint8 [n, *]."""
+    """The good pictures of a batch with its records in `rows`, uint8 [n, *]."""
     width = rows.shape[1]
     kept, tables, first = [], [], 0
     for _, loaded in parts:
@@ -42,13 +42,13 @@ def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
 
 
 def decoders_of(source: Source) -> list[ImageDecoder]:
-    """What decodes the pictures of a source; nothing if it holds none."""
+    """The decoders of a source's pictures; empty if it has none."""
     parts = source.parts if isinstance(source, Joined) else [source]
     return [decoder for part in parts if (decoder := getattr(part, "decoder", None)) is not None]
 
 
 def row_bytes(source: Source) -> int:
-    """Bytes of a record in a batch that is left encoded: enough for its pixels, and for most files."""
+    """Bytes per record in a batch of encoded pictures: enough for the pixels, and for most files."""
     parts = source.parts if isinstance(source, Joined) else [source]
     largest = max((part.stamps.largest for part in parts if isinstance(part.stamps, Stamps)), default=_IN_A_TABLE)
     pixels = decoders_of(source)[0].recipe.nbytes

@@ -1,8 +1,8 @@
 """The list of files that a job scores, kept in its hidden folder so that each of its attempts scores the same ones.
 
-    .NAME.JOB/files.jsonl     a line for the whole, one for each file, and the SHA-256 of all lines before it
+    .NAME.JOB/files.jsonl     a header line, one line per file, and the SHA-256 of all lines before it
 
-Whoever writes it first has written it: a stale attempt cannot replace what a newer one already works on.
+The first writer wins, so a stale attempt cannot replace the list that a newer one uses.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NAME = "files.jsonl"
 
 
 def keep_list(path: Path, job_id: str, attempt: int, files: FileList) -> FileList:
-    """Keep a job's list, durably; `path` is its output's. Returns the one that counts: another attempt may have been
-    first. Raises DataError when nothing can be written.
+    """Write a job's list durably; `path` is its output. Returns the list that counts, since another attempt may have
+    been first. Raises DataError if nothing can be written.
     """
     root = staging_root(path, job_id)
     with reported(root):
@@ -46,7 +46,7 @@ def keep_list(path: Path, job_id: str, attempt: int, files: FileList) -> FileLis
             if (earlier := find_list(path, job_id)) is not None:
                 temporary.unlink(missing_ok=True)
                 return earlier
-            temporary.replace(root / NAME)  # what lay there is damaged
+            temporary.replace(root / NAME)  # the existing file is damaged
         temporary.unlink(missing_ok=True)
         sync_path(root)
         sync_path(root.parent)
@@ -54,7 +54,7 @@ def keep_list(path: Path, job_id: str, attempt: int, files: FileList) -> FileLis
 
 
 def _claim(temporary: Path, final: Path) -> None:
-    """Gives the file its name, unless another one has it. Raises FileExistsError."""
+    """Gives the file its name. Raises FileExistsError if the name is taken."""
     try:
         final.hardlink_to(temporary)
     except OSError as e:
@@ -66,7 +66,7 @@ def _claim(temporary: Path, final: Path) -> None:
 
 
 def find_list(path: Path, job_id: str) -> FileList | None:
-    """The list of a job whose output goes to `path`. None where there is none, or it is not what was written."""
+    """The list of a job whose output goes to `path`. None if there is none, or if it is damaged."""
     try:
         with open_regular(staging_root(path, job_id) / NAME) as file:
             return _read(iter(file))
@@ -82,7 +82,7 @@ def _lines(files: FileList) -> Iterator[bytes]:
 
 
 def _line(value: object) -> bytes:
-    return f"{json.dumps(value, separators=(',', ':'))}\n".encode()  # ASCII: any name survives
+    return f"{json.dumps(value, separators=(',', ':'))}\n".encode()  # ASCII JSON, which preserves any name
 
 
 def _read(lines: Iterator[bytes]) -> FileList:
@@ -98,7 +98,7 @@ def _read(lines: Iterator[bytes]) -> FileList:
         raise ValueError("another format")
     files = []
     for _ in range(head["files"]):
-        path, size, mtime_ns, inode = value()  # what is of another shape raises
+        path, size, mtime_ns, inode = value()  # a line of another shape raises
         files.append(InputFile(path=path, size=size, mtime_ns=mtime_ns, inode=inode))
     if next(lines).decode() != f"{digest.hexdigest()}\n":
         raise ValueError("not what was written")

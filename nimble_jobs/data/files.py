@@ -1,4 +1,4 @@
-"""Writing files so that after a crash they are whole or absent. Failures become DataError with the path in it."""
+"""Writes files that are complete or absent after a crash. Failures become a DataError that names the path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nimble_jobs.regular import open_regular, read_regular
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_TRIES = 100  # at removing a folder that others are at, too
+_TRIES = 100  # tries to remove a folder that others change too
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -25,14 +25,14 @@ def reported(path: Path) -> Iterator[None]:
     """Turns an OSError into a DataError that names the path."""
     try:
         yield
-    except NimbleError:  # some are OSErrors too
+    except NimbleError:  # these may be OSErrors too
         raise
     except OSError as e:
         raise DataError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
 def write_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
-    """Writes beside `path`, syncs, renames. The caller syncs the folder once for all its files."""
+    """Write a file beside `path`, sync it, and rename it. The caller syncs the folder once for all its files."""
     temporary = path.with_name(f".tmp-{path.name}")
     with temporary.open("wb") as file:
         file.write(data)
@@ -43,8 +43,8 @@ def write_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> No
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name; a synced copy where the file system has no hard links. An existing target is
-    replaced.
+    """Link a file under a second name, or make a synced copy if the file system has no hard links. An existing target
+    is replaced.
     """
     target.unlink(missing_ok=True)
     try:
@@ -61,7 +61,7 @@ def sha256_of(path: Path) -> str:
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Swaps two paths in one step. False where the system or the file system cannot."""
+    """Swap two paths in one step. False if the system or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -74,13 +74,14 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a file or folder, if it is there; somebody else removing the same one, or adding to it, does no harm."""
+    """Remove a file or folder, if it exists. Others may remove it, or add to it, at the same time."""
     for left in reversed(range(_TRIES)):
         if not path.is_dir() or path.is_symlink():
             break
         try:
             shutil.rmtree(path)
         except OSError as e:
-            if not left or e.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # somebody was faster with one of its files
+            # Another process removed one of its files first.
+            if not left or e.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Records that hold NaN or Inf, or would once their arithmetic is done: they are bad."""
+"""Finds records that hold NaN or infinity, or would after their arithmetic. They are bad records."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from nimble_jobs.data.transform import on_host
 from nimble_jobs.preprocess import Preprocess
 
-_HALF_BITS = np.uint16(0x7FFF)  # of float16, all but the sign
+_HALF_BITS = np.uint16(0x7FFF)  # all bits of a float16 except the sign
 
 
 def not_finite(x: np.ndarray, preprocess: Preprocess | None) -> dict[int, str]:
-    """The rows of a batch that are not finite, each with the reason; with `preprocess`, once it was applied.
+    """The rows of a batch that are not finite, each with the reason; with `preprocess`, after it was applied.
 
-    Stored rows whose largest number cannot overflow are finite. For the few others the arithmetic is done here, so
-    that the device and the host call the same records bad.
+    Stored rows whose largest number cannot overflow are finite. For the few others the arithmetic is done here, so that
+    the device and the host find the same bad records.
     """
     if x.dtype.kind != "f" or not x.size:
         return {}
@@ -25,10 +25,8 @@ def not_finite(x: np.ndarray, preprocess: Preprocess | None) -> dict[int, str]:
 
 
 def _small(rows: np.ndarray, largest: float) -> np.ndarray:
-    """bool [n]: whether all numbers of a row lie in [-largest, largest]; NaN lies nowhere."""
-    if (
-        rows.dtype == np.float16
-    ):  # whose bits, without the sign, are in the order of its sizes; numpy compares them faster
+    """bool [n]: whether all numbers of a row are in [-largest, largest]; NaN never is."""
+    if rows.dtype == np.float16:  # the bits without the sign sort by size, and numpy compares integers faster
         limit = np.float16(min(largest, float(np.finfo(np.float16).max)))
         return np.asarray((rows.view(np.uint16) & _HALF_BITS).max(axis=1) <= limit.view(np.uint16))
     with np.errstate(invalid="ignore"):
@@ -36,7 +34,7 @@ def _small(rows: np.ndarray, largest: float) -> np.ndarray:
 
 
 def _reasons(x: np.ndarray, places: np.ndarray) -> dict[int, str]:
-    if np.isfinite(x.min()) and np.isfinite(x.max()):  # NaN is the smallest and the largest of any numbers
+    if np.isfinite(x.min()) and np.isfinite(x.max()):  # NaN propagates through both minimum and maximum
         return {}
     finite = np.isfinite(x)
     per_row = x[0].size

@@ -1,7 +1,7 @@
-"""The hidden folders beside an output: what a job leaves in them, and their end when the job is over.
+"""The hidden folders beside an output, and their removal when the job is over.
 
-.NAME.JOB/           what attempts of the job staged; worthless once the job has ended
-.NAME.training/KEY/  checkpoints of a training; after it failed or was cancelled the same training goes on from them
+.NAME.JOB/           files staged by the job's attempts; useless once the job has ended
+.NAME.training/KEY/  checkpoints, from which a failed or cancelled training can resume
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.paths import CHECKPOINT
 
-_HIDDEN = re.compile(r"\.(.+)\.([^.]+)(?:\.writable)?")  # what `staging_root`, `training_root` and `probe_of` make
+_HIDDEN = re.compile(r"\.(.+)\.([^.]+)(?:\.writable)?")  # names made by `staging_root`, `training_root` and `probe_of`
 STEP, DAMAGED, TEMPORARY = "step-", "damaged-", ".tmp-"  # names in a training's folder
 
 
 def staging_root(path: Path, job_id: str) -> Path:
-    """Where attempts of a job stage what is published at `path`."""
+    """The folder in which a job's attempts stage the output of `path`."""
     return path.parent / f".{path.name}.{job_id}"
 
 
 def training_root(path: Path) -> Path:
-    """Where trainings whose output is `path` keep checkpoints."""
+    """The folder for checkpoints of trainings whose output is `path`."""
     return path.parent / f".{path.name}.training"
 
 
 def probe_of(path: Path, job_id: str) -> Path:
-    """A file that is made and removed to see whether anything can be written."""
+    """The name of a file that is written and removed to test whether the place is writable."""
     return path.parent / f".{path.name}.{job_id or 'probe'}.writable"
 
 
 def discard_staging(path: Path, job_id: str) -> None:
-    """Removes whatever any attempt of a job staged. For jobs that have ended for good. Raises DataError."""
+    """Remove everything that a job's attempts staged. For jobs that have ended for good. Raises DataError."""
     root = staging_root(path, job_id)
     with reported(root):
         probe_of(path, job_id).unlink(missing_ok=True)
@@ -46,42 +46,42 @@ def discard_staging(path: Path, job_id: str) -> None:
             publish.restore(path, root)
             for staged in root.iterdir():
                 publish.remove(staged, job_id)
-            with suppress(OSError):  # something of others came in
+            with suppress(OSError):  # somebody added other files
                 root.rmdir()
 
 
 def tidy(job: Job) -> tuple[str, str] | None:
-    """After a job's end: removes what it left beside its output. Does nothing for a job that may run again.
+    """Remove what an ended job left beside its output. Does nothing for a job that may run again.
 
-    Returns an event, kind and message: which checkpoints stay, or what could not be removed.
+    Returns an event (kind and message) about checkpoints that stay, or files that could not be removed.
     """
     try:
         kept = _tidy(job)
     except DataError as e:
-        return "left-behind", f"what it left beside its output was not removed: {e}"
+        return "left-behind", f"its files beside the output could not be removed: {e}"
     if not kept:
         return None
     names = ", ".join(map(str, kept))
     return (
         "checkpoints-kept",
-        f"{names} stays: the same training, submitted again, goes on from there; remove it to forget them",
+        f"{names} is kept: the same training, submitted again, resumes from it; remove the folder to start anew",
     )
 
 
 def _tidy(job: Job) -> list[Path]:
-    """The folders with checkpoints that another job can go on from."""
+    """Tidy up; returns the folders with checkpoints from which another job can resume."""
     path = output_of(job)
     if path is None or not job.state.final:
         return []
-    kept_list = bool(job.spec.get("input", {}).get("only_new"))  # the list of its files, until it is written down
-    if job.state is not JobState.SUCCEEDED or kept_list:  # one that succeeded has cleared away all else
+    kept_list = bool(job.spec.get("input", {}).get("only_new"))  # the list of files, before it gets its final name
+    if job.state is not JobState.SUCCEEDED or kept_list:  # a succeeded job has removed everything else
         discard_staging(path, job.id)
     kept = _clear_checkpoints(path, job.id) if job.kind == "finetune" else []
     return [] if job.state is JobState.SUCCEEDED else kept
 
 
 def left(jobs: Iterable[Job]) -> dict[Path, Job]:
-    """What is still there of jobs that have ended, unless one that has not ended uses it, too."""
+    """Leftovers of ended jobs, except those that an unfinished job uses too."""
     found: dict[Path, Job] = {}
     used: set[Path] = set()
     for job in jobs:
@@ -93,15 +93,15 @@ def left(jobs: Iterable[Job]) -> dict[Path, Job]:
         if not job.state.final:
             used.update(own, shared)
             continue
-        with suppress(OSError):  # a folder that we may not look into
+        with suppress(OSError):  # a folder that we may not read
             found.update((place, job) for place in (*own, *shared) if place.exists())
     return {place: job for place, job in sorted(found.items()) if place not in used}
 
 
 def strays(outputs: Iterable[str]) -> tuple[set[str], set[str]]:
-    """What looks like a hidden folder beside one of these outputs: ids of jobs, and outputs of trainings.
+    """Hidden folders beside these outputs, as ids of jobs and outputs of trainings.
 
-    Each folder that holds outputs is read once, however many there are.
+    Each parent folder is read once, for any number of outputs.
     """
     names: dict[str, dict[str, str]] = {}
     for output in outputs:
@@ -123,30 +123,30 @@ def strays(outputs: Iterable[str]) -> tuple[set[str], set[str]]:
 
 
 def forget_checkpoints(path: Path) -> None:
-    """Removes the checkpoints of all trainings whose output is `path`, and nothing else. Raises DataError."""
+    """Remove the checkpoints of all trainings whose output is `path`, and nothing else. Raises DataError."""
     root = training_root(path)
     with reported(root):
         for folder in root.glob("*"):
             for name in (f"{STEP}*", f"{DAMAGED}*", f"{TEMPORARY}*"):
                 for kept in folder.glob(name):
                     remove_tree(kept)
-            with suppress(OSError):  # something of others is in it
+            with suppress(OSError):  # it holds other files too
                 folder.rmdir()
         with suppress(OSError):
             root.rmdir()
 
 
 def output_of(job: Job) -> Path | None:
-    """Where the job publishes; None where the stored spec is damaged."""
+    """The job's output path; None if the stored spec is damaged."""
     output = job.spec.get("output")
     path = output.get("path") if isinstance(output, dict) else None
     return Path(path) if isinstance(path, str) else None
 
 
 def _clear_checkpoints(path: Path, job_id: str) -> list[Path]:
-    """Removes what the job left half written, or keeps to itself (`resume: never`), and what holds no checkpoint.
+    """Remove incomplete checkpoints, private ones (`resume: never`), and folders without a checkpoint.
 
-    Returns the folders that hold one.
+    Returns the folders with a checkpoint.
     """
     root, kept = training_root(path), []
     with reported(root):
@@ -158,7 +158,7 @@ def _clear_checkpoints(path: Path, job_id: str) -> list[Path]:
                 remove_tree(half)
             if any(folder.glob(f"{STEP}*/{CHECKPOINT}")):
                 kept.append(folder)
-            elif not any(folder.glob(f"{TEMPORARY}*")):  # of a job that is at work there
+            elif not any(folder.glob(f"{TEMPORARY}*")):  # a running job uses it
                 for damaged in folder.glob(f"{DAMAGED}*"):
                     remove_tree(damaged)
                 with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Ids of records, kept as compactly as they are stored, and handed out as text."""
+"""Ids of records, held as compactly as they are stored, and returned as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from nimble_jobs.errors import DataError
 
-STEP = 1 << 16  # ids that are text at a time while all of them are looked at
+STEP = 1 << 16  # ids that are converted to text at a time
 
 
 class Ids(Sequence[str]):
-    """One id a record. Subclasses keep them otherwise than in a list."""
+    """One id per record. Subclasses hold them more compactly than in a list."""
 
     def __init__(self, values: Sequence[str] | np.ndarray) -> None:
         self._values = values  # an array of whole numbers, text or bytes, or text
@@ -48,7 +48,7 @@ class Ids(Sequence[str]):
         return [self[i] for i in indexes.tolist()]
 
     def keys(self, first: int, last: int) -> np.ndarray:
-        """int64 [last - first]: different only where the ids are, and hardly ever equal where those are different."""
+        """int64 [last - first], hashes of the ids: equal for equal ids, and rarely equal for different ones."""
         if isinstance(self._values, np.ndarray) and self._values.dtype.kind in "iu":
             return self._values[first:last].astype(np.int64)
         return np.fromiter(map(hash, self[first:last]), dtype=np.int64, count=last - first)
@@ -74,7 +74,7 @@ class Numbered(Ids):
 
 
 class JoinedIds(Ids):
-    """The ids of several sources, one after the other."""
+    """The ids of several sources in a row."""
 
     def __init__(self, parts: Sequence[Ids]) -> None:
         super().__init__(())
@@ -96,7 +96,7 @@ class JoinedIds(Ids):
         return self._parts[part][at - int(self._starts[part])]
 
     def keys(self, first: int, last: int) -> np.ndarray:
-        # As text: a number in one file may be written out in another.
+        # As text, since one file may hold numbers and another one text.
         return np.fromiter(map(hash, self[first:last]), dtype=np.int64, count=last - first)
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[Ids, int, int]]:
@@ -126,14 +126,14 @@ def _empty(raw: np.ndarray) -> np.ndarray:
 
 
 def no_id(index: int, where: str, line: Callable[[int], str] | None = None) -> DataError:
-    """The error for a record that has none."""
+    """The error for a record without an id."""
     return DataError(f"{where}: no id at {line(index) if line else f'record {index}'}; expected one for each record")
 
 
 def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
-    """Raises DataError when two records share an id: results could not be told apart.
+    """Raises DataError if two records share an id, because their results could not be distinguished.
 
-    Needs 8 bytes a record: ids are compared only if their hashes are equal.
+    It takes 8 bytes per record: ids are compared only if their hashes are equal.
     """
     total = len(ids)
     keys = np.empty(total, dtype=np.int64)
@@ -152,7 +152,7 @@ def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
 
 
 def _with_keys(ids: Ids, wanted: np.ndarray) -> Iterator[int]:
-    """Positions of the ids with these keys, in order."""
+    """Positions of ids with these hashes, in order."""
     for a in range(0, len(ids), STEP):
         found = np.isin(ids.keys(a, min(a + STEP, len(ids))), wanted)
         yield from (a + np.flatnonzero(found)).tolist()

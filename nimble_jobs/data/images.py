@@ -1,4 +1,4 @@
-"""The images format: files, each of which is a record."""
+"""The images format: each file is a record."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ HEADERS = 10_000  # images whose sizes are compared before the first one is read
 
 
 class ImageSource(Unblocked):
-    """Image files. Ids are their paths below the folder, or below the part of a glob that has no wildcard.
+    """Image files. Their ids are paths below the folder, or below the part of a glob without wildcards.
 
-    With `stamps` they were listed earlier: one that is not as it was then is a bad record, and no reason to fail.
+    With `stamps` they were listed earlier: a file that has changed since is a bad record instead of an error.
     """
 
     piece = PIECE
@@ -76,7 +76,7 @@ class ImageSource(Unblocked):
         return self.decoder.load(self.stamps.files(indexes), indexes, wanted, into=into, moved=moved)
 
     def check(self, indexes: np.ndarray) -> None:
-        """Each file is compared when it is opened."""
+        """Nothing to do: each file is checked when it is opened."""
 
     def _common_size(self) -> tuple[int, int]:
         first: tuple[str, tuple[int, int]] | None = None
@@ -91,7 +91,7 @@ class ImageSource(Unblocked):
 
         found = mapped(size, (s.path for s in self.stamps), threads=usable_cores(), depth=64)
         for i, (name, this) in enumerate(zip(self.stamps.names, found, strict=True)):
-            if first is not None and i >= HEADERS:  # the rest show it when they are read
+            if first is not None and i >= HEADERS:  # later ones are checked when they are read
                 found.close()
                 break
             if isinstance(this, str):
@@ -109,19 +109,19 @@ class ImageSource(Unblocked):
 
 
 def _opened(path: str) -> BinaryIO:
-    """Raises Undecodable for what is not a regular file."""
+    """Open a file. Raises Undecodable unless it is a regular file."""
     try:
         return open_regular(path)
     except FileNotFoundError as e:
-        raise Undecodable("cannot be decoded: a link to no file") from e
+        raise Undecodable("cannot be decoded: it is a broken link") from e
     except OSError as e:
         raise Undecodable(f"cannot be decoded: {e.strerror}") from e
 
 
 def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
-    """Every image file below a folder, or matched by a glob, sorted by path; with `files` only these.
+    """All image files below a folder, or matched by a glob, sorted by path; with `files` only these.
 
-    Hidden files and other suffixes are not records. Links to nothing, pipes and the like are bad ones.
+    Hidden files and files with other suffixes are skipped. Broken links, pipes and the like are bad records.
     """
     if spec.fields.id not in (None, "path"):
         raise DataError(

@@ -1,7 +1,7 @@
-"""Labels as class numbers, or as the numbers that a regression is to meet.
+"""Labels as class numbers, or as target numbers of a regression.
 
-Text becomes the position in the sorted names, or in the names that a training used. Where any label written as text is
-a whole number, all of them are taken for numbers.
+Text becomes the position in the sorted names, or in the names that a training used. If any label in text is a whole
+number, all of them must be.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nimble_jobs.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
-    """One label a record; `bad` are the records that have none."""
+    """One label per record; `bad` holds the records without one."""
 
     values: np.ndarray  # int64 [total], of numbers float32 [total] or [total, n]
     bad: dict[int, str]
-    names: tuple[str, ...] | None  # by class number, where labels are text
+    names: tuple[str, ...] | None  # names by class number, if labels are text
 
 
 def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where: str) -> Labels:
-    """Labels as stored, checked.
+    """Checks and converts stored labels to classes.
 
     `names` fixes the meaning of text labels. Raises DataError for a column that holds no labels at all.
     """
@@ -53,7 +53,8 @@ def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where
 
 
 def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) -> Labels:
-    """Labels as stored, one number a record or several, as float32; `shares` must be from 0 to 1.
+    """Checks and converts stored labels to numbers, one or several per record, as float32; `shares` must be from 0 to
+    1.
 
     Raises DataError for a column that holds no numbers.
     """
@@ -75,7 +76,7 @@ def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) ->
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
-    whole = {v for v in set(raw) if _whole(v)}  # a million records may have few different labels
+    whole = {v for v in set(raw) if _whole(v)}  # a million records may share a few different labels
     if names is None and whole:
         wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if v not in whole}
         wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})

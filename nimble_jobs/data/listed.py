@@ -1,4 +1,4 @@
-"""Files of records that were listed earlier, joined: one that cannot be used is a single bad record in its place."""
+"""Joins files that were listed earlier. A file that cannot be used counts as a single bad record in its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nimble_jobs.seen import FileList
 
 
 class Unread(Unblocked):
-    """One bad record in the place of a file's records. What it says of itself is what `like` does."""
+    """One bad record in place of a file's records. It takes its signature and form from `like`."""
 
     total = 1
     lines = False
@@ -31,7 +31,7 @@ class Unread(Unblocked):
         self.preprocess: Preprocess | None = like.preprocess
         self.ids: Ids | None = Ids([name])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
-        # Another than that of a file that could be read: shards of an attempt that read it are not taken over.
+        # Differs from the fingerprint of the readable file, so that shards of attempts that read it are not reused.
         self.stamps = (Stamp(path=stamp.path, size=-1, mtime_ns=0, inode=0),)
 
     def place(self, index: int) -> str:
@@ -54,13 +54,13 @@ class Unread(Unblocked):
         return Loaded(x=x, bad=bad)
 
     def check(self, indexes: np.ndarray) -> None:
-        """There was nothing to read."""
+        """Nothing was read."""
 
 
 class Listed(Joined):
-    """The sources of listed files. A record without an id of its own is named PATH:NUMBER, from 0.
+    """The sources of listed files. A record without its own id is named PATH:NUMBER, from 0.
 
-    `left_out` maps the files whose records are not there to the reason.
+    `left_out` maps unusable files to their reasons.
     """
 
     def __init__(self, parts: Sequence[Source], names: Sequence[str], left_out: dict[str, str]) -> None:
@@ -71,9 +71,9 @@ class Listed(Joined):
 
 
 def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
-    """The listed files, each opened with `open_one`. One that is not as it was listed, or cannot be read, is Unread.
+    """Opens the listed files with `open_one`. A file that has changed or cannot be read becomes Unread.
 
-    Raises DataError when there is none that can be read.
+    Raises DataError if no file can be read.
     """
     root = Path(files.root)
     stamps = {file.path: stamp_of(root, file) for file in files.files}
@@ -82,7 +82,7 @@ def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
     for name, stamp in stamps.items():
         try:
             source = open_one(root / name)
-            reason = stamp.trouble()  # after it was read, so that what is written meanwhile is noticed, too
+            reason = stamp.trouble()  # checked after reading, so that a write in between is noticed too
         except DataError as e:
             reason = stamp.trouble() or str(e)
         if reason is None:

@@ -1,4 +1,4 @@
-"""Which files an input has, one after another and in no order: a folder with a million of them is never held whole."""
+"""Lists an input's files one by one, in no order, so that a folder with a million files is never held in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nimble_jobs.spec.model import InputSpec
 
 
 def root_of(source: str) -> Path:
-    """The folder that paths are relative to: the source itself, the part of a glob without wildcards, or the parent."""
+    """The folder for relative paths: the source itself, the part of a glob before its wildcards, or the parent."""
     if is_glob(source):
         fixed = re.split(r"[*?\[]", source, maxsplit=1)[0]
         return Path(fixed) if fixed.endswith("/") else Path(fixed).parent
@@ -26,10 +26,10 @@ def root_of(source: str) -> Path:
 
 
 def list_input(spec: InputSpec) -> Iterator[InputFile]:
-    """Every file that a reader of this input would open, as it is now. There may be none.
+    """Every file that a reader of this input would open, in its current state. There may be none.
 
-    Images are looked for in all folders below, other formats only in the folder itself. Raises DataError where the
-    folder, or a file that is named, is not there: a disk that is not mounted is no empty folder.
+    Images are searched in all subfolders, other formats only in the folder itself. Raises DataError if the folder or a
+    named file is missing, because an unmounted disk must not count as an empty folder.
     """
     source, suffixes = spec.source, SUFFIXES[spec.format]
     root = root_of(source)
@@ -50,10 +50,10 @@ def list_input(spec: InputSpec) -> Iterator[InputFile]:
 
 
 def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str], int]:
-    """The folder that names are relative to, sorted paths of files with these suffixes in all folders below or matched
-    by a glob, and how many other files there are. Hidden files are left out.
+    """The folder for relative names, the sorted paths of files with these suffixes (in all subfolders, or matched by a
+    glob), and the number of other files. Hidden files are left out.
 
-    Raises DataError where the source is not there or a folder cannot be read.
+    Raises DataError if the source is missing or a folder cannot be read.
     """
     root = root_of(source)
     if is_glob(source):
@@ -89,7 +89,7 @@ def _files(top: str, *, below: bool) -> Iterator[tuple[str, str]]:
         try:
             entries = os.scandir(at)
         except FileNotFoundError as e:
-            if folder:  # somebody removed it meanwhile
+            if folder:  # it was removed meanwhile
                 continue
             raise DataError(f"{top}: no such folder; expected an input") from e
         except OSError as e:
@@ -108,7 +108,7 @@ def _files(top: str, *, below: bool) -> Iterator[tuple[str, str]]:
 
 
 def _as_listed(path: str, name: str) -> Iterator[InputFile]:
-    """The file; nothing for a folder, and for what vanished meanwhile. A link to nothing has size -1."""
+    """The file; nothing for a folder or a file that has vanished. A broken link has size -1."""
     name = Path(name).as_posix()
     try:
         found = os.stat(path)  # noqa: PTH116  # one of a million

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The memory that this process may still take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ENOUGH = 1 << 62
 
 
 def available_bytes() -> int:
-    """What the machine has left and the control group of this process allows."""
+    """The machine's free memory, limited by the control group of this process."""
     try:
         own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
     except OSError:
@@ -27,7 +27,7 @@ def _machine() -> int:
 
 
 def _group(root: Path, own: str) -> int:
-    """What version 2 of control groups leaves; file pages count as free, since the kernel takes them back."""
+    """Bytes left in the control group (v2). File pages count as free, since the kernel can reclaim them."""
     found = _ENOUGH
     for folder in (root / own.strip("/"), *(root / own.strip("/")).parents):
         if not folder.is_relative_to(root):

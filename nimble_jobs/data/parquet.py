@@ -1,6 +1,6 @@
-"""The parquet format: small row groups are read whole and side by side, large ones from top to bottom in batches.
+"""The parquet format. Small row groups are read whole and in parallel, large ones from top to bottom in batches.
 
-Files are read, not mapped: one that shrinks meanwhile is an error instead of the end of the process.
+Files are read, not mapped, so a file that shrinks meanwhile causes an error instead of killing the process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
 
-_READ_BYTES = 1 << 20  # of a column at a time, where a row group is larger than a block
-_LEVELS = 4  # bytes for each number in a list, while it is decoded
-_INDEX = 4  # bytes for each value of a column whose equal values are held once
+_READ_BYTES = 1 << 20  # bytes of a column read at a time, if a row group is larger than a block
+_LEVELS = 4  # bytes per number in a list while it is decoded
+_INDEX = 4  # bytes per value of a column whose equal values are held once
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
 
 
 def open_parquet(spec: InputSpec, path: Path) -> TableSource:
-    """Rows of one Parquet file. Raises DataError when it, or a column, is not there or not readable."""
+    """Rows of one Parquet file. Raises DataError if the file or a column is missing or unreadable."""
     stamp = Stamp.of(path)
     try:
         with open_regular(path) as opened, pq.ParquetFile(name_of(opened)) as file:
@@ -52,15 +52,15 @@ class _Piece:
     """A block: whole row groups, or some rows of a large one."""
 
     groups: tuple[int, ...]
-    first: int  # row of the group
+    first: int  # first row in the group
     rows: int
-    whole: bool  # whether these are all rows of the groups
-    nbytes: int  # once decoded, about
-    making_bytes: int  # while it is decoded, about
+    whole: bool  # whether it holds all rows of its groups
+    nbytes: int  # bytes once decoded, approximately
+    making_bytes: int  # bytes while it is decoded, approximately
 
 
 def _pieces(metadata: pq.FileMetaData, widths: Mapping[str, int]) -> list[_Piece]:
-    """How the row groups are cut into blocks of about BLOCK_BYTES."""
+    """The division of row groups into blocks of about BLOCK_BYTES."""
     pieces: list[_Piece] = []
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
@@ -68,7 +68,7 @@ def _pieces(metadata: pq.FileMetaData, widths: Mapping[str, int]) -> list[_Piece
         last = pieces[-1] if pieces else None
         if rows == 0:
             continue
-        if last is not None and last.whole and last.nbytes + nbytes <= BLOCK_BYTES // 4:  # many tiny ones
+        if last is not None and last.whole and last.nbytes + nbytes <= BLOCK_BYTES // 4:  # join many tiny groups
             pieces[-1] = _Piece(
                 groups=(*last.groups, group),
                 first=0,
@@ -96,9 +96,9 @@ def _pieces(metadata: pq.FileMetaData, widths: Mapping[str, int]) -> list[_Piece
 
 
 def _decoded_bytes(group: pq.RowGroupMetaData, widths: Mapping[str, int]) -> tuple[int, int]:
-    """What these columns take in memory, and what decoding takes: pages, values as stored, and levels of lists.
+    """Bytes of these columns in memory, and bytes for decoding them: pages, stored values, and levels of lists.
 
-    Numbers are taken by their count, since they may be encoded in far less.
+    Numbers count by their number, since their encoding may be far smaller.
     """
     total = making = 0
     for i in range(group.num_columns):
@@ -119,7 +119,7 @@ def _decoded_bytes(group: pq.RowGroupMetaData, widths: Mapping[str, int]) -> tup
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of one number of a column, in lists or not; 0 for anything else."""
+    """Bytes of one number in a column, inside lists or not; 0 for other types."""
     kind = columns.stored_as(kind)
     while columns.is_list(kind):
         kind = kind.value_type
@@ -137,10 +137,10 @@ def _layout(pieces: Sequence[_Piece]) -> Layout:
 
 
 class _Blocks:
-    """Reads blocks of one file, several at a time. Only files that are being read are open.
+    """Reads blocks of one file, several at a time. Files are open only while they are read.
 
-    Equal values in the columns `once` are in memory as they are in the file: once in a page's dictionary. A megabyte of
-    file could hold gigabytes of images otherwise.
+    Equal values in the columns `once` are held once per page's dictionary, as in the file. Otherwise a megabyte of file
+    could become gigabytes of images.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class _Blocks:
     ) -> None:
         self._stamp, self._metadata, self._names, self._pieces, self._once = stamp, metadata, names, pieces, once
         self._lock = threading.Lock()
-        self._rows: dict[int, _Rows] = {}  # by row group: those that are read from top to bottom
+        self._rows: dict[int, _Rows] = {}  # by row group, for groups that are read from top to bottom
 
     def read(self, number: int) -> pa.Table:
         """The rows of a block. Raises DataError."""
         piece = self._pieces[number]
         try:
             if piece.whole:
-                with self._open() as file:  # one by one: pyarrow cannot join structures of values that are held once
+                with self._open() as file:  # one by one, because pyarrow cannot join structures of dictionary values
                     groups = [file.read_row_group(n, columns=self._names, use_threads=False) for n in piece.groups]
                 table = pa.concat_tables(groups)
             else:
@@ -188,7 +188,7 @@ class _Blocks:
         return table
 
     def batches(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """A row group from its first row on, `rows` at a time."""
+        """Batches of `rows` rows of a row group, from its first row on."""
         with self._open(buffer_size=_READ_BYTES) as file:
             yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=self._names, use_threads=False)
 
@@ -200,12 +200,12 @@ class _Blocks:
 
 
 class _Rows:
-    """The rows of a large row group in order. Rows that were passed are read again from the group's beginning."""
+    """The rows of a large row group in order. To go back, the group is read again from its beginning."""
 
     def __init__(self, blocks: _Blocks, group: int) -> None:
         self._blocks, self._group = blocks, group
         self._lock = threading.Lock()
-        self._at = 0  # the row that comes next
+        self._at = 0  # the next row
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._left: pa.RecordBatch | None = None  # rows from `_at` on
 

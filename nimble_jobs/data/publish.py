@@ -1,7 +1,7 @@
-"""The one step that makes output visible, and what is made of a path that is taken already.
+"""Publishes output in one step, and decides what to do if the output path is taken.
 
-A folder that lies at the output path is replaced, or taken for this job's, only if the store knows its manifest: it
-notes the manifest's SHA-256 and the folder's inode under a random token before the folder takes its place.
+An existing folder at the output path is replaced, or recognised as this job's own, only if the store knows its
+manifest: the store records the manifest's SHA-256 and the folder's inode under a random token before publication.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from nimble_jobs.whole import sync_path
 
 MANIFEST = "manifest.json"
 _MADE_BY = "nimble-jobs"
-_TRIES = 16  # each after somebody else put something there in the meantime
-_NAMED = 3  # files of others, in a message
+_TRIES = 16  # tries, each after somebody else put something there
+_NAMED = 3  # foreign files named in a message
 
 
 class Ledger(Protocol):
-    """What the store knows of publications."""
+    """The store's record of publications."""
 
-    home: Path  # the state folder; nothing is published in or around it
+    home: Path  # the state folder; nothing may be published in or around it
 
     def note(self, publication: Publication, attempt: int) -> None:
-        """Keep it durably. Raises FencedOut when another attempt owns the job."""
+        """Record it durably. Raises FencedOut if another attempt owns the job."""
 
     def find(self, token: str) -> Publication | None: ...
 
     def outputs(self, job_id: str) -> dict[str, Any] | None:
-        """What `outputs` gave for a job that succeeded before publications were noted."""
+        """The outputs of a job from before publications were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ class FileEntry:
     name: str
     sha256: str
     bytes: int
-    records: int | None  # None for a file that holds no records
+    records: int | None  # None for a file without records
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The manifest in a folder, and why the store does not take it for one of its own; None: it does."""
+    """The manifest in a folder, and why the store does not accept it as its own; None if it does."""
 
     manifest: dict[str, Any]
     doubt: str | None
@@ -78,7 +78,7 @@ def manifest(
     bad: int,
     summary: dict[str, Any],
 ) -> dict[str, Any]:
-    """What `manifest.json` says, with a token of its own."""
+    """The contents of `manifest.json`, with a fresh token."""
     return {
         "made_by": _MADE_BY,
         "version": 1,
@@ -94,7 +94,7 @@ def manifest(
 
 
 def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None:
-    """The manifest of the folder at `path`, or of that which lay there and is at `folder` now; None if it has none."""
+    """The manifest of the folder at `path`, which may have been moved to `folder`; None if it has none."""
     folder = folder or path
     try:
         raw = read_regular(folder / MANIFEST)
@@ -108,8 +108,8 @@ def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None
 
 def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: Ledger) -> str | None:
     token, job_id = said.get("token"), said.get("job_id")
-    unknown = f"job {job_id} of its {MANIFEST} is not known to the state folder {ledger.home} as one that published it"
-    if token is None:  # of an earlier version
+    unknown = f"job {job_id} of its {MANIFEST} did not publish it as far as the state folder {ledger.home} knows"
+    if token is None:  # from an earlier version
         known_outputs = ledger.outputs(job_id) if isinstance(job_id, str) else None
         return None if known_outputs is not None and _says(said, path) == _of(known_outputs) else unknown
     known = ledger.find(token) if isinstance(token, str) else None
@@ -120,7 +120,7 @@ def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: 
     device, _, inode = folder_id(folder).partition(":")
     moved = known.path != _resolved(path)
     if known.folder.partition(":")[2] != inode or (moved and known.folder.partition(":")[0] != device):
-        return f"its {MANIFEST} is that of another folder, which job {known.job_id} published at {known.path}"
+        return f"its {MANIFEST} belongs to another folder, which job {known.job_id} published at {known.path}"
     return None
 
 
@@ -146,7 +146,7 @@ def _resolved(path: Path) -> str:
 
 
 def publication(output: OutputSpec, folder: Path, said: dict[str, Any], raw: bytes) -> Publication:
-    """What the store notes of a complete folder, whose manifest is `raw`, before it is published."""
+    """The store's record of a complete folder with manifest `raw`, made before it is published."""
     return Publication(
         token=said["token"],
         job_id=said["job_id"],
@@ -157,7 +157,7 @@ def publication(output: OutputSpec, folder: Path, said: dict[str, Any], raw: byt
 
 
 def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
-    """What a job says of its output."""
+    """The facts about its output that a job reports."""
     return {
         "path": str(path),
         "files": [f["name"] for f in held["files"]] + [MANIFEST],
@@ -168,13 +168,13 @@ def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def published(path: Path, job_id: str, ledger: Ledger) -> dict[str, Any] | None:
-    """The manifest of the folder that is there, if this job published it; None for any other."""
+    """The manifest of the existing folder, if this job published it; else None."""
     found = find(path, ledger)
     return found.manifest if found is not None and found.doubt is None and found.job_id == job_id else None
 
 
 def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
-    """Outputs of the folder that is there, if this job published it (and died before it could say so), or, under
+    """Outputs of the existing folder, if this job published it and died before it recorded that, or, under
     `if_exists: resume`, if it was made from the same basis."""
     found = find(output.path, ledger)
     if found is None or found.doubt is not None:
@@ -190,10 +190,10 @@ def check_apart(output: OutputSpec, ledger: Ledger) -> None:
 
 
 def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
-    """Raises OutputExists when `if_exists` forbids to publish over what is there."""
+    """Raises OutputExists if `if_exists` forbids publishing over the existing folder."""
     path = output.path
     if path.is_symlink():
-        raise OutputExists(f"{path}: is a symbolic link; expected a folder, or a free output.path")
+        raise OutputExists(f"{path} is a symbolic link; choose another output.path")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     found = find(path, ledger)
@@ -201,19 +201,19 @@ def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
         return
     match output.if_exists:
         case "fail":
-            raise OutputExists(f"{path}: exists already; expected a free output.path, or output.if_exists: replace")
+            raise OutputExists(f"{path} exists already; choose another output.path, or set output.if_exists: replace")
         case "resume":
             why = f" ({found.doubt})" if found is not None and found.doubt is not None else ""
-            raise OutputExists(f"{path}: holds the output of something else{why}; expected a free output.path")
+            raise OutputExists(f"{path} holds the output of another job{why}; choose another output.path")
         case _:
             if refusal := _why_kept(path, found):
                 raise OutputExists(f"{path}: {refusal}")
 
 
 def _why_kept(path: Path, found: Found | None) -> str | None:
-    """Why `replace` must leave a folder alone; None where nothing but our own files would go."""
+    """Why `replace` must leave a folder alone; None if it holds only our own files."""
     if found is None:
-        return "was not published by nimble-jobs, so it is not replaced; expected a free output.path"
+        return "was not published by nimble-jobs, so it is not replaced; choose another output.path"
     if found.doubt is not None:
         return f"is not replaced: {found.doubt}; remove the folder yourself, or choose another output.path"
     others = _of_others(path, found.manifest)
@@ -221,14 +221,14 @@ def _why_kept(path: Path, found: Found | None) -> str | None:
         return None
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     return (
-        f"is not replaced: it holds {count(len(others), 'file')} that job {found.job_id} "
-        f"did not publish so: {', '.join(others[:_NAMED])}{more}; move what you want to keep, or choose another "
-        "output.path"
+        f"is not replaced: it holds {count(len(others), 'file')} that job "
+        f"{found.job_id} did not publish in this form: {', '.join(others[:_NAMED])}{more}; move the files to keep, "
+        "or choose another output.path"
     )
 
 
 def _of_others(path: Path, said: dict[str, Any]) -> list[str]:
-    """What lies in a published folder and is not what its manifest lists, by name, kind and size."""
+    """Files in a published folder that differ from its manifest in name, kind or size."""
     sizes = {str(f["name"]): f["bytes"] for f in said["files"]}
     others = []
     with os.scandir(path) as entries:
@@ -236,22 +236,22 @@ def _of_others(path: Path, said: dict[str, Any]) -> list[str]:
             if entry.name not in sizes and entry.name != MANIFEST:
                 others.append(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name)
             elif not entry.is_file(follow_symlinks=False):
-                others.append(f"{entry.name} (not a file any more)")
+                others.append(f"{entry.name} (no longer a file)")
             elif entry.name != MANIFEST and entry.stat(follow_symlinks=False).st_size != sizes[entry.name]:
                 others.append(f"{entry.name} (changed)")
     return others
 
 
 def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Moves a complete, synced folder, which the ledger has noted, to the output path. Raises OutputExists."""
+    """Move a complete, synced folder, which the ledger has recorded, to the output path. Raises OutputExists."""
     path = output.path
     for _ in range(_TRIES):
         found = adoptable(output, held["job_id"], held["basis"], ledger)
-        if found is not None:  # another attempt of this job was faster
+        if found is not None:  # another attempt of this job was first
             return found
         check_free(output, held["job_id"], ledger)
         try:
-            folder.rename(path)  # over nothing, or over an empty folder
+            folder.rename(path)  # onto a free path or an empty folder
             break
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -259,15 +259,15 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledg
         if output.if_exists == "replace" and _swap(path, folder, ledger):
             break
     else:
-        raise OutputExists(f"{path}: others keep writing to it; expected a free output.path")
-    sync_path(path.parent)  # a rename is one step on the disk too: what it left needs no sync of its own
+        raise OutputExists(f"{path}: other processes keep writing to it; choose another output.path")
+    sync_path(path.parent)  # a rename is one step on the disk too, so the old place needs no sync
     return outputs(path, held)
 
 
 def _swap(path: Path, folder: Path, ledger: Ledger) -> bool:
-    """Puts `folder` in the place of `path` without a moment in which neither is there, where the system can.
+    """Replace `path` by `folder`, without a moment in which neither exists, if the system can.
 
-    What came into the old folder since it was looked at is found in its new place, and all is put back.
+    If files came into the old folder meanwhile, they are noticed in its new place, and everything is put back.
     """
     old = folder.with_name(folder.name.replace("attempt", "old"))
     if exchange(folder, path):
@@ -279,11 +279,11 @@ def _swap(path: Path, folder: Path, ledger: Ledger) -> bool:
     path.rename(old)
     if _why_kept(old, find(path, ledger, old)) is not None:
         old.rename(path)
-    return False  # the place is free now: the loop renames into it
+    return False  # the place is free now, and the loop renames into it
 
 
 def restore(path: Path, root: Path) -> None:
-    """Puts back a folder that a two-step replacement moved away, if nothing took its place."""
+    """Put back a folder that a two-step replacement moved away, if nothing took its place."""
     for old in sorted(root.glob("old-*")):
         if not path.exists():
             old.rename(path)
@@ -291,9 +291,9 @@ def restore(path: Path, root: Path) -> None:
 
 
 def remove(folder: Path, job_id: str) -> None:
-    """Removes what an attempt staged, or what its output replaced: of the latter only what the manifest lists.
+    """Remove an attempt's staging folder, or a replaced output; of the latter only the files in its manifest.
 
-    A file that came in at the last moment stays where it is, with its folder.
+    A file that came in at the last moment stays, with its folder.
     """
     try:
         said = json.loads(read_regular(folder / MANIFEST))
@@ -304,7 +304,7 @@ def remove(folder: Path, job_id: str) -> None:
     if not theirs or folder.is_symlink():
         remove_tree(folder)
         return
-    for name in (*names, MANIFEST):  # by the manifest to the last
+    for name in (*names, MANIFEST):  # the manifest last
         if Path(name).name == name:
             (folder / name).unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""One reader over every format: batches in order with read-ahead, any records by position, bad ones told apart."""
+"""One reader for every format: batches in order with read-ahead, or records at any positions; bad records apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nimble_jobs.spec.files import SUFFIXES
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.units import format_bytes
 
-if TYPE_CHECKING:  # Pillow is loaded by those who read pictures
+if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.decoding.recipe import Recipe
 
@@ -40,11 +40,11 @@ Targets = Literal["classes", "numbers", "shares", "stored"]
 
 
 class Reader:
-    """Records of one input. Its figures are known from headers; records are read when asked for.
+    """Records of one input. Counts and types come from headers; records are read on demand.
 
-    `signature` is that of one record after the transform, `label_names` the class names where labels are text, and
-    `fingerprint` changes whenever a file of the input does.
-    `preprocess` is what is left to be done to stored records; None: they can only be had after the transform.
+    `signature` describes one record after the transform, `label_names` holds the class names if labels are text, and
+    `fingerprint` changes with every file of the input. `preprocess` lists the steps that remain for stored records;
+    None: records are available only after the transform.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Reader:
         self.total: int = source.total
         self.signature: Signature = source.signature
         self.preprocess: Preprocess | None = source.preprocess
-        self._crew: Crew | None = None  # processes that decode its pictures
-        self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files that give no record, and why
+        self._crew: Crew | None = None  # processes that decode pictures
+        self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files without records, and the reasons
 
     @property
     def has_labels(self) -> bool:
@@ -82,7 +82,7 @@ class Reader:
 
     @property
     def quick(self) -> bool:
-        """Whether records are picked from arrays, and need not be decoded one by one."""
+        """Whether records are taken from arrays and need no decoding."""
         return self._source.piece is None
 
     @property
@@ -98,11 +98,11 @@ class Reader:
         return str(index) if self._source.ids is None else self._source.ids[index]
 
     def place(self, index: int) -> str:
-        """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
+        """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
         return self._source.place(int(index))
 
     def notes(self, *, shuffled: bool = False) -> list[str]:
-        """What reading takes that somebody may wonder about; `shuffled`: records are read in random order."""
+        """Notes for users about memory or time; `shuffled`: records are read in random order."""
         found = list(self._source.notes)
         layout = self._source.layout
         if shuffled and layout is not None and layout.count > 1:
@@ -173,14 +173,14 @@ class Reader:
                 yield self._batch(room, parts, encoded=wanted.encoded)
 
     def _window(self, bounds: Sequence[tuple[int, int]]) -> Window | None:
-        """What makes blocks ahead for batches that follow one another; None where that would save nothing."""
+        """A window that decodes blocks ahead for consecutive batches; None if that would save nothing."""
         layout = self._source.layout
         if layout is None or not bounds or layout.of_row(bounds[0][0]) == layout.of_row(max(0, bounds[-1][1] - 1)):
             return None
         return Window(self._source.block, layout, bounds[-1][1], threads=usable_cores())
 
     def take(self, indexes: np.ndarray) -> Batch:
-        """The records at any positions, in the order given, as one batch."""
+        """The records at these positions, in this order, as one batch."""
         found = np.asarray(indexes, dtype=np.int64)
         if found.size and (found.min() < 0 or found.max() >= self.total):
             raise IndexError(f"record indexes must lie in [0, {self.total})")
@@ -188,7 +188,7 @@ class Reader:
         return batch
 
     def _load(self, indexes: np.ndarray, into: np.ndarray, *, wanted: Wanted, window: Window | None) -> Loaded:
-        """Good rows are packed from the beginning of `into` on, unless they are encoded."""
+        """Load records into `into`. Good rows are packed to its beginning, unless they are encoded."""
         loaded = self._source.load(indexes, wanted, into=into, give=window)
         if window is not None:
             window.done(int(indexes[0]), int(indexes[-1]) + 1)
@@ -251,7 +251,7 @@ class Reader:
         return bool(decoders_of(self._source))
 
     def hire(self, decoders: Decoders) -> None:
-        """Have processes decode pictures if there are enough of them, until `close`. Results are the same."""
+        """Let processes decode pictures until `close`, if there are enough pictures. Results are the same."""
         few = FEW_RUNNING if decoders.running else FEW
         if self._crew is None and self.decodes and self.total >= few:
             decoders.start()
@@ -262,21 +262,21 @@ class Reader:
 
     @property
     def recipe(self) -> Recipe:
-        """What is made of each picture. Only where `decodes`."""
+        """How each picture is decoded and resized. Only if `decodes`."""
         return decoders_of(self._source)[0].recipe
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes that a picture takes in a batch that is left encoded. A larger one is decoded here."""
+        """Bytes for a picture in a batch of encoded pictures. Larger ones are decoded on the host."""
         return row_bytes(self._source)
 
     def redo(self, index: int, crops: RandomCrops | None = None) -> np.ndarray | str:
-        """uint8 [H, W, C] of one picture, decoded here; or why it is a bad record. Any thread may ask."""
+        """uint8 [H, W, C] of one picture, decoded on the host, or why it is a bad record. Thread-safe."""
         loaded = self._source.load(np.array([index]), Wanted(stored=True, crops=crops))
         return loaded.bad[0] if loaded.bad else loaded.x[0]
 
     def close(self) -> None:
-        """Lets go of the files, and of the processes."""
+        """Release files and processes."""
         if self._crew is not None:
             for decoder in decoders_of(self._source):
                 decoder.crew = None
@@ -300,7 +300,7 @@ def open_reader(
 ) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
-    `files`: only these, as they were listed. What became of one since, or what is wrong with it, makes bad records.
+    `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
     Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
@@ -309,7 +309,7 @@ def open_reader(
 
 
 def _open(spec: InputSpec, files: FileList | None) -> Source:
-    # Formats are imported here because pyarrow and Pillow take longer to import than a small job takes to run.
+    # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
     if spec.format == "images":
         from nimble_jobs.data.images import open_images
 

@@ -1,4 +1,4 @@
-"""What readers hand out: records in batches, and the records that could not be used, as frozen values."""
+"""Values that readers return: batches of records, and bad records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecord:
-    """A record that was left out, and why."""
+    """A record that was left out, and the reason."""
 
     index: int  # position in the input
     id: str
@@ -39,8 +39,8 @@ class Batch:
     x: np.ndarray  # [n, *signature.shape], C-contiguous
     labels: np.ndarray | None  # int64 [n], or numbers as float32 [n] or [n, m]
     bad: tuple[BadRecord, ...]
-    buffer: Buffer | None = None  # where x or pictures lie; whoever is done with the batch releases it
-    pictures: Pictures | None = None  # still to be decoded, on the device; x then has no rows
+    buffer: Buffer | None = None  # the memory of x or of the pictures, to be released after use
+    pictures: Pictures | None = None  # pictures that the device will decode; x then has no rows
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,6 +63,6 @@ class Batch:
         )
 
     def release(self) -> None:
-        """Let another batch have the memory of this one."""
+        """Release the memory of this batch for another one."""
         if self.buffer is not None:
             self.buffer.release()

@@ -1,7 +1,7 @@
-"""Rows of an array that lies in a file as it would in memory, read straight into the caller's memory.
+"""Rows of an array that a file holds in memory layout, read straight into the caller's memory.
 
-Files are read with `preadv`, not mapped: a page that is not cached costs no fault, and a file that shrinks is an error
-instead of the end of the process.
+Files are read with `preadv`, not mapped. So an uncached page costs no fault, and a file that shrinks causes an error
+instead of killing the process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from nimble_jobs.data.blocks import Block, Layout
 from nimble_jobs.data.stamps import Stamp
 
-FORTRAN_BYTES = 64 << 20  # of a block of an array in Fortran order
+FORTRAN_BYTES = 64 << 20  # bytes of a block of an array in Fortran order
 
-_VECTOR = 1024  # buffers that one call fills at most: IOV_MAX on Linux
-_GAP_BYTES = 16 << 10  # reading so many bytes for nothing costs less than another call
-_SPAN_BYTES = 4 << 20  # but no more than this is read at once into memory of our own
+_VECTOR = 1024  # most buffers in one call: IOV_MAX on Linux
+_GAP_BYTES = 16 << 10  # reading this many unused bytes costs less than another call
+_SPAN_BYTES = 4 << 20  # most bytes read at once into temporary memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class FileRows:
     def read(self, indexes: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` [len(indexes), *shape], C-contiguous and of the stored type, with these rows in this order.
 
-        Raises DataError when the file is not the one that was opened, or ends too early.
+        Raises DataError if the file has changed since it was opened, or ends too early.
         """
         n, width = len(indexes), self.row_bytes
         if n == 0 or width == 0:
@@ -63,7 +63,7 @@ class FileRows:
                 self._scatter(descriptor, wanted[a:b], order[a:b], rows)
 
     def _scatter(self, descriptor: int, wanted: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-        """Rows `wanted` [n], ascending and close together, into `places` [n] of `rows`."""
+        """Read rows `wanted` [n], ascending and close together, into `places` [n] of `rows`."""
         width = self.row_bytes
         if bool((np.diff(wanted) == 1).all()):
             for a in range(0, len(wanted), _VECTOR):
@@ -80,7 +80,7 @@ class FileRows:
             a = b
 
     def _fill(self, descriptor: int, some: list[np.ndarray], first: int) -> None:
-        """Fill these buffers, one after the other, from row `first` on."""
+        """Fill these buffers in order, from row `first` on."""
         at = self.offset + first * self.row_bytes
         views = [buffer.data for buffer in some]
         while views:
@@ -97,9 +97,9 @@ class FileRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FortranRows:
-    """The rows of an array [n, *shape] in Fortran order, whose values of one row lie n elements apart.
+    """The rows of an array [n, *shape] in Fortran order, in which the values of one row are n elements apart.
 
-    They are read in blocks, one piece of the file for each value of a row.
+    They are read in blocks, with one piece of the file for each value of a row.
     """
 
     stamp: Stamp
@@ -110,14 +110,14 @@ class FortranRows:
 
     @property
     def layout(self) -> Layout:
-        """Blocks of FORTRAN_BYTES: each needs as many reads as a row has values."""
+        """Blocks of FORTRAN_BYTES. Each needs as many reads as a row has values."""
         row_bytes = self.dtype.itemsize * math.prod(self.shape)
         step = max(1, FORTRAN_BYTES // row_bytes)
         starts = np.array([*range(0, self.total, step), self.total], dtype=np.int64)
         return Layout(starts=starts, chains=np.arange(len(starts) - 1), block_bytes=step * row_bytes)
 
     def block(self, first: int, last: int) -> Block:
-        """Rows [first, last). Raises DataError when the file is not the one that was opened, or ends too early."""
+        """Rows [first, last). Raises DataError if the file has changed since it was opened, or ends too early."""
         width = self.dtype.itemsize
         values = np.empty((*reversed(self.shape), last - first), dtype=self.dtype)
         with self.stamp.open() as file:

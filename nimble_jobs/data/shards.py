@@ -20,8 +20,8 @@ class Shard:
     records: int
     files: tuple[FileEntry, ...]
     bad: tuple[BadRecord, ...]
-    carries: str | None = None  # what the model carries from it to the next shard
-    decoded_by: str | None = None  # what decoded its pictures
+    carries: str | None = None  # state that the model carries to the next shard
+    decoded_by: str | None = None  # decoder of its pictures
 
     def to_bytes(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -29,7 +29,7 @@ class Shard:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Shard:
-        """Raises ValueError for bytes that are not what was written."""
+        """Parse a sheet. Raises ValueError if its bytes are damaged."""
         digest, _, body = data.decode().partition("\n")
         body = body.removesuffix("\n")
         if hashlib.sha256(body.encode()).hexdigest() != digest:

@@ -1,4 +1,4 @@
-"""What every format offers to the reader: a count, a signature, ids, labels, and `load` for any records by position."""
+"""The interface of every format for the reader: count, signature, ids, labels, and `load` for records by position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nimble_jobs.seen import InputFile
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How the records of a batch lie in memory."""
+    """The memory layout of a batch's records."""
 
     shape: tuple[int, ...]  # of one record
     dtype: str  # numpy's name
@@ -36,11 +36,11 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How far records are to be prepared: with nothing set, until the model can take them."""
+    """How far to prepare records. By default, until the model can take them."""
 
-    stored: bool = False  # as the source's `preprocess` takes them
-    encoded: bool = False  # uint8 [n, *], pictures as a device decodes them
-    crops: RandomCrops | None = None  # only random parts of encoded pictures, each resized to the record's size
+    stored: bool = False  # only as far as `preprocess` expects
+    encoded: bool = False  # uint8 [n, *], encoded pictures for a device
+    crops: RandomCrops | None = None  # random parts of encoded pictures, each resized to the record's size
 
 
 READY = Wanted()
@@ -48,13 +48,13 @@ READY = Wanted()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Some records: rows of the good ones in the order asked for, and why the others are bad."""
+    """Loaded records: rows of the good ones in the requested order, and the reasons for bad ones."""
 
     x: np.ndarray  # C-contiguous
-    bad: dict[int, str] = field(default_factory=dict)  # position among those asked for -> reason
+    bad: dict[int, str] = field(default_factory=dict)  # position in the request -> reason
     # Of encoded pictures: what lies in each row of x, in which bad ones keep their place; as in `decoding.work.Answer`.
     rows: np.ndarray | None = None
-    busy_s: float | None = None  # what a process worked on them; None: whoever loaded them did the work
+    busy_s: float | None = None  # busy seconds of a process; None: the calling thread did the work
 
 
 class Source(Protocol):
@@ -68,15 +68,15 @@ class Source(Protocol):
 
     @property
     def ids(self) -> Ids | None:
-        """None: the positions, as text."""
+        """The ids; None: the positions as text."""
 
     @property
     def layout(self) -> Layout | None:
-        """How records are cut into blocks that are decoded whole; None: each is read for itself."""
+        """The division of records into blocks that are decoded whole; None: each record is read by itself."""
 
     @property
     def labels(self) -> np.ndarray | None:
-        """As stored, one a record."""
+        """The labels as stored, one per record."""
 
     @property
     def stamps(self) -> Sequence[Stamp]:
@@ -88,18 +88,18 @@ class Source(Protocol):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """What is left to be done to records that `load` gives as `stored`; None: it gives none."""
+        """The steps that remain for records that `load` gives as `stored`; None: it does not give such records."""
 
     @property
     def lines(self) -> bool:
-        """Whether records are lines of text, which `place` names."""
+        """Whether records are lines of text, so that `place` gives lines."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What somebody who wonders about memory or time should know."""
+        """Notes for users about memory or time."""
 
     def place(self, index: int) -> str:
-        """Where a record is, for messages: FILE:LINE, FILE: record N, or the file that it is."""
+        """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
 
     def load(
         self,
@@ -111,21 +111,21 @@ class Source(Protocol):
     ) -> Loaded:
         """The records at these positions. `wanted.encoded` needs `into`.
 
-        `into` [len(indexes), *shape], C-contiguous and of the form's type, is where the rows go, packed from its
-        beginning. `give` has the blocks of the layout; without it, some are kept for reading in any order. Raises
-        DataError when the source can no longer be read.
+        The rows are packed to the beginning of `into` [len(indexes), *shape], C-contiguous and of the form's type.
+        `give` returns blocks of the layout; without it, some blocks are kept for reading in any order. Raises DataError
+        if the source can no longer be read.
         """
         ...
 
     def block(self, number: int) -> Block:
-        """A block of the layout. Raises DataError when it cannot be read."""
+        """A block of the layout. Raises DataError if it cannot be read."""
 
     def check(self, indexes: np.ndarray) -> None:
-        """Raises DataError when a file that these records were read from is not the one that was opened."""
+        """Raises DataError if a file of these records has changed since it was opened."""
 
 
 def form_of(source: Source, *, stored: bool) -> Form:
-    """How the records lie that `load` gives."""
+    """The memory layout of records from `load`."""
     if stored:
         assert source.preprocess is not None
         return Form(shape=source.preprocess.shape, dtype=source.preprocess.dtype)
@@ -133,7 +133,7 @@ def form_of(source: Source, *, stored: bool) -> Form:
 
 
 def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
-    """The rows, at the beginning of `into` if that is given."""
+    """The rows, copied to the beginning of `into` if it is given."""
     if into is None:
         return np.ascontiguousarray(x)
     into[: len(x)] = x
@@ -141,7 +141,7 @@ def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
 
 
 def stamp_of(root: Path, file: InputFile) -> Stamp:
-    """The file as it was when it was listed."""
+    """The stamp of the file from its listing."""
     return Stamp(path=str(root / file.path), size=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
 
 
@@ -152,8 +152,8 @@ def is_glob(source: str) -> bool:
 def list_files(source: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The file itself, or the sorted files with these suffixes directly in a folder or matched by a glob.
 
-    Folders among them are left out. Links to nothing, pipes and the like are not: whoever opens one raises DataError.
-    Raises DataError if there are none.
+    Folders among them are left out. Broken links, pipes and the like stay in, and opening one raises DataError. Raises
+    DataError if there are no files.
     """
     path = Path(source)
     if is_glob(source):
@@ -172,30 +172,30 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str]) -> DataError:
-    """The error for a field that the input does not have; it lists those that it has."""
+    """The error for a field that the input does not have. It lists the existing ones."""
     names = list(known)
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'nothing is there'}")
+    return DataError(f"{path}: input.fields.{which}: no {name!r}; expected one of: {shown or 'there are none'}")
 
 
 def record_of(path: str | Path, index: int) -> str:
-    """The place of a record that is no line of text."""
+    """The place of a record that is not a line of text."""
     return f"{path}: record {index}"
 
 
 class Unblocked:
-    """A source that reads each record for itself."""
+    """A source that reads each record by itself."""
 
     layout: Layout | None = None
     notes: tuple[str, ...] = ()
 
     def block(self, number: int) -> Block:
-        """There is none."""
+        """There are no blocks."""
         raise AssertionError(f"no block {number}")
 
 
 class Joined:
-    """Several sources of one signature, that of `first`, one after the other."""
+    """Several sources in a row, all with the signature of `first`."""
 
     def __init__(self, parts: Sequence[Source], first: Source | None = None) -> None:
         first = first or parts[0]

@@ -1,10 +1,10 @@
-"""Where one attempt of a job writes: a folder beside the output path, whose finished shards later attempts take over.
+"""The staging folder of one attempt, beside the output path. Later attempts take over its finished shards.
 
-    .NAME.JOB/attempt-2/part-00000.parquet     what will be published, as it will be published
-    .NAME.JOB/shards-2/00000.json              one sheet a finished shard: its files with their SHA-256, its bad records
+    .NAME.JOB/attempt-2/part-00000.parquet     the files to publish, in their final form
+    .NAME.JOB/shards-2/00000.json              a sheet per finished shard: its files with their SHA-256, its bad records
 
-A shard is finished once its sheet is there. Attempts share no file that anybody writes to, so a stale attempt that is
-still alive harms nobody; when a newer one has cleared its folder away, its next write raises FencedOut.
+A shard is finished once its sheet exists. Attempts share no writable file, so a stale attempt that still runs does no
+harm. Once a newer attempt has removed its folder, its next write raises FencedOut.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Staging:
         self._folder = self._root / f"attempt-{attempt}"
         self._sheets = self._root / f"shards-{attempt}"
         self._extra: list[str] = []
-        self._unsynced: set[str] = set()  # files that may not be on the disk yet
+        self._unsynced: set[str] = set()  # files that may not be durable yet
         self._root_synced = False
         self.done: dict[int, Shard] = {}
         self.begun_again: str | None = None
@@ -102,12 +102,12 @@ class Staging:
         carries: str | None = None,
         last: bool = False,
     ) -> Shard:
-        """Writes one shard durably; without columns, only its bad records. `carries` names what the model carries from
-        it to the next one.
+        """Write one shard durably; without columns, only its bad records. `carries` names state that the model carries
+        to the next shard.
 
-        The `last` one before publication is left for that to sync, which saves a small job half of its syncs: a killed
-        process loses nothing, and after a power failure digests tell whether the shard must be written again.
-        Raises DataError when it cannot be written, FencedOut when a newer attempt took over.
+        The `last` one before publication is synced by the publication, which saves a small job half of its syncs. A
+        killed process loses nothing, and after a power failure digests tell whether the shard must be written again.
+        Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
         entries = []
         count = writers.records(columns)
@@ -136,7 +136,7 @@ class Staging:
         return shard
 
     def file(self, name: str) -> Path:
-        """A path to write a file to that is published with the rest."""
+        """The path for an additional file that is published with the rest."""
         if not _PLAIN.fullmatch(name) or name.startswith("part-") or name in (MANIFEST, ERRORS):
             raise DataError(f"output: {name!r} cannot be published; expected a plain file name not used otherwise")
         if name not in self._extra:
@@ -144,11 +144,11 @@ class Staging:
         return self._folder / name
 
     def publish(self, summary: dict[str, Any], *, shards: int | None = None) -> dict[str, Any]:
-        """Puts the whole folder at the output path in one step and returns {path, files, records, bad, bytes}.
+        """Publish the whole folder at the output path in one step; return {path, files, records, bad, bytes}.
 
-        May be called again, also by another attempt, after a crash at any point. `shards` is how many there must be.
-        Raises OutputExists as `if_exists` says, FencedOut when a newer attempt took over, DataError when a shard is
-        missing or nothing can be written.
+        After a crash at any point it may be called again, also by another attempt. `shards` is the required number.
+        Raises OutputExists as `if_exists` says, FencedOut if a newer attempt took over, DataError if a shard is missing
+        or nothing can be written.
         """
         self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
         if self.finished is None:
@@ -163,7 +163,7 @@ class Staging:
         return self.finished
 
     def discard(self) -> None:
-        """Removes what this attempt and earlier ones staged."""
+        """Remove the staging folders of this attempt and earlier ones."""
         with reported(self._root):
             publication.restore(self._output.path, self._root)
         self._clear()
@@ -203,8 +203,8 @@ class Staging:
         return manifest
 
     def _adopt(self) -> None:
-        """Takes over finished shards, the newest attempt's first. One that is damaged, or of another basis, is left to
-        be redone; so is every one where the model carries something from one to the next.
+        """Take over finished shards, the newest attempt's first. Damaged shards and shards of another basis are redone,
+        and so are all shards if the model carries state between them.
         """
         found = list(self._sheets_found())
         self.begun_again = next((shard.carries for shard, _ in found if shard.carries is not None), None)
@@ -213,10 +213,10 @@ class Staging:
                 try:
                     self._take(shard, source)
                 except (ValueError, FileNotFoundError, NotRegular):
-                    continue  # damaged, or cleared away by the attempt that it belongs to: written again
+                    continue  # damaged, or removed by its attempt, so it is written again
 
     def _sheets_found(self) -> Iterator[tuple[Shard, Path]]:
-        """Sheets of finished shards of this basis, the newest attempt's first, and where their files are."""
+        """Sheets of finished shards of this basis, the newest attempt's first, with the folders of their files."""
         for _, sheets in sorted(self._attempts("shards"), reverse=True):
             for sheet in sorted(sheets.glob("*.json")):
                 try:
@@ -234,10 +234,10 @@ class Staging:
             own = self._folder / entry.name
             if source != self._folder:
                 link_or_copy(source / entry.name, own)
-            if sha256_of(own) != entry.sha256:  # of the linked file: its owner may replace, but never change it
+            if sha256_of(own) != entry.sha256:  # hash of the linked file, which its owner may replace but never change
                 own.unlink()
                 raise ValueError("not what was written")
-            self._unsynced.add(entry.name)  # it may have been the last one of an attempt that was killed
+            self._unsynced.add(entry.name)  # it may have been the unsynced last shard of a killed attempt
         if source != self._folder:
             sync_path(self._folder)
             self._write_sheet(shard)
@@ -253,7 +253,7 @@ class Staging:
                 self._root_synced = True
 
     def _attempts(self, kind: str) -> list[tuple[int, Path]]:
-        """Folders of this attempt and earlier ones. Those of newer attempts are not ours to touch."""
+        """Folders of this attempt and earlier ones. Folders of newer attempts must not be touched."""
         found = []
         for path in self._root.glob(f"{kind}-*"):
             number = path.name.partition("-")[2]
@@ -270,11 +270,11 @@ class Staging:
                     publication.remove(path, self._job_id)
             try:
                 self._root.rmdir()
-            except OSError:  # gone already, or a newer attempt is at work
+            except OSError:  # gone already, or a newer attempt is using it
                 return
 
     def _cleared_at_once(self) -> bool:
-        """After a publication nothing is left, mostly, but this attempt's own sheets. False where there is more."""
+        """Remove the folder quickly if only this attempt's sheets are left, as is usual. False if there is more."""
         try:
             for index in self.done:
                 (self._sheets / f"{index:05d}.json").unlink()
@@ -286,18 +286,18 @@ class Staging:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Tells a folder that somebody removed, a newer attempt most likely, from any other trouble."""
+        """Distinguishes a removed folder, most likely removed by a newer attempt, from other errors."""
         try:
             with reported(self._folder):
                 yield
         except DataError as e:
             if isinstance(e.__cause__, FileNotFoundError) and not self._folder.exists():
-                raise FencedOut(f"{self._folder}: was removed while this attempt wrote to it") from e
+                raise FencedOut(f"{self._folder} was removed while this attempt wrote to it") from e
             raise
 
 
 def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
-    """As `check_path`; and raises DataError when nothing can be written beside the output path."""
+    """As `check_path`; also raises DataError if nothing can be written beside the output path."""
     check_path(output, ledger, job_id)
     with reported(output.path.parent):
         probe = probe_of(output.path, job_id)
@@ -306,7 +306,7 @@ def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None
 
 
 def check_path(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
-    """Raises OutputExists when the output path is taken, DataError when it cannot be one. Makes the parent folder."""
+    """Raises OutputExists if the output path is taken, DataError if it is unusable. Makes the parent folder."""
     with reported(output.path.parent):
         publication.check_apart(output, ledger)
         publication.check_free(output, job_id, ledger)
@@ -314,7 +314,7 @@ def check_path(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
 
 
 def _made(folder: Path) -> bool:
-    """Makes a folder; False where it was there."""
+    """Make a folder; False if it existed."""
     try:
         folder.mkdir()
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What tells whether a file is still the one that was opened; for a million files kept in 24 bytes and a name each."""
+"""Stamps tell whether a file is still the one that was opened. For many files they take 24 bytes and a name each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, check_regular, open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, InputFile
 
-_STEP = 4096  # files that one thread looks at, or that are text, at a time
-_THREADS = 4  # that look at files; more than one pays on disks that answer slowly
+_STEP = 4096  # files that one thread checks, or converts to text, at a time
+_THREADS = 4  # threads that check files; several pay off on slow disks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """A file as it was: equal only as long as nobody wrote to it or replaced it."""
+    """The state of a file. Stamps are equal only if the file was neither written to nor replaced."""
 
     path: str
     size: int
@@ -35,7 +35,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: str | Path) -> Stamp:
-        """Raises DataError when there is no such file, or it is not a regular one."""
+        """The stamp of a file. Raises DataError if it does not exist or is not a regular file."""
         try:
             found = os.stat(path)  # noqa: PTH116  # one of a million
             check_regular(path, found.st_mode)
@@ -46,14 +46,14 @@ class Stamp:
         return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
 
     def trouble(self) -> str | None:
-        """Why the file is not the one that was listed any more: VANISHED or CHANGED. None while it is."""
+        """VANISHED or CHANGED if the file is no longer the listed one; else None."""
         try:
             return None if Stamp.of(self.path) == self else CHANGED
         except DataError:
             return VANISHED
 
     def check(self) -> None:
-        """Raises DataError when the file changed or vanished."""
+        """Raises DataError if the file has changed or vanished."""
         try:
             now = Stamp.of(self.path)
         except DataError as e:
@@ -62,15 +62,15 @@ class Stamp:
             raise self.changed()
 
     def changed(self) -> DataError:
-        """The error for a file that is not what it was."""
+        """The error for a changed file."""
         return DataError(f"{self.path}: changed while it was read")
 
     def vanished(self) -> DataError:
-        """The error for a file that is not there any more."""
+        """The error for a vanished file."""
         return DataError(f"{self.path}: vanished while it was read")
 
     def open(self) -> BufferedReader:
-        """The file. Raises DataError unless it is still the one that was opened."""
+        """Open the file. Raises DataError if it has changed."""
         try:
             file = open_regular(self.path)
         except OSError as e:
@@ -83,7 +83,7 @@ class Stamp:
 
 
 class Names(Ids):
-    """Paths, kept as bytes one after the other."""
+    """Paths, held as bytes in a row."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(())
@@ -119,7 +119,7 @@ class Names(Ids):
 
 
 class Stamps(Sequence[Stamp]):
-    """Stamps of files below one folder. What is no readable file has size -1."""
+    """Stamps of files below one folder. An unreadable file has size -1."""
 
     def __init__(self, root: Path, names: Names, facts: np.ndarray) -> None:
         self._root = root
@@ -134,7 +134,7 @@ class Stamps(Sequence[Stamp]):
 
     @classmethod
     def of(cls, root: Path, names: Names) -> Stamps:
-        """The files as they are now."""
+        """The current stamps of files."""
         stamps = cls(root, names, np.empty((len(names), 3), dtype=np.int64))
 
         def look(first: int) -> None:
@@ -152,7 +152,7 @@ class Stamps(Sequence[Stamp]):
 
     @classmethod
     def listed(cls, root: Path, files: Sequence[InputFile]) -> Stamps:
-        """The files as they were when they were listed."""
+        """The stamps of files from their listing."""
         facts = [(file.size, file.mtime_ns, signed(file.inode)) for file in files]
         return cls(root, Names(file.path for file in files), np.array(facts, dtype=np.int64).reshape(-1, 3))
 
@@ -179,13 +179,13 @@ class Stamps(Sequence[Stamp]):
         return Files(before=self._before, names=self._names.joined(indexes), facts=self._facts[indexes])
 
     def moved(self) -> dict[str, str]:
-        """Files that are not what they were, by their path below the folder: VANISHED or CHANGED."""
+        """Files that have VANISHED or CHANGED, by their path below the folder."""
         now = Stamps.of(self._root, self._names)._facts
         rows = np.flatnonzero((now != self._facts).any(axis=1)).tolist()
         return {self._names[i]: VANISHED if now[i, 0] < 0 else CHANGED for i in rows}
 
     def folders(self) -> np.ndarray:
-        """The name of the folder that each file is in, as objects [n]; each different name once in memory."""
+        """The name of each file's folder, as objects [n]; equal names share memory."""
         known: dict[str, str] = {}
         held = np.empty(len(self), dtype=object)
         top = Path(self._before).name
@@ -196,7 +196,7 @@ class Stamps(Sequence[Stamp]):
         return held
 
     def lines(self) -> Iterator[bytes]:
-        """What goes into a fingerprint, many files at a time."""
+        """The bytes for a fingerprint, many files at a time."""
         for a in range(0, len(self), _STEP):
             rows = zip(self._names[a : a + _STEP], self._facts[a : a + _STEP].tolist(), strict=True)
             yield "".join(
@@ -206,7 +206,7 @@ class Stamps(Sequence[Stamp]):
 
 
 def fingerprint(stamps: Iterable[Stamp]) -> str:
-    """A digest of which files these are; equal only while none was written, replaced or renamed."""
+    """A digest of the files; equal only if none was written, replaced or renamed."""
     digest = hashlib.sha256()
     if isinstance(stamps, Stamps):
         for some in stamps.lines():
@@ -220,9 +220,9 @@ def fingerprint(stamps: Iterable[Stamp]) -> str:
 def _facts(path: str) -> tuple[int, int, int]:
     try:
         found = os.stat(path)  # noqa: PTH116  # one of a million
-    except OSError:  # a link to nothing: still a record, and a bad one
+    except OSError:  # a broken link counts as a bad record
         return -1, 0, 0
-    if not stat.S_ISREG(found.st_mode):  # a pipe and the like
+    if not stat.S_ISREG(found.st_mode):  # a pipe or similar
         return -1, 0, 0
     return found.st_size, found.st_mtime_ns, signed(found.st_ino)
 

@@ -1,4 +1,4 @@
-"""The source that Parquet and CSV share: rows in blocks, decoded ahead of need or kept in memory."""
+"""The source for Parquet and CSV: rows in blocks, decoded ahead or kept in memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TableSource:
         self._learn(spec, schema)
 
     def _learn(self, spec: InputSpec, schema: pa.Schema) -> None:
-        """The type and shape of a record, from the columns' types and, for lists, the first one that is not empty."""
+        """The type and shape of a record, from the columns' types and, for lists, the first one that is not null."""
         kinds = [columns.stored_as(schema.field(n).type) for n in self._names]
         if len(kinds) == 1 and columns.is_encoded(kinds[0]):
             self.decoder = ImageDecoder(spec.transform, self._where)
@@ -154,7 +154,7 @@ class TableSource:
         return Loaded(x=x, bad=bad)
 
     def _pictures(self, indexes: np.ndarray, give: Give) -> list[bytes | memoryview | str]:
-        """Encoded pictures, or why there is none."""
+        """Encoded pictures, or the reasons why they are missing."""
         found: list[bytes | memoryview | str] = []
         for index, number in zip(indexes.tolist(), self._of(indexes).tolist(), strict=True):
             block = give(number)
@@ -172,10 +172,10 @@ class TableSource:
         x[positions] = values if stored else self._transform(values)
 
     def check(self, indexes: np.ndarray) -> None:
-        """The file is compared when a block is read."""
+        """Nothing to do: the file is checked when a block is read."""
 
     def block(self, number: int) -> Block:
-        """Read one block. Raises DataError when the file changed or cannot be read."""
+        """Read one block. Raises DataError if the file has changed or cannot be read."""
         block = self._make(self._table(number))
         first = int(self._starts[number])
         a, b = np.searchsorted(self._bad_rows, (first, first + len(block.place)))
@@ -223,7 +223,7 @@ class ColumnIds(Ids):
 
 
 def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> Ids:
-    """The ids of a column. Raises DataError unless it holds whole numbers or text, one for each record."""
+    """The ids in a column. Raises DataError unless it holds whole numbers or text, one per record."""
     if not is_text(column.type):
         if column.null_count:
             raise no_id(int(np.argmax(column.is_null())), where, line)
@@ -243,8 +243,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """An id or label column: numbers as they are, NaN where empty; text as objects, None where empty, each different
-    text once in memory.
+    """An id or label column. Numbers stay, with NaN for null. Text becomes objects, with None for null; equal texts
+    share memory.
 
     Raises DataError for lists, structures and bytes.
     """
@@ -265,7 +265,7 @@ def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
 
 
 def check_columns(spec: InputSpec, path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Columns of x, and the id and label columns. Raises DataError for those that are not there."""
+    """Columns of x, and the id and label columns. Raises DataError for missing ones."""
     names = columns.choose(path, spec.fields.x, known)
     extra = []
     for which in ("id", "label"):

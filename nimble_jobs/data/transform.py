@@ -1,8 +1,8 @@
-"""From raw records to what the model takes. Images become float32 CHW; other arrays keep their shape.
+"""Turns raw records into the model's input. Images become float32 CHW; other arrays keep their shape.
 
-Stored arrays are images when a record is [H, W, C] or [C, H, W], or is [H, W] and either 8-bit or given an option that
-only images have (resize, center_crop, channels, layout). Without `layout`, three axes are CHW if the first is 1, 3 or
-4, else HWC if the last is, else CHW. Whole numbers that are no images stay whole (int64) unless scale, mean or std ask
+Stored arrays are images if a record is [H, W, C] or [C, H, W], or if it is [H, W] and either 8-bit or given an option
+for images (resize, center_crop, channels, layout). Without `layout`, three axes are CHW if the first is 1, 3 or
+4, else HWC if the last is, else CHW. Whole numbers that are not images stay whole (int64) unless scale, mean or std ask
 for arithmetic; everything else becomes float32.
 """
 
@@ -34,7 +34,7 @@ class Arithmetic:
     std: np.ndarray | None
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """In place on a float32 batch."""
+        """Apply it in place to a float32 batch."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.scale != 1.0:
                 x *= np.float32(self.scale)
@@ -61,14 +61,14 @@ def arithmetic(spec: TransformSpec, *, eight_bit: bool, channels: int, trailing:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayTransform:
-    """What is done to a batch [n, *shape] of stored arrays. Made by `bind`."""
+    """The transform of a batch [n, *shape] of stored arrays. Made by `bind`."""
 
     spec: TransformSpec
     signature: Signature
-    layout: Layout | None  # None: no images
-    arithmetic: Arithmetic | None  # None: whole numbers stay as they are
+    layout: Layout | None  # None: not images
+    arithmetic: Arithmetic | None  # None: whole numbers stay whole
     where: str = "input.fields.x"
-    preprocess: Preprocess | None = None  # what the device can do instead; None: only the host can
+    preprocess: Preprocess | None = None  # steps that the device can do instead; None: only the host can
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
         """A new C-contiguous batch of `signature`."""
@@ -101,7 +101,7 @@ def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], wher
 
 
 def _on_device(bound: ArrayTransform, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Preprocess | None:
-    """The same transform as the device does it; None for records that cannot cross as they are stored."""
+    """The same transform for the device; None for records that cannot be sent as stored."""
     if not dtype.isnative:
         return None
     return crossing(bound.spec, shape, dtype.name, bound.layout, bound.arithmetic)
@@ -110,9 +110,9 @@ def _on_device(bound: ArrayTransform, shape: tuple[int, ...], dtype: np.dtype[An
 def crossing(
     spec: TransformSpec, shape: tuple[int, ...], dtype: str, layout: Layout | None, done: Arithmetic | None
 ) -> Preprocess | None:
-    """What is left to do to records of one shape and type on the device; None if only the host can do it.
+    """The steps for records of one shape and type on the device; None if only the host can do them.
 
-    Steps that change nothing are left out, so that equal work has equal words.
+    Steps without effect are left out, so that equal work has equal descriptions.
     """
     if dtype not in BITS and dtype not in FLOATS:
         return None
@@ -140,7 +140,7 @@ def crossing(
 
 
 def on_host(preprocess: Preprocess, stored: np.ndarray) -> np.ndarray:
-    """What the device would make of a batch [n, *preprocess.shape], made here: float32, or int64 for whole numbers."""
+    """The device's steps on a batch [n, *preprocess.shape], done on the host: float32, or int64 for whole numbers."""
     steps = preprocess
     spec = TransformSpec(
         resize=steps.resize,

@@ -1,7 +1,7 @@
-"""Columns to the bytes of a shard, by format. Equal columns give equal bytes.
+"""Encodes columns as the bytes of a shard, by format. Equal columns give equal bytes.
 
-A column is a list of text or an array [n, ...]: one axis is a plain column, more axes are lists of a fixed size.
-Parquet holds them as fixed-size lists, jsonl as arrays (NaN and infinities as null), npy as one file a field.
+A column is a list of text or an array [n, ...]. One axis is a plain column, more axes are lists of fixed size.
+Parquet holds them as fixed-size lists, jsonl as arrays (NaN and infinities as null), npy as one file per field.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FILE_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def encode(format_: str, columns: Columns) -> dict[str, bytes | memoryview]:
-    """Bytes by file suffix (`.parquet`, `.jsonl`, `.FIELD.npy`). Raises DataError for a field that the format cannot
-    hold.
+    """The bytes by file suffix (`.parquet`, `.jsonl`, `.FIELD.npy`). Raises DataError for a field that the format
+    cannot hold.
     """
     columns = {name: c if isinstance(c, np.ndarray) else [valid(text) for text in c] for name, c in columns.items()}
     if format_ == "parquet":
@@ -39,7 +39,7 @@ def valid(text: str) -> str:
 
 
 def records(columns: Columns) -> int:
-    """How many records the columns hold. Raises DataError when they disagree."""
+    """The number of records. Raises DataError if the columns differ in length."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"output columns differ in length: {lengths}; expected one value for each record")
@@ -47,13 +47,13 @@ def records(columns: Columns) -> int:
 
 
 def _parquet(columns: Columns) -> memoryview:
-    import pyarrow as pa  # here, because a job that writes another format need not pay for the import
+    import pyarrow as pa  # imported here, so that jobs with other formats need not load it
     import pyarrow.parquet as pq
 
     def array(column: np.ndarray | Sequence[str]) -> Any:
         if not isinstance(column, np.ndarray):
             return pa.array(column, type=pa.string())
-        if column.dtype == np.float16:  # few readers know it
+        if column.dtype == np.float16:  # few readers support it
             column = column.astype(np.float32)
         flat = pa.array(np.ascontiguousarray(column).reshape(-1))
         for length in reversed(column.shape[1:]):

@@ -78,7 +78,7 @@ def _from_file(listed: _File, spot: _Spot) -> Row:
         if (moved := _now(listed)) != GOOD:
             return Row(status=moved)
         dangling = isinstance(e, FileNotFoundError)
-        raise Undecodable(f"cannot be decoded: {'a link to no file' if dangling else e.strerror}") from e
+        raise Undecodable(f"cannot be decoded: {'it is a broken link' if dangling else e.strerror}") from e
     with file:
         row = _tried(_read, (file, listed.facts[0]), spot)
         return row if listed.is_still(os.fstat(file.fileno())) else Row(status=CHANGED)

@@ -88,8 +88,7 @@ def count_of(session: Session, matches: Sequence[Match], now: float) -> int:
 def jobs_of(session: Session, numbers: Sequence[int]) -> list[Job]:
     """The jobs with these `seq`, in this order, without their specs. Jobs that were removed meanwhile are left out."""
     rows = {row.seq: row for row in session.execute(select(*_BRIEF).where(JobRow.seq.in_(numbers)))}
-    # Type: ignore[arg-type]  # a row with the same names.
-    return [job_record(rows[number], spec=False) for number in numbers if number in rows]
+    return [job_record(rows[number], spec=False) for number in numbers if number in rows]  # type: ignore[arg-type]  # a row with the same names
 
 
 def _column(name: str, now: float) -> ColumnElement[Any]:

@@ -100,8 +100,7 @@ class SeenFiles:
         while page:
             yield page
             following = query.where(_FILES.c.path > page[-1].path)
-            # Type: ignore[misc].
-            page = self._db.read(lambda session, q=following: _records(session, root, session.execute(q).all(), runs))
+            page = self._db.read(lambda session, q=following: _records(session, root, session.execute(q).all(), runs))  # type: ignore[misc]
 
     def _sources_of(self, name: str) -> list[tuple[int, str]]:
         query = select(SeenSourceRow.id, SeenSourceRow.root).where(SeenSourceRow.name == name)

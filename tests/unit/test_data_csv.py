@@ -147,7 +147,7 @@ def test_a_quote_that_nobody_closes_is_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(csv_cuts, "RECORD_BYTES", 100)
     path = tmp_path / "d.csv"
     path.write_text("id,a,b\n1,2,3\n" + '2,"3,4\n' + "5,6,7\n" * 100)
-    assert outcome(path) == f"{path}:3: a record is longer than 0 MiB; expected a quote that ends its cell"
+    assert outcome(path) == f"{path}:3: a record is longer than 0 MiB; expected a closing quote"
 
 
 @pytest.mark.parametrize("whole", [0, 64 << 20])

@@ -159,7 +159,7 @@ def test_if_exists_fail(tmp_path: Path) -> None:
     staging = staged(output(path), "late", 1)
     write(staging)
     attempt(path, 1, job="early")
-    with pytest.raises(OutputExists, match=r"out: exists already; expected a free output\.path"):
+    with pytest.raises(OutputExists, match=r"out exists already; choose another output\.path"):
         staged(output(path), "job", 1)
     with pytest.raises(OutputExists, match="exists already"):
         staging.publish({})
@@ -188,7 +188,7 @@ def test_if_exists_replace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("mine.txt", r"it holds 1 file that job old did not publish so: mine\.txt; move"),
+        ("mine.txt", r"it holds 1 file that job old did not publish in this form: mine\.txt; move"),
         ("mine/a", r"mine/; move"),
         (".hidden", r"\.hidden; move"),
         ("part-00000.jsonl", r"part-00000\.jsonl \(changed\); move"),
@@ -244,12 +244,12 @@ def test_many_files_of_others_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        ("by hand", "job evil of its manifest.json is not known to the state folder"),
-        ("by hand without a token", "job evil of its manifest.json is not known to the state folder"),
-        ("copied", "its manifest.json is that of another folder, which job old published at"),
-        ("copied with all files", "its manifest.json is that of another folder, which job old published at"),
+        ("by hand", "job evil of its manifest.json did not publish it as far as the state folder"),
+        ("by hand without a token", "job evil of its manifest.json did not publish it as far as the state folder"),
+        ("copied", "its manifest.json belongs to another folder, which job old published at"),
+        ("copied with all files", "its manifest.json belongs to another folder, which job old published at"),
         ("changed", "its manifest.json was changed after job old published it"),
-        ("other home", "job old of its manifest.json is not known to the state folder"),
+        ("other home", "job old of its manifest.json did not publish it as far as the state folder"),
     ],
 )
 @pytest.mark.parametrize("if_exists", ["replace", "resume", "own"])
@@ -312,7 +312,9 @@ def test_folders_of_earlier_versions(tmp_path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(held))
     ledger = Book(tmp_path)
     ledger.before["old"] = {**given, "bytes": 1}
-    with pytest.raises(OutputExists, match=r"job old of its manifest\.json is not known to the state folder"):
+    with pytest.raises(
+        OutputExists, match=r"job old of its manifest\.json did not publish it as far as the state folder"
+    ):
         staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)
     ledger.before["old"] = given
     staging = staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)
@@ -328,7 +330,7 @@ def test_a_link_at_the_output_path(tmp_path: Path) -> None:
     for target in ("real", "nothing"):
         link = tmp_path / f"to-{target}"
         link.symlink_to(target)
-        with pytest.raises(OutputExists, match="is a symbolic link; expected a folder"):
+        with pytest.raises(OutputExists, match="is a symbolic link; choose another"):
             attempt(link, 1, if_exists="replace", job="new")
         assert link.is_symlink()
 
@@ -343,7 +345,7 @@ def test_if_exists_resume(tmp_path: Path) -> None:
     assert staging.publish({})["records"] == 3 * SHARDS
     assert (path / "manifest.json").read_bytes() == held
     for basis in ("other", ""):
-        with pytest.raises(OutputExists, match="holds the output of something else"):
+        with pytest.raises(OutputExists, match="holds the output of another job"):
             staged(output(path, "resume"), "new", 1, basis=basis)
 
 

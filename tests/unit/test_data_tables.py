@@ -77,7 +77,7 @@ def test_empty_places_among_whole_numbers_are_bad_records(tmp_path: Path) -> Non
     batch = read(parquet(tmp_path, x=pa.array([[1, 2], [3, None], [5, 6], None])))
     assert batch.x.dtype == np.int64
     assert batch.x.tolist() == [[1, 2], [5, 6]]
-    assert [b.reason[:27] for b in batch.bad] == ["column 'x' has empty places", "column 'x' holds nothing; e"]
+    assert [b.reason[:27] for b in batch.bad] == ["column 'x' has nulls; expec", "column 'x' is null; expecte"]
     batch = read(parquet(tmp_path, a=pa.array([1, None, 3]), b=[True, False, True]), "a,b")
     assert batch.x.tolist() == [[1, 1], [3, 1]]
     assert batch.bad[0].reason == "column 'a' is empty; expected a number"

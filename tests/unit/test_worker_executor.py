@@ -196,7 +196,7 @@ def test_a_folder_that_vanishes_fails_the_job(store: Store, submit: Claim, tmp_p
         assert execute(claimed, station(store, run))
     ended = store.jobs.get(job.id)
     staged = tmp_path / "outputs" / f".out.{job.id}" / "attempt-1"
-    assert (ended.state, ended.error) == (JobState.FAILED, f"{staged}: was removed while this attempt wrote to it")
+    assert (ended.state, ended.error) == (JobState.FAILED, f"{staged} was removed while this attempt wrote to it")
 
 
 def test_a_full_disk_is_waited_out(store: Store, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
