@@ -1,4 +1,4 @@
-"""What the commands do, from Python: submit, wait, cancel, start and stop workers. Never loads torch."""
+"""The commands as Python functions: submit, wait, cancel, start and stop workers. Never loads torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
 
-Home = Path | str | None  # state folder; None: found as the commands find it
+Home = Path | str | None  # state folder; None: chosen as the commands do
 
 _LOG_TAIL_LINES = 20
 
@@ -39,19 +39,20 @@ def submit(
     foreground: bool = False,
     now: float | None = None,
 ) -> Job:
-    """Queue a spec, or the file that holds one; once this returns the job is durable.
+    """Queue a spec, or a file with one. The job is durable once this returns.
 
-    `priority`, `after` and `key` go before what the spec says. `overrides` are `KEY=VALUE` texts for a file. Folders in
-    `allow_python` and in the settings may hold `python:` models and losses. Raises SpecError, UsageError
-    for a `python:` file that is in none of them and when `key` is taken by another spec, and NotFound for an unknown
-    job in `after`.
+    `priority`, `after` and `key` override the spec. `overrides` are `KEY=VALUE` texts for a file. `python:` models and
+    losses may be in folders of `allow_python` and of the settings. Raises SpecError; UsageError for a `python:` file
+    outside these folders, and if another spec has the same `key`; NotFound for an unknown job in `after`.
     """
     if not isinstance(spec, JobSpec):
         spec = specs.load(Path(spec), overrides, once=True)
     elif overrides:
-        raise UsageError("overrides go with a spec file; a JobSpec is final")
+        raise UsageError("overrides need a spec file; a JobSpec is final")
     if spec.cron is not None:
-        raise UsageError(f"{spec.name} has a cron part; add it as a timer with nimble_jobs.cron.add, or take it out")
+        raise UsageError(
+            f"{spec.name} has a cron part; add it as a timer with nimble_jobs.cron.add, or remove that part"
+        )
     now = time.time() if now is None else now
     with opened(store, home) as store:
         settings = store.settings.now()
@@ -73,15 +74,15 @@ def submit(
 
 
 def permitted(spec: JobSpec, named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
-    """The folders of `allowed_python`. Raises UsageError where a `python:` file of the spec is in none of them."""
+    """The folders of `allowed_python`. Raises UsageError if a `python:` file of the spec is outside them."""
     folders = allowed_python(named, settings=settings)
     code.check(spec, folders)
     return folders
 
 
 def allowed_python(named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
-    """The folders whose `python:` models may run: those named and those of the settings, resolved. Raises UsageError
-    for one that is no folder.
+    """The resolved folders whose `python:` models may run: the named ones and those of the settings. Raises UsageError
+    for one that is not a folder.
     """
     listed = f"allow_python ({settings.origin('allow_python')})"
     origins = {Path(folder).expanduser().resolve(): "--allow-python" for folder in named if folder}
@@ -100,9 +101,9 @@ def wait(
     timeout_s: float | None = None,
     poll_s: float = 0.1,
 ) -> list[Job]:
-    """Wait until every job is final, whatever its end; the jobs in the order asked for, those of an array in theirs.
+    """Wait until every job has ended in any way. Returns the jobs in the given order, with arrays in their own order.
 
-    Raises NotFound, and NotFinishedInTime naming those that still run.
+    Raises NotFound, and NotFinishedInTime with the unfinished jobs.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with opened(store, home) as store:
@@ -120,10 +121,10 @@ def wait(
 
 
 def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: bool = False) -> list[Job]:
-    """Cancel jobs, or arrays: queued ones now, running ones at their next batch, or 20 s later with their process.
+    """Cancel jobs or arrays: queued jobs at once, running ones at their next batch, or 20 s later with their process.
 
-    `now` ends a running one without asking it; its worker kills the process that runs it and starts another.
-    Raises NotFound. A job that is final already stays as it is.
+    With `now` the worker kills the process of a running job at once and starts another. A job that has ended stays as
+    it is. Raises NotFound.
     """
     with opened(store, home) as store:
         at = time.time()
@@ -133,18 +134,18 @@ def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home =
             if state is JobState.RUNNING and now:
                 store.jobs.cancelled(job.id, store.jobs.get(job.id).attempt, now=at)
             elif state is JobState.CANCELLED and job.state is JobState.QUEUED and job.attempt:
-                _tidy(store, job.id)  # a running one is tidied by its worker
+                _tidy(store, job.id)  # the worker tidies up a running one
         return [store.jobs.get(job.id) for job in found]
 
 
 def recover(store: Store) -> None:
-    """Give up attempts whose process died. One that says nothing any more is missed by nobody, where no worker runs."""
+    """End attempts whose process died. Without a worker, nothing else would notice."""
     for job in store.recover(time.time()):
         _tidy(store, job.id)
 
 
 def _tidy(store: Store, job_id: str) -> None:
-    from nimble_jobs.data import hidden  # loads numpy, which few commands need
+    from nimble_jobs.data import hidden  # imported here, because it loads numpy, which few commands need
 
     job = store.jobs.get(job_id)
     told = hidden.tidy(job)
@@ -160,13 +161,13 @@ def list_jobs(
     name: str | None = None,
     limit: int | None = None,
 ) -> list[Job]:
-    """The jobs that there are, newest first."""
+    """All jobs, newest first."""
     with opened(store, home) as store:
         return store.jobs.list(states=states, name=name, limit=limit)
 
 
 def live_workers(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
-    """The workers that run now: those that hold their lock. A `run` command is none."""
+    """The running workers: those that hold their lock. A `run` command does not count."""
     with opened(store, home) as store:
         return store.workers.live("worker")
 
@@ -180,11 +181,11 @@ def start_worker(
     gpu_memory_bytes: int | None = None,
     timeout_s: float = 120.0,
 ) -> WorkerInfo:
-    """Start a worker that outlives this process and return once it can run jobs.
+    """Start a worker that outlives this process, and return once it can run jobs.
 
-    `device` and `gpu_memory_bytes`: those of the settings when not given. Its log is `logs/worker-….log` in the state
-    folder. Raises SettingsError, UsageError where there is no such device, NimbleError with the end of the log when it
-    does not come up within `timeout_s`.
+    `device` and `gpu_memory_bytes` default to the settings. Its log is `logs/worker-….log` in the state folder. Raises
+    SettingsError, UsageError if there is no such device, NimbleError with the end of the log if the worker is not ready
+    within `timeout_s`.
     """
     with opened(store, home) as store:
         settings = store.settings.now()
@@ -208,7 +209,7 @@ def start_worker(
                     (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
                     (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
                 ],
-                setsid=True,  # neither a closed terminal nor its Ctrl-C reaches the worker
+                setsid=True,  # so that neither closing the terminal nor Ctrl-C reaches the worker
             )
         return _await_ready(store, pid, log_path, time.monotonic() + timeout_s)
 
@@ -220,9 +221,9 @@ def stop_workers(
     home: Home = None,
     timeout_s: float = 90.0,
 ) -> list[WorkerInfo]:
-    """Send SIGTERM to workers (None: to all) and wait until they are gone; the job at hand finishes its shard first.
+    """Send SIGTERM to workers (None: to all) and wait until they are gone. Running jobs finish their shard first.
 
-    Raises NotFound for one that does not run, NotFinishedInTime naming those that are still there after `timeout_s`.
+    Raises NotFound for a worker that does not run, NotFinishedInTime with the workers left after `timeout_s`.
     """
     with opened(store, home) as store:
         chosen = store.workers.chosen(ids)
@@ -234,7 +235,7 @@ def stop_workers(
 
 
 def still_there(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
-    """Wait until these have left; the ids of those that have not when the time is over."""
+    """Wait until these workers are gone. Returns the ids of those left when the time is over."""
     deadline = None if limit_s is None else time.monotonic() + limit_s
     while left := {info.id for info in store.workers.live()} & {info.id for info in asked}:
         if deadline is not None and time.monotonic() > deadline:
@@ -245,7 +246,7 @@ def still_there(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None
 
 @contextmanager
 def opened(store: Store | None, home: Home) -> Iterator[Store]:
-    if store is not None:  # whoever opened it closes it
+    if store is not None:  # the opener closes it
         yield store
         return
     store = open_store(resolve(str(home) if home is not None else None))
@@ -267,7 +268,7 @@ def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> Wor
             raise NimbleError(f"the worker did not start:\n{_tail(log_path)}")
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
-    raise NimbleError(f"the worker was not ready in time and was told to stop:\n{_tail(log_path)}")
+    raise NimbleError(f"the worker was not ready in time and was stopped:\n{_tail(log_path)}")
 
 
 def _tail(path: Path) -> str:
@@ -276,13 +277,13 @@ def _tail(path: Path) -> str:
 
 
 def _terminate(store: Store, info: WorkerInfo) -> None:
-    """SIGTERM to the holder of the lock and nobody else: a process id may have gone to another program meanwhile."""
+    """Send SIGTERM to the lock's holder only, since another program may have its process id meanwhile."""
     try:
         process = os.pidfd_open(info.pid)
     except ProcessLookupError:
         return
     try:
-        if any(now.id == info.id for now in store.workers.live()):  # still held, so the process that we opened holds it
+        if any(now.id == info.id for now in store.workers.live()):  # still held, so the opened process is the holder
             signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
         return

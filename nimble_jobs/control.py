@@ -1,4 +1,4 @@
-"""What workers are asked to do while they run: drain, pause, resume, begin with a fresh process. Never loads torch."""
+"""Orders for running workers: drain, pause, resume, restart. Never loads torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from nimble_jobs.store import Order, Store, Wanted, WorkerInfo
 
-ANSWER_S = 3.0  # a worker that is well answers within a second
+ANSWER_S = 3.0  # a healthy worker answers within a second
 _LOOK_S = 0.05
 
 
 def ask(
     store: Store, wanted: Wanted, ids: Sequence[str] | None = None, *, now: float | None = None
 ) -> list[WorkerInfo]:
-    """Ask workers to run, pause or drain; the workers that were asked. It is durable once this returns.
+    """Ask workers to run, pause or drain; returns these workers. The order is durable once this returns.
 
-    `ids` None: all workers; if they are to run or to pause, those that start later as well. Raises NotFound for one
-    that does not run.
+    `ids` None: all workers; an order to run or to pause then also holds for workers that start later. Raises NotFound
+    for a worker that does not run.
     """
     chosen = store.workers.chosen(ids)
     named = ids is not None or wanted is Wanted.DRAIN
@@ -27,8 +27,8 @@ def ask(
 
 
 def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None = None) -> list[WorkerInfo]:
-    """Ask workers (None: all) to replace the process that runs their jobs. A job at hand is given back at its next safe
-    point, or when limits.grace is over. Raises NotFound.
+    """Ask workers (None: all) to replace the process that runs their jobs. A running job goes back to the queue at its
+    next safe point, or after limits.grace. Raises NotFound.
     """
     chosen = store.workers.chosen(ids)
     if chosen:
@@ -37,8 +37,8 @@ def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None
 
 
 def answered(store: Store, asked: Sequence[WorkerInfo], *, timeout_s: float = ANSWER_S) -> dict[str, WorkerInfo | None]:
-    """Wait until each worker that was asked does what is wanted of it now, or has left (None), but no longer than
-    `timeout_s`. Those missing have not answered: they are stopped or stuck, and will obey when they go on.
+    """Wait until each of these workers obeys its order or has stopped (None), but no longer than `timeout_s`. Missing
+    workers have not answered: they are suspended or stuck, and will obey when they go on.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""Timers from Python: what the `cron` commands do. Never loads torch."""
+"""The `cron` commands as Python functions. Never loads torch."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from nimble_jobs.timers.submission import cron_of, rendered
 
 _SHOWN = 5
 
-FIRING_ROLES = ("worker", "cron")  # of the processes that fire timers
+FIRING_ROLES = ("worker", "cron")  # roles of processes that fire timers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """A timer, what became of its last tick, and when it is due next."""
+    """A timer, the outcome of its last tick, and its next tick."""
 
     timer: Timer
-    cron: CronSpec | None  # None where it cannot be read
+    cron: CronSpec | None  # None if it cannot be read
     words: str  # at 02:15 every day, Europe/Berlin; or why it cannot be read
     last: Tick | None
-    last_state: JobState | None  # of its job; None where there is none, or it was pruned
-    last_error: str | None  # of that job
+    last_state: JobState | None  # id of its job; None if there is none, or it was pruned
+    last_error: str | None  # state of that job
     next: Due | None  # None while it is paused, and after its last tick
-    late_s: float  # for how long the next tick could have been fired already; 0 while it is to come
+    late_s: float  # how long the next tick has been due; 0 if it is in the future
 
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """A timer that was added, edited, or left as it is."""
+    """A timer that was added, edited, or left unchanged."""
 
     name: str
-    change: TimerChange | None  # None where it was only looked at
+    change: TimerChange | None  # None if nothing was changed, as in a dry run
     words: str
     zone: str
     next: tuple[Due, ...]  # the next five ticks
-    changed: tuple[str, ...] = ()  # the fields that an edit changed, dotted
-    file_before: str | None = None  # the other file from which the timer came before
+    changed: tuple[str, ...] = ()  # dotted names of fields that an edit changed
+    file_before: str | None = None  # the timer's previous file, if it was another one
 
 
 def add(
@@ -72,11 +72,11 @@ def add(
     file: Path | None = None,
     now: float | None = None,
 ) -> Added:
-    """Keep a timer for a spec with `cron`, or for the file that holds one; it has the spec's name.
+    """Add a timer for a spec with `cron`, or for a file with one. It has the spec's name.
 
-    One of that name is edited: its ticks count from `now`, and nothing that was due before is fired. An equal spec
-    changes nothing. `file` says where a JobSpec was read. Raises SpecError, and UsageError for a spec without `cron`
-    and for `python:` files in folders that are not allowed.
+    A timer of that name is edited: its ticks count from `now`, and earlier ones are not fired. An equal spec changes
+    nothing. `file` is the origin of a JobSpec. Raises SpecError, and UsageError for a spec without `cron` and for
+    `python:` files in folders that are not allowed.
     """
     at = _now(now)
     if not isinstance(spec, JobSpec):
@@ -99,21 +99,21 @@ def add(
 
 
 def look(spec: JobSpec, *, file: Path | None = None, now: float | None = None) -> Added:
-    """What `add` would say; nothing is kept. Raises UsageError for a spec without `cron`."""
+    """What `add` would return, without adding anything. Raises UsageError for a spec without `cron`."""
     if spec.cron is None:
-        raise UsageError(f"{file or spec.name}: cron: missing; expected a cron part, with an expression")
+        raise UsageError(f"{file or spec.name}: cron: missing; expected a cron part with an expression")
     rhythm = Rhythm.of(spec.name, spec.cron)
     dues = tuple(map(rhythm.due, islice(rhythm.after(_now(now)), _SHOWN)))
     return Added(name=spec.name, change=None, words=rhythm.expression.words(), zone=spec.cron.timezone, next=dues)
 
 
 def as_of(spec: JobSpec, now: float | None = None) -> tuple[JobSpec, int]:
-    """The job of a spec's last tick up to `now`, without `cron`, and this tick; the coming one where there was none.
+    """The job of a spec's last tick up to `now`, without `cron`, and this tick; the next tick if there was none.
 
     Raises UsageError for a spec without `cron`.
     """
     if spec.cron is None:
-        raise UsageError(f"{spec.name}: cron: missing; expected a cron part, with an expression")
+        raise UsageError(f"{spec.name}: cron: missing; expected a cron part with an expression")
     rhythm = Rhythm.of(spec.name, spec.cron)
     tick = rhythm.expression.before(_now(now) + 1e-6)
     tick = next(rhythm.expression.after(_now(now))) if tick is None else tick
@@ -135,13 +135,13 @@ def show(name: str, *, store: Store | None = None, home: Home = None, now: float
 
 
 def history(name: str, *, store: Store | None = None, home: Home = None, limit: int | None = None) -> list[Tick]:
-    """What became of a timer's ticks, the newest first. Raises NotFound."""
+    """The past ticks of a timer, the newest first. Raises NotFound."""
     with client.opened(store, home) as store:
         return store.timers.ticks(store.timers.get(name).name, limit=limit)
 
 
 def job_of(store: Store, tick: Tick) -> Job | None:
-    """A tick's job; None where there is none, or it was pruned."""
+    """A tick's job; None if there is none, or it was pruned."""
     if tick.job is None:
         return None
     try:
@@ -170,25 +170,25 @@ def upcoming(
 
 
 def pause(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
-    """Fire a timer no more until it is resumed. Raises NotFound."""
+    """Stop firing a timer until it is resumed. Raises NotFound."""
     with client.opened(store, home) as store:
         return store.timers.pause(name, _now(now))
 
 
 def resume(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
-    """Fire a timer again, from its first tick after `now` on: what was due while it was paused stays unfired."""
+    """Fire a timer again, from its first tick after `now`. Ticks that were due during the pause are not fired."""
     with client.opened(store, home) as store:
         return _resume(store, name, _now(now))
 
 
 def trigger(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Tick:
-    """Submit a timer's job now, whatever its state; the templates see this second. Raises NotFound, SpecError."""
+    """Submit a timer's job now, even if it is paused; templates use this second. Raises NotFound, SpecError."""
     with client.opened(store, home) as store:
         return _trigger(store, name, now=_now(now))
 
 
 def remove(name: str, *, store: Store | None = None, home: Home = None, now: float | None = None) -> Timer:
-    """Forget a timer and what is known of its ticks. Its jobs stay. Raises NotFound."""
+    """Remove a timer and the record of its ticks. Its jobs stay. Raises NotFound."""
     with client.opened(store, home) as store:
         return store.timers.remove(name, _now(now))
 
@@ -204,10 +204,10 @@ def backfill(
     home: Home = None,
     now: float | None = None,
 ) -> Backfill:
-    """Run the past ticks from `since` to `until`, both included, that no job ran for; at most `max_running` at once.
+    """Run past ticks without a job from `since` to `until`, both included; at most `max_running` jobs at once.
 
-    Bounds are Unix seconds, or texts such as `2026-11-01` by the clocks of the timer's zone. A date alone as `until`
-    means the end of that day. Whoever fires timers submits the jobs, the oldest first. Raises NotFound, BadMoment, and
+    Bounds are Unix seconds, or texts such as `2026-11-01` in the timer's zone. A date alone as `until` includes the
+    whole day. The processes that fire timers submit the jobs, the oldest first. Raises NotFound, BadMoment, and
     UsageError for a range without ticks.
     """
     with client.opened(store, home) as store:
@@ -220,7 +220,7 @@ def backfill(
 
 
 def fire(*, store: Store | None = None, home: Home = None, now: float | None = None) -> list[Tick]:
-    """Fire everything that is due, once, as workers and `cron serve` do all the time."""
+    """Fire all due ticks once, as workers and `cron serve` do continuously."""
     with client.opened(store, home) as store:
         at, firer = _now(now), Firer(store)
         ticks: list[Tick] = []
@@ -250,7 +250,7 @@ def _watched(store: Store, timer: Timer, last: Tick | None, now: float) -> Watch
         due = Due(tick=timer.next_due, at=timer.next_at)
     try:
         cron, words = cron_of(timer), _words(timer)
-    except NimbleError as e:  # the other timers are shown
+    except NimbleError as e:  # so that the other timers are shown
         cron, words = None, str(e)
     job = None if last is None else job_of(store, last)
     late_s = max(0.0, now - due.at) if due is not None else 0.0

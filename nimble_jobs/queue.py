@@ -1,4 +1,4 @@
-"""The queue from Python: many jobs at once, and what an operator does with those that wait or have ended."""
+"""The queue from Python: submit many jobs at once, and retry, hold and release jobs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nimble_jobs.store import Again, NewJob, Store
 class Array:
     """Jobs that were submitted together."""
 
-    id: str  # `wait`, `cancel`, `retry`, `hold` and `release` take it in a job's place
-    jobs: tuple[Job, ...]  # as submitted; one whose key existed already is the job that has it
+    id: str  # `wait`, `cancel`, `retry`, `hold` and `release` take it in place of a job's id
+    jobs: tuple[Job, ...]  # in order; for a key that existed already, the existing job
 
 
 def submit_array(
@@ -41,10 +41,10 @@ def submit_array(
 ) -> Array:
     """Queue several jobs in one transaction: all of them, or none.
 
-    `source`: specs; or a file with one spec a line, in JSON; or, with `grid`, a spec file that is submitted once for
-    each combination of the grid's values, by dotted path. The other arguments are those of `submit` and hold for each.
-    Raises SpecError naming each line or combination that is wrong, also where two have one output, and UsageError and
-    NotFound as `submit` does.
+    `source`: specs; or a file with one JSON spec per line; or, with `grid`, a spec file that is submitted once for each
+    combination of the grid's values, by dotted path. The other arguments apply to each job, as in `submit`. Raises
+    SpecError for each wrong line or combination, and if two jobs have the same output; UsageError and NotFound as
+    `submit` does.
     """
     if isinstance(source, Path | str):
         path = Path(source)
@@ -53,7 +53,7 @@ def submit_array(
         else:
             loaded = many.load_grid(path, combinations(grid), overrides, check_files=not after)
     elif overrides or grid is not None:
-        raise UsageError("overrides and grid go with a file; a JobSpec is final")
+        raise UsageError("overrides and grid need a file; a JobSpec is final")
     else:
         loaded = list(source)
         many.check_outputs([many.Labelled(file=f"job {i} ({spec.name})", spec=spec) for i, spec in enumerate(loaded)])
@@ -80,7 +80,7 @@ def queue_array(
     allow_python: Sequence[Path | str] = (),
     now: float | None = None,
 ) -> Array:
-    """`submit_array` for specs whose outputs are known to differ."""
+    """As `submit_array`, for specs whose outputs are known to differ."""
     if not loaded:
         raise UsageError("no specs to submit; expected at least one")
     now = time.time() if now is None else now
@@ -90,7 +90,7 @@ def queue_array(
         new = []
         for spec in loaded:
             if spec.cron is not None:
-                raise UsageError(f"{spec.name} has a cron part; add it as a timer, or take it out")
+                raise UsageError(f"{spec.name} has a cron part; add it as a timer, or remove that part")
             check_targets(spec.notify, settings, f"job {spec.name}")
             specs.check_home(spec, store.home)
             code.check(spec, folders)
@@ -119,9 +119,9 @@ def retry(
 ) -> Again:
     """Queue jobs again that failed, were cancelled or quarantined, with fresh attempts: all of them, or none.
 
-    `failed`: every job that failed or was quarantined, at `since` (Unix seconds) or later where given.
-    `with_dependents`: also those that were cancelled because they waited for one of these. Earlier attempts stay in the
-    history. Raises NotFound, and UsageError with a line for each job that cannot be queued again.
+    `failed`: every job that failed or was quarantined, since `since` (Unix seconds) if given. `with_dependents`: also
+    jobs that were cancelled because they waited for one of these. Earlier attempts stay in the history. Raises
+    NotFound, and UsageError with a line for each job that cannot be queued again.
     """
     if not ids and not failed:
         raise UsageError("no jobs to retry; expected ids, or failed=True")
@@ -138,7 +138,7 @@ def retry(
 def hold(
     ids: str | Sequence[str], *, store: Store | None = None, home: Home = None, now: float | None = None
 ) -> list[Job]:
-    """Let no worker start these queued jobs until they are released: all of them, or none.
+    """Keep workers from starting these queued jobs until they are released: all of them, or none.
 
     Raises NotFound, and UsageError with a line for each job that is not queued.
     """

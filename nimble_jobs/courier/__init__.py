@@ -1,4 +1,4 @@
-"""Sends what is in the outbox: webhooks, commands, pings."""
+"""Sends notifications from the outbox: webhooks, commands, pings."""
 
 from nimble_jobs.courier.courier import Courier
 

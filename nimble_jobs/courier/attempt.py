@@ -1,4 +1,4 @@
-"""One attempt to deliver one notification, whatever its channel."""
+"""One attempt to deliver one notification, on any channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice
 from nimble_jobs.store.routes import STARTED, Channel
 
-TEST = "test"  # changes nothing at a switch
+TEST = "test"  # does not change the state of a dead man's switch
 _PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail", TEST: "/log"}
 
 
@@ -58,7 +58,7 @@ async def _send(notice: Notice, settings: NotifySettings, environ: Mapping[str, 
 
 
 def _ping_address(target: str, notice: Notice) -> str:
-    """As healthchecks.io wants it: the signal goes behind the path, before a query."""
+    """The address by healthchecks.io's convention: the signal follows the path, before a query."""
     path, mark, query = target.partition("?")
     signal = _PING_PATHS.get(notice.event, "")
     return f"{path.rstrip('/') if signal else path}{signal}{mark}{query}"

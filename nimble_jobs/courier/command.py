@@ -1,4 +1,4 @@
-"""One run of a command: without a shell, in a process group of its own, with the message on standard input."""
+"""Runs a command without a shell, in its own process group, with the message on standard input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAIL_BYTES = 2000
 
 
 async def run(words: Sequence[str], content: bytes, folders: Sequence[str], timeout_s: float) -> None:
-    """Raises NotTaken where the command may not run, takes longer than `timeout_s`, or does not exit with 0."""
+    """Raises NotTaken if the command may not run, takes longer than `timeout_s`, or does not exit with 0."""
     program = allowed(words[0], folders)
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
         told.write(content)
@@ -34,14 +34,14 @@ async def run(words: Sequence[str], content: bytes, folders: Sequence[str], time
                 cwd="/",
             )
         except OSError as e:
-            raise NotTaken(f"{words[0]}: cannot be run ({e.strerror})") from None
+            raise NotTaken(f"{words[0]} cannot be run ({e.strerror})") from None
         try:
             async with asyncio.timeout(timeout_s):
                 code = await process.wait()
         except TimeoutError:
-            raise NotTaken(f"{words[0]}: took longer than {timeout_s:g} s and was killed") from None
+            raise NotTaken(f"{words[0]} took longer than {timeout_s:g} s and was killed") from None
         finally:
-            if process.returncode is None:  # whatever it started in its group goes with it
+            if process.returncode is None:  # its children in the group are killed too
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
@@ -51,7 +51,7 @@ async def run(words: Sequence[str], content: bytes, folders: Sequence[str], time
 
 
 def allowed(program: str, folders: Sequence[str]) -> Path:
-    """The program, links resolved. Raises NotTaken unless it lies in one of the folders, and only we can change it."""
+    """The resolved program. Raises NotTaken unless it is in one of the folders and only this user can change it."""
     if (problem := about_program(program, folders)) is not None:
         raise NotTaken(problem)
     return Path(program).resolve()

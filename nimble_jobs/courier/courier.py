@@ -1,4 +1,4 @@
-"""Empties the outbox on a thread of its own, so that claiming never waits for a receiver."""
+"""Sends from the outbox on its own thread, so that claiming jobs never waits for a receiver."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from nimble_jobs.store.outbox import FURTHEST_S
 
 log = logging.getLogger(__name__)
 
-FIRST_S = 5.0  # longest wait after the first attempt, doubled with each one
+FIRST_S = 5.0  # longest wait after the first attempt; it doubles with each one
 _SHORTEST_S = 0.5
-LEASE_SPARE_S = 15.0  # beyond what an attempt may take
+LEASE_SPARE_S = 15.0  # margin of a lease beyond the limit of an attempt
 
 
 def pause_s(attempts: int, retry_after_s: float | None, chance: float) -> float:
     """Seconds to the next attempt: exponential with full jitter (`chance` is uniform in [0, 1)), as
-    https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter/ has it; later where the receiver
-    asked for it.
+    https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter/ describes it; later if the
+    receiver asked for it.
     """
     wait_s = chance * min(FIRST_S * 2.0 ** min(attempts - 1, 30), FURTHEST_S)
     return min(max(wait_s, retry_after_s or 0.0, _SHORTEST_S), FURTHEST_S)
 
 
 class Courier:
-    """Sends for one process. `look` starts a round where something is due; rounds never overlap."""
+    """The sender of one process. `look` starts a round if something is due; rounds never overlap."""
 
     def __init__(
         self,
@@ -61,40 +61,40 @@ class Courier:
 
     @property
     def busy(self) -> bool:
-        """Is a round going on?"""
+        """Whether a round is going on."""
         return self._thread is not None and self._thread.is_alive()
 
     def finish(self, limit_s: float) -> None:
-        """Before this process ends: send what is due, but wait `limit_s` at most. What is left goes to another."""
+        """Send due notifications before this process ends, for at most `limit_s`. Other processes send the rest."""
         try:
             self.look(self._clock())
         except NimbleError as e:
-            log.warning("notifications stay in the outbox: %s", e)
+            log.warning("notifications wait in the outbox: %s", e)
         if self._thread is not None:
             self._thread.join(limit_s)
 
     def deliver(self) -> int:
-        """Send what is due now, in this thread; how many attempts were made. Raises NimbleError."""
+        """Send what is due now, in this thread. Returns the number of attempts. Raises NimbleError."""
         return asyncio.run(self._round())
 
     def _rounds(self) -> None:
         try:
             while self.deliver():
                 pass
-        except NimbleError as e:  # leases lapse, and it is tried again
-            log.warning("notifications stay in the outbox: %s", e)
+        except NimbleError as e:  # the leases expire, and the messages are tried again
+            log.warning("notifications wait in the outbox: %s", e)
         except Exception:
             log.exception("sending notifications failed")
 
     async def _round(self) -> int:
-        from nimble_jobs.courier import http  # loads httpx2, which few processes need, and those not at their start
+        from nimble_jobs.courier import http  # imported here, because it loads httpx2, which few processes need
 
         now = self._clock()
         outbox = self._store.outbox
         settings = self._store.settings.usable()
         try:
             outbox.route(self._store.settings.now(), now)
-        except SettingsError:  # who is told is not known until it is mended
+        except SettingsError:  # targets are unknown until the file is valid again
             log.debug("config.yaml is not valid")
         notices = outbox.lease(
             self._sender,
@@ -104,7 +104,7 @@ class Courier:
         )
         attempts = (self._attempt(notice, settings.notify) for notice in notices)
         ends = await asyncio.gather(*attempts, return_exceptions=True)
-        for error in filter(None, ends):  # each had its turn
+        for error in filter(None, ends):  # every message was tried
             raise error
         return len(notices)
 

@@ -1,4 +1,4 @@
-"""One POST, with a limit on everything: connecting, each answer, redirects, and all of it together."""
+"""One POST with limits on connecting, on each answer, on redirects, and on the total time."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from nimble_jobs.spec.notify import hosts_of
 from nimble_jobs.spec.units import BadValue
 
 _REDIRECTS = 3
-_FOLLOWED = (301, 302, 307, 308)  # the message is sent again; 303 asks for something else
-_WAITS = 3  # all together may take so many times the limit on one wait
+_FOLLOWED = (301, 302, 307, 308)  # redirects that repeat the POST; 303 asks for a GET
+_WAITS = 3  # the total time may be this many times the limit on one wait
 _MOST_RETRY_AFTER_S = 3600.0
 
-# They would log each address, and addresses hold secrets.
+# These loggers would log addresses, which hold secrets.
 for _name in ("httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What is sent where. `now`: Unix seconds, for answers that name a date."""
+    """A message and its address. `now`: Unix seconds, for answers with a date."""
 
     address: str
-    called: str  # the address before its variables were filled in
+    called: str  # the address with its variables unfilled
     headers: dict[str, str]
     content: bytes
-    hosts: tuple[str, ...]  # that may be sent to
-    timeout_s: float  # for a connection, and for an answer
+    hosts: tuple[str, ...]  # allowed hosts
+    timeout_s: float  # limit for a connection, and for an answer
     now: float
 
 
 def longest_s(timeout_s: float) -> float:
-    """How long a POST may take in all."""
+    """The limit on a whole POST."""
     return _WAITS * timeout_s
 
 
@@ -79,11 +79,11 @@ async def _post(client: httpx2.AsyncClient, what: Post) -> None:
 
 
 def _check(address: str, hosts: tuple[str, ...], called: str) -> None:
-    """`called`: the address as messages may show it."""
+    """Raises NotTaken for an address that is not allowed. `called`: the address for messages."""
     try:
         problem = about_host(address, hosts)
-    except BadValue:  # its text may show what a variable held
-        raise NotTaken("the address, its variables filled in, is none of http or https") from None
+    except BadValue:  # the error's text may show a variable's value
+        raise NotTaken("the address, with its variables filled in, is neither http nor https") from None
     if problem is not None:
         if hosts_of(called) is None:
             problem = f"the host of {called} is not allowed"
@@ -91,7 +91,7 @@ def _check(address: str, hosts: tuple[str, ...], called: str) -> None:
 
 
 def _retry_after_s(text: str | None, now: float) -> float | None:
-    """What a Retry-After header asks for, in seconds or as a date; None where it cannot be read."""
+    """The wait in a Retry-After header, given as seconds or as a date; None if it cannot be read."""
     if text is None:
         return None
     try:

@@ -1,10 +1,10 @@
-"""How an attempt to deliver a notification fails."""
+"""Errors of attempts to deliver a notification."""
 
 from __future__ import annotations
 
 
 class NotTaken(Exception):
-    """The message was not delivered. `retry_after_s`: how long the receiver wants to be left alone, if it said so."""
+    """The message was not delivered. `retry_after_s`: the wait that the receiver asked for, if any."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)

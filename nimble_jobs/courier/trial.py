@@ -1,4 +1,4 @@
-"""A test notification to every target, sent at once and written nowhere."""
+"""Sends a test notification to every target at once, without storing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nimble_jobs.store.routes import Route, routes
 
 
 def try_all(settings: NotifySettings, own: Mapping[str, Any] | None) -> list[tuple[str, str, str | None]]:
-    """Channel, target and error (None: it was taken) of each target of the configuration and of a spec's `notify`."""
+    """Channel, target and error (None: delivered) of each target of the configuration and of a spec's `notify`."""
     found = routes(settings, own)
 
     async def trials() -> list[str | None]:

@@ -1,4 +1,4 @@
-"""What goes with time: jobs that have ended long ago, and what they left. Never an output."""
+"""Removes jobs that ended long ago, and their traces, but never an output."""
 
 from nimble_jobs.retention.pace import slot_of
 from nimble_jobs.retention.rules import Rules, rules_of

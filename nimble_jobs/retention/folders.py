@@ -1,4 +1,4 @@
-"""Hidden folders beside outputs, and notes of publications, that nobody needs any more."""
+"""Finds hidden folders beside outputs, and records of publications, that are no longer needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nimble_jobs.store.expiry import Published
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
-GRACE_S = 60.0  # a job that ended just now may still be tidied up by whoever ended it
+GRACE_S = 60.0  # a job that ended just now may still be tidied up by its worker
 
 
 def left_over(store: Store) -> dict[Path, Job]:
-    """Hidden folders and files of jobs that have ended, with their jobs. Reads only jobs that left some."""
+    """Hidden folders and files of ended jobs, with their jobs. Reads only jobs that left some."""
     ids, trainings = hidden.strays(store.expiry.outputs())
     if not ids and not trainings:
         return {}
@@ -26,14 +26,14 @@ def left_over(store: Store) -> dict[Path, Job]:
 
 
 def output_of(job: Job) -> Path:
-    """Of a job that left something, so it has one."""
+    """The output path of a job that left files, so it has one."""
     path = hidden.output_of(job)
     assert path is not None
     return path
 
 
 def bytes_of(path: Path) -> int:
-    """Of a file, or of all files in a folder; what cannot be read counts as 0."""
+    """Bytes of a file, or of all files in a folder; unreadable ones count as 0."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
@@ -49,9 +49,9 @@ def _size(path: str | Path) -> int:
 
 
 def gone(published: Published, *, replaced: bool) -> bool:
-    """Is its folder away for good? `replaced`: a later publication has its path.
+    """Whether a published folder is gone for good. `replaced`: a later publication has its path.
 
-    Not if the disk is away: then the nearest folder above that is there lies on another device.
+    It is not if its disk is unmounted: then the nearest existing parent is on another device.
     """
     device, _, inode = published.folder.partition(":")
     path = Path(published.path)
@@ -65,7 +65,7 @@ def gone(published: Published, *, replaced: bool) -> bool:
 
 
 def _above(path: Path, device: str) -> bool:
-    """Does the nearest folder above that exists lie on this device?"""
+    """Whether the nearest existing parent is on this device."""
     for parent in path.parents:
         try:
             return str(parent.stat().st_dev) == device
@@ -77,7 +77,7 @@ def _above(path: Path, device: str) -> bool:
 
 
 def latest(publications: Iterable[Published]) -> dict[str, float]:
-    """When each path was published last."""
+    """The time of each path's last publication."""
     found: dict[str, float] = {}
     for each in publications:
         found[each.path] = max(each.at, found.get(each.path, each.at))

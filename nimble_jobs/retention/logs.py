@@ -14,7 +14,7 @@ from nimble_jobs.store.ids import ALPHABET, LENGTH
 
 _JOB = re.compile(rf"([{ALPHABET}]{{{LENGTH}}})\.log")
 _WORKER = re.compile(r"worker-(\d{8}T\d{6}Z)-[0-9a-f]+\.log")
-_STARTS_WITHIN_S = 600.0  # a worker from the making of its log to its lock
+_STARTS_WITHIN_S = 600.0  # time of a worker between creating its log and taking its lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class Log:
 
 
 def log_of(home: Path, job_id: str) -> Path:
-    """Where the log of a job is."""
+    """The path of a job's log."""
     return home / "logs" / f"{job_id}.log"
 
 
 def logs(home: Path) -> Iterator[Log]:
-    """The logs of jobs and of workers. Other files are none of ours."""
+    """The logs of jobs and of workers. Other files are skipped."""
     for path in sorted((home / "logs").glob("*.log")):
         job, worker = _JOB.fullmatch(path.name), _WORKER.fullmatch(path.name)
         if not job and not worker:
@@ -52,9 +52,9 @@ def logs(home: Path) -> Iterator[Log]:
 
 
 def old(log: Log, age_s: float | None, now: float, *, started: Collection[float]) -> bool:
-    """Was nothing written to it for so long, and does no worker that runs write to it?
+    """Whether nothing was written to it for this long, and no running worker writes to it.
 
-    `started`: when those that run did so. A worker makes its log a moment before.
+    `started`: start times of running workers. A worker creates its log a moment earlier.
     """
     if age_s is None or now - log.written_at < age_s:
         return False

@@ -1,4 +1,4 @@
-"""When old rows go, and how many in one transaction: as many as take a tenth of a second."""
+"""When to remove old rows, and how many per transaction: as many as take a tenth of a second."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ _DAY_S = 86400.0
 
 
 class Pace:
-    """A number that follows how long the last part took."""
+    """A batch size that follows the time of the last part."""
 
     def __init__(self, *, first: int, least: int, most: int) -> None:
         self.size, self._least, self._most = first, least, most
 
     def took(self, seconds: float) -> None:
-        """The part that was just done took so long. At most twice as many come next."""
+        """Note the time of the last part. The next one is at most twice as large."""
         factor = min(2.0, TARGET_S / max(seconds, 1e-6))
         self.size = max(self._least, min(self._most, int(self.size * factor)))
 

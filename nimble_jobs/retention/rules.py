@@ -1,4 +1,4 @@
-"""Which jobs that have ended stay. Pure: time and rows are arguments."""
+"""Rules about which ended jobs stay. Pure: time and rows are arguments."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BAD = (JobState.FAILED, JobState.QUARANTINED)
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A job stays if any of the rules that are set keeps it. Ages count from its end, in seconds; None is for ever."""
+    """A job stays if any rule that is set keeps it. Ages are seconds since its end; None is for ever."""
 
-    keep_s: float | None = KEEP_S  # of jobs that succeeded or were cancelled
-    keep_failed_s: float | None = KEEP_FAILED_S  # of failed and quarantined ones
-    per_name: int | None = None  # the newest jobs of each name that stay, whatever their age
+    keep_s: float | None = KEEP_S  # for succeeded and cancelled jobs
+    keep_failed_s: float | None = KEEP_FAILED_S  # for failed and quarantined jobs
+    per_name: int | None = None  # how many of the newest jobs of each name stay at any age
     by_age: bool = True  # False: `per_name` alone decides
-    logs_s: float | None = KEEP_S  # of workers' logs, and of those whose job is unknown
+    logs_s: float | None = KEEP_S  # for logs of workers and of unknown jobs
 
     def age_s(self, state: JobState) -> float | None:
-        """How long a job that ended so stays."""
+        """How long a job with this end stays."""
         return self.keep_failed_s if state in BAD else self.keep_s
 
 
@@ -37,10 +37,9 @@ def rules_of(
     keep_failed_s: float | None = None,
     per_name: int | None = None,
 ) -> Rules:
-    """The rules that a command names, or else those of the settings; None is one that is not named.
+    """The rules of a command, or else of the settings; None: not given.
 
-    A number for each name that is set alone decides alone. Beside an age both keep jobs, and an age that is missing is
-    that of the settings.
+    `per_name` alone decides alone. Beside an age both keep jobs, and a missing age comes from the settings.
     """
     ours = settings.retention
     if keep_s is keep_failed_s is per_name is None:
@@ -59,17 +58,18 @@ def rules_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Spared:
-    """What keeps jobs from going whatever their age, as it was read before the first one goes."""
+    """Jobs that stay at any age, as read before the first removal."""
 
-    needed: frozenset[str] = frozenset()  # that unfinished jobs wait for, or whose array is unfinished
+    needed: frozenset[str] = frozenset()  # jobs that unfinished jobs wait for, or whose array is unfinished
     newest: Mapping[str, int] = field(default_factory=dict)  # by name: the lowest number that `per_name` keeps
-    timed: Mapping[str, bool] = field(default_factory=dict)  # jobs of timers: is it one of the newest of its timer?
+    # For jobs of timers, whether it is one of its timer's newest.
+    timed: Mapping[str, bool] = field(default_factory=dict)
 
 
 def goes(job: Ended, rules: Rules, spared: Spared, now: float) -> bool:
-    """Does this job go? `now` in Unix seconds.
+    """Whether to remove this job. `now` in Unix seconds.
 
-    Of a timer's jobs the newest `cron.keep` stay, and failed ones as long as others that failed.
+    A timer's newest `cron.keep` jobs stay, and its failed jobs stay as long as other failed jobs.
     """
     if job.id in spared.needed:
         return False

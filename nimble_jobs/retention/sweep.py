@@ -1,4 +1,4 @@
-"""Retention, step by step. Between two steps others have the database to themselves."""
+"""Runs retention in steps, with pauses in which others can use the database."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ KINDS = (
     *("left-over folders", "checkpoints", "publications", "ticks", "notifications"),
 )
 WORTH_BYTES = 1 << 20
-_READ = 2000  # rows in one look
-_SOME = 500  # rows in one transaction that removes them, where each is small
+_READ = 2000  # rows read at a time
+_SOME = 500  # small rows removed in one transaction
 _EVENTS = 200
 _KEEP = 30  # the default of `cron.keep`
-_TICK_BYTES, _NOTICE_BYTES = 150, 1000  # of a row, about
+_TICK_BYTES, _NOTICE_BYTES = 150, 1000  # approximate bytes of a row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pauses:
-    """How long the pause after a step is, in seconds, by how long the step took."""
+    """The pause after a step, in seconds, by the time that the step took."""
 
     factor: float
     least_s: float
@@ -51,18 +51,18 @@ _BUSY = Pauses(factor=3.0, least_s=0.05, most_s=0.5)
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step removed, or would have."""
+    """What one step removed, or would remove."""
 
     tally: Tally
-    trouble: tuple[str, ...] = ()  # what could not be removed, and why; it stays for the next time
+    trouble: tuple[str, ...] = ()  # what could not be removed, and why; the next sweep tries again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What steps removed so far, or would have."""
+    """What the steps so far removed, or would remove."""
 
     rows: tuple[tuple[str, int, int], ...] = ()  # kind, how many, bytes; in the order of KINDS
-    given_back_bytes: int = 0  # by how much the database's file became smaller
+    given_back_bytes: int = 0  # bytes by which the database file shrank
     trouble: tuple[str, ...] = ()
 
 
@@ -81,15 +81,15 @@ class Sweep:
     ) -> None:
         self._store, self._rules, self._now = store, rules, now
         self._remove, self._clock, self._sleep = remove, clock, sleep
-        self._going: set[str] = set()  # jobs that went, or would
-        self._held: set[str] = set()  # jobs whose left-overs could not be removed: their rows say where these are
+        self._going: set[str] = set()  # jobs that were removed, or would be
+        self._held: set[str] = set()  # jobs whose leftovers could not be removed; their rows say where these are
         self._tally = Tally()
         self._trouble: list[str] = []
         self._given_back = 0
 
     @property
     def done(self) -> Done:
-        """What was removed so far."""
+        """The removals so far."""
         counts, sizes = self._tally.counts, self._tally.bytes
         return Done(
             rows=tuple((kind, counts[kind], sizes.get(kind, 0)) for kind in KINDS if counts.get(kind)),
@@ -104,9 +104,9 @@ class Sweep:
         return self.done
 
     def paced(self) -> Iterator[Step]:
-        """The steps, each followed by a pause: while workers run, one that is several times as long.
+        """The steps, each followed by a pause, which is several times as long while workers run.
 
-        Whoever waits for SQLite's lock asks for it as rarely as ten times a second, and must find it free.
+        A process that waits for SQLite's lock polls it as rarely as ten times a second, and must find it free.
         """
         pauses = _BUSY if self._store.workers.live() else _IDLE
         steps = self.steps()
@@ -120,7 +120,7 @@ class Sweep:
                 self._sleep(pauses.after(self._clock() - began))
 
     def steps(self) -> Iterator[Step]:
-        """Each ends within about a tenth of a second, however much there is, and can be the last. Raises StoreError."""
+        """The steps. Each takes about a tenth of a second at most, and can be the last. Raises StoreError."""
         for step in self._all():
             self._tally += step.tally
             self._trouble += step.trouble
@@ -140,7 +140,7 @@ class Sweep:
         yield from self._give_back()
 
     def _give_back(self) -> Iterator[Step]:
-        """What became free in the database's file, if it is worth the writing; new jobs would use it, too."""
+        """Return free space of the database file, if it is worth the writing, since new jobs would use it too."""
         expiry = self._store.expiry
         if not self._remove or (before := expiry.free_bytes()) < WORTH_BYTES:
             return
@@ -153,7 +153,7 @@ class Sweep:
             yield Step(tally=Tally())
 
     def _left_overs(self, left: dict[Path, Job]) -> Iterator[Step]:
-        """What jobs staged beside their outputs. It is worthless, whatever the age of the job."""
+        """Files that jobs staged beside their outputs, which are useless at any age."""
         for path, job in left.items():
             if path.suffix == ".training" or self._now - (job.finished_at or 0.0) < folders.GRACE_S:
                 continue
@@ -169,7 +169,7 @@ class Sweep:
 
     def _jobs(self) -> Iterator[Step]:
         spared = self._spared()
-        pace = Pace(first=100, least=50, most=200)  # a commit alone takes as long as the removal of a hundred
+        pace = Pace(first=100, least=50, most=200)  # a commit takes as long as removing a hundred rows
         above = 0
         before = None if spared.timed else self._before()
         while page := self._store.expiry.ended(above=above, limit=_READ, before=before):
@@ -183,7 +183,7 @@ class Sweep:
                 pace.took(self._clock() - began)
 
     def _before(self) -> float | None:
-        """No job that ended later than this goes; None if any may."""
+        """Jobs that ended after this time stay; None if any may go."""
         rules = self._rules
         if not rules.by_age or rules.keep_s is None or rules.keep_failed_s is None:
             return None
@@ -202,7 +202,8 @@ class Sweep:
         went, tally = expiry.remove(jobs) if self._remove else ([job.id for job in jobs], expiry.hanging(jobs))
         self._going.update(went)
         sizes = []
-        for job_id in went:  # after their rows: a log without a job goes next time, a job without its log is a loss
+        # After their rows: a log without a job is removed next time, but a job without its log would be a loss.
+        for job_id in went:
             path = logs.log_of(self._store.home, job_id)
             with suppress(OSError):
                 size = path.stat().st_size
@@ -212,7 +213,7 @@ class Sweep:
         return Step(tally=tally + Tally(counts={"logs": len(sizes)}, bytes={"logs": sum(sizes)}))
 
     def _trainings(self, left: dict[Path, Job]) -> dict[Path, tuple[Path, set[str]]]:
-        """Folders with checkpoints: their output, and all jobs that could go on from there."""
+        """Folders with checkpoints: their output, and all jobs that could resume from them."""
         found = {}
         for place, job in left.items():
             if place == hidden.training_root(output := folders.output_of(job)):
@@ -221,7 +222,7 @@ class Sweep:
         return found
 
     def _checkpoints(self, trainings: dict[Path, tuple[Path, set[str]]]) -> Iterator[Step]:
-        """They go with the last job that could go on from them."""
+        """Checkpoints go with the last job that could resume from them."""
         for place, (output, jobs) in trainings.items():
             if not jobs <= self._going:
                 continue
@@ -235,7 +236,7 @@ class Sweep:
                 yield _one("checkpoints", size)
 
     def _logs(self) -> Iterator[Step]:
-        """Of workers, and of jobs that are not known any more."""
+        """Logs of workers, and of jobs that are no longer known."""
         started = [worker.started_at for worker in self._store.workers.live()]
         found = [
             log
@@ -255,7 +256,7 @@ class Sweep:
                 yield _one("logs" if log.job else "worker logs", log.bytes)
 
     def _events(self) -> Iterator[Step]:
-        """Those of no job, such as a worker's."""
+        """Events without a job, such as a worker's."""
         if self._rules.logs_s is None:
             return
         before, above = self._now - self._rules.logs_s, 0
@@ -266,7 +267,7 @@ class Sweep:
                 return
 
     def _publications(self) -> Iterator[Step]:
-        """Those whose job and folder are gone. A folder that is there needs its note to be recognised."""
+        """Publications whose job and folder are gone. An existing folder needs its record to be recognised."""
         found: list[Published] = []
         above = ""
         while page := self._store.expiry.published(above=above, limit=_READ):
@@ -288,7 +289,7 @@ class Sweep:
             yield Step(tally=Tally(counts={"publications": len(gone)}, bytes={"publications": size}))
 
     def _ticks(self) -> Iterator[Step]:
-        """As old as jobs that go, but of each timer as many of the newest as jobs."""
+        """Ticks by the age of jobs, except each timer's newest ones, as many as jobs."""
         if self._rules.keep_s is None:
             return
         timers, before = self._store.timers, self._now - self._rules.keep_s

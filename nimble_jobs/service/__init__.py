@@ -1,4 +1,4 @@
-"""A worker as a service of the user: the text of its systemd unit, and talking to systemd. Never loads torch."""
+"""A worker as a user service: the text of its systemd unit, and calls to systemd. Never loads torch."""
 
 from nimble_jobs.service.systemd import Manager, State
 from nimble_jobs.service.unit import Service, environment_of

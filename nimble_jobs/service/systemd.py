@@ -13,13 +13,13 @@ from pathlib import Path
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.whole import write_whole
 
-_LIMIT_S = 150.0  # a stop waits for the job at hand
+_LIMIT_S = 150.0  # a stop waits for the current job
 _SHOWN = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result,ExecMainStatus,NRestarts,StateChangeTimestamp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What systemd says of a unit."""
+    """systemd's view of a unit."""
 
     load: str  # loaded | not-found | bad-setting | error | masked
     active: str  # active | inactive | failed | activating | deactivating
@@ -33,14 +33,14 @@ class State:
 
 
 class Manager:
-    """Units of this user. `environ` decides where they lie and which systemctl is called."""
+    """Units of this user. `environ` decides their folder and which systemctl is called."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = dict(os.environ if environ is None else environ)
 
     @property
     def folder(self) -> Path:
-        """Where unit files of the user lie."""
+        """The folder of the user's unit files."""
         config = self._environ.get("XDG_CONFIG_HOME")
         home = Path(self._environ.get("HOME") or Path.home())
         return (Path(config) if config and Path(config).is_absolute() else home / ".config") / "systemd" / "user"
@@ -50,7 +50,7 @@ class Manager:
         return self.folder / name
 
     def missing(self) -> str | None:
-        """Why systemd cannot be used here, in words; None where it can."""
+        """Why systemd cannot be used here, in words; None if it can."""
         if shutil.which("systemctl", path=self._environ.get("PATH")) is None:
             return "there is no systemctl on PATH"
         done = self._call("show", "--property=Version")
@@ -59,38 +59,38 @@ class Manager:
         return f"systemctl --user does not work: {_reason(done) or f'exit code {done.returncode}'}"
 
     def write(self, name: str, text: str) -> bool:
-        """Put a unit file in its place. False where it is the same already. Raises OSError."""
+        """Write a unit file. False if it is unchanged. Raises OSError."""
         path = self.path(name)
         if self.read(name) == text:
             return False
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(path, text.encode())  # for nobody else: the environment in it may hold the password of a database
+        write_whole(path, text.encode())  # private, because its environment may hold a database password
         return True
 
     def read(self, name: str) -> str | None:
-        """A unit file, if it is there."""
+        """A unit file, if it exists."""
         try:
             return self.path(name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def enable(self, name: str) -> None:
-        """Read unit files again, start this one now and with each session. Raises NimbleError with systemd's words."""
+        """Reload unit files, and start this unit now and with each session. Raises NimbleError with systemd's words."""
         self._must("daemon-reload")
         self._must("enable", "--now", name)
 
     def disable(self, name: str) -> None:
-        """Stop it, and start it no more. Raises NimbleError."""
+        """Stop the unit, and do not start it again. Raises NimbleError."""
         self._must("disable", "--now", name)
 
     def forget(self, name: str) -> None:
-        """Remove its file. Raises OSError, NimbleError."""
+        """Remove the unit's file. Raises OSError, NimbleError."""
         self.path(name).unlink(missing_ok=True)
         self._must("daemon-reload")
-        self._call("reset-failed", name)  # says nothing of importance where it had not failed
+        self._call("reset-failed", name)  # fails harmlessly if the unit had not failed
 
     def state(self, name: str) -> State:
-        """How it is. Raises NimbleError where systemd does not say."""
+        """The unit's state. Raises NimbleError if systemd does not tell."""
         said = self._must("show", name, f"--property={_SHOWN}")
         values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
         return State(
@@ -106,7 +106,7 @@ class Manager:
         )
 
     def lingers(self) -> bool | None:
-        """Do the user's services run on after logout, and start with the machine? None where nobody says."""
+        """Whether the user's services keep running after logout and start with the machine; None if unknown."""
         if shutil.which("loginctl", path=self._environ.get("PATH")) is None:
             return None
         done = self._run("loginctl", "show-user", getpass.getuser(), "--property=Linger")
@@ -116,7 +116,7 @@ class Manager:
         done = self._call(*words)
         if done.returncode != 0:
             called = " ".join(("systemctl --user", *words))
-            raise NimbleError(f"{called}: exit code {done.returncode}: {_reason(done) or 'it says nothing'}")
+            raise NimbleError(f"{called}: exit code {done.returncode}: {_reason(done) or 'no output'}")
         return done.stdout
 
     def _call(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +142,7 @@ class Manager:
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """The first line of what it said."""
+    """The first line of its output."""
     return next((line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()), "")
 
 

@@ -1,4 +1,4 @@
-"""The text of a systemd unit that runs a worker, with everything quoted as systemd reads it.
+"""The text of a systemd unit that runs a worker, quoted by systemd's rules.
 
 Source: systemd.service(5), "Command lines"; systemd.exec(5), `Environment=`; systemd.syntax(7), "Quoting";
 systemd.unit(5), "Specifiers".
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nimble_jobs.errors import UsageError
 
-_MARGIN_S = 30.0  # beside the grace period: the last writes, and the end of the child process
+_MARGIN_S = 30.0  # beyond the grace period: the last writes, and the end of the child process
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TORCH_HOME", "XDG_CACHE_HOME")
 _OURS = "NIMBLE_JOBS_"
 _HOME = "NIMBLE_JOBS_HOME"
@@ -29,22 +29,22 @@ class Service:
     """The worker of one state folder, as a service."""
 
     home: Path  # absolute
-    grace_s: float  # how long its job has to reach a safe point when it is stopped
-    device: str | None = None  # None: as config.yaml says when it starts
+    grace_s: float  # time for its job to reach a safe point
+    device: str | None = None  # None: read from config.yaml at each start
     gpu_memory_bytes: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside NIMBLE_JOBS_HOME
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to NIMBLE_JOBS_HOME
     python: str = sys.executable  # absolute
 
     @property
     def name(self) -> str:
-        """The unit's name: one for each state folder, and easy to tell apart."""
+        """The unit's name, different for each state folder."""
         digest = hashlib.sha256(str(self.home).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         words = [part for part in (_NOT_IN_NAME.sub("-", p).strip("-").lower() for p in self.home.parts[-2:]) if part]
         return f"nimble-jobs-{'-'.join([*words, digest])[-80:].strip('-')}.service"
 
     @property
     def command(self) -> list[str]:
-        """What it runs: this interpreter, whatever the PATH is then."""
+        """The command, with this interpreter's path, so that PATH does not matter."""
         words = [self.python, "-P", "-m", "nimble_jobs.worker", "--home", str(self.home)]
         if self.device is not None:
             words += ["--device", self.device]
@@ -58,7 +58,7 @@ class Service:
         return math.ceil(self.grace_s + _MARGIN_S)
 
     def text(self) -> str:
-        """The unit file. Raises UsageError for paths and variables that no unit file can hold."""
+        """The unit file. Raises UsageError for paths and variables that a unit file cannot hold."""
         variables = {_HOME: str(self.home), **self.environment}
         lines = [
             "# Written by `nimble-jobs worker service install`, which replaces it.",
@@ -89,14 +89,14 @@ class Service:
         return "\n".join(lines) + "\n"
 
     def by_hand(self) -> str:
-        """How to run it where there is no systemd."""
+        """Instructions to run it without systemd."""
         variables = {_HOME: str(self.home), **self.environment}
         words = " ".join(
             [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(self.command)]
         )
         crontab = words.replace("%", r"\%")
         return (
-            "Let whatever starts programs on this machine run this command in a shell. Start it again when it exits\n"
+            "Run this command in a shell with another service manager. Start it again when it exits\n"
             "with another code than 0 or 2. Stop it with SIGTERM to its first process, and with SIGKILL after "
             f"{self.stop_s} s:\n\n  exec env {words}\n\n"
             "With cron, it begins at each start of the machine if `crontab -e` gets this line:\n\n"
@@ -105,23 +105,23 @@ class Service:
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a service keeps of the environment in which it is installed: settings of ours, and where programs are."""
+    """The variables that a service keeps from its installation: our settings, and search paths."""
     ours = {name: value for name, value in environ.items() if name.startswith(_OURS) and name != _HOME}
     return {name: environ[name] for name in _KEPT if environ.get(name)} | dict(sorted(ours.items()))
 
 
 def _shell(program: str) -> tuple[str, ...]:
-    """What must stand before a program whose name systemd refuses in the first place of a command."""
+    """The words before a program whose name systemd refuses as the first word of a command."""
     safe = program.isprintable() and not _REFUSED & set(program)
     return () if safe else ("/bin/sh", "-c", 'exec "$0" "$@"')
 
 
 def _quoted(text: str) -> str:
-    """One word of a unit file. Raises UsageError where it has bytes that are no UTF-8, or a NUL."""
+    """One word of a unit file. Raises UsageError for bytes that are not UTF-8, or a NUL."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        raise UsageError(f"{_shown(text)}: has bytes that are no UTF-8, which a unit file cannot hold") from e
+        raise UsageError(f"{_shown(text)}: has bytes that are not UTF-8, which a unit file cannot hold") from e
     if "\0" in text:
         raise UsageError(f"{_shown(text)}: has a NUL byte, which a unit file cannot hold")
     escaped = "".join(_ESCAPES.get(letter) or _plain(letter) for letter in text)
@@ -137,6 +137,6 @@ def _plain(letter: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """For a line that somebody reads."""
+    """The text for a line that users read."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in text.encode("utf-8", "replace").decode())
     return plain.replace("%", "%%")

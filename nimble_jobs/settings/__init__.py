@@ -1,4 +1,4 @@
-"""What a state folder is configured to do: `config.yaml`, the environment and the command line, as one frozen value."""
+"""The configuration of a state folder: `config.yaml`, environment and command line as one frozen value."""
 
 from nimble_jobs.settings.allowed import check_targets
 from nimble_jobs.settings.folder import choose

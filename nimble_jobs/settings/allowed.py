@@ -1,4 +1,4 @@
-"""What notifications may reach: the hosts and the folders of programs that the configuration lists."""
+"""Checks targets of notifications against the hosts and program folders that the configuration lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.yaml, environment and command line to `Settings`, or every problem at once, with lines."""
+"""Reads config.yaml, environment and command line into `Settings`, or reports all problems with their lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = "config.yaml"
 PREFIX = "NIMBLE_JOBS_"
 COMMAND_LINE = "command line"
 _OTHER_NAMES = {"limits.patience": f"{PREFIX}PATIENCE"}  # older than the file
-_FOLDERS = ("allow_python", "notify.commands")  # lists in the environment, as PATH is one
+_FOLDERS = ("allow_python", "notify.commands")  # lists that the environment separates as in PATH
 _LISTS = ("notify.on", "notify.hosts", "notify.command")
 
 
@@ -37,7 +37,7 @@ def load(
     given: Mapping[str, str | None] | None = None,
     file: bool = True,
 ) -> Settings:
-    """`Settings.load`; without `file` as if there were none."""
+    """Implements `Settings.load`; without `file`, config.yaml is ignored."""
     path = home / FILE
     return _settings(_read(path) if file else None, path, os.environ if environ is None else environ, given or {})
 
@@ -84,7 +84,7 @@ def _override(tree: Tree, environ: Mapping[str, str], given: Mapping[str, str | 
 
 
 def _unknown(tree: Tree, environ: Mapping[str, str]) -> None:
-    """Report variables that begin as those of a section do and name none of its fields."""
+    """Report variables with a section's prefix that name none of its fields."""
     known = {variable(field) for field in Settings().flat()}
     sections = tuple({f"{PREFIX}{field.partition('.')[0].upper()}_" for field in Settings().flat() if "." in field})
     for name in sorted(environ):
@@ -95,7 +95,7 @@ def _unknown(tree: Tree, environ: Mapping[str, str]) -> None:
 
 
 def _as_yaml(field: str, text: str) -> str:
-    """Lists are written plainly in an environment: folders as in PATH, others with commas."""
+    """The YAML of a variable. Lists are plain text there: folders as in PATH, others with commas."""
     if (field not in _FOLDERS and field not in _LISTS) or text.lstrip().startswith("["):
         return text
     words: Iterable[str]
@@ -118,7 +118,7 @@ def _origins(settings: Settings, tree: Tree, file: str) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes | None:
-    """The file's bytes; None where there is none. Whoever can write it decides which code runs: only we may."""
+    """The file's bytes; None if it is missing. Only this user may write it, because it decides which code runs."""
     try:
         with open_regular(path) as stream:
             info = os.fstat(stream.fileno())

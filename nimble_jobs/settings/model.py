@@ -44,7 +44,7 @@ class LimitSettings(Frozen):
 
 
 class RetentionSettings(Frozen):
-    """What `prune` leaves, and when it runs by itself."""
+    """What `prune` keeps, and when it runs automatically."""
 
     keep: Limit | None = Field(
         default=30 * _DAY_S, description="How long jobs that succeeded or were cancelled stay; null: for ever."
@@ -74,7 +74,7 @@ class CacheSettings(Frozen):
 
 
 class NotifySettings(NotifySpec):
-    """Who is told about all jobs, and what the `notify` of a spec may name."""
+    """Targets of notifications about all jobs, and targets that a spec's `notify` may name."""
 
     hosts: tuple[Host, ...] = Field(
         default=(), description="Hosts that webhooks and pings may go to, as HOST or HOST:PORT; by default none."
@@ -90,7 +90,7 @@ class NotifySettings(NotifySpec):
 
 
 class Settings(Frozen):
-    """The configuration of one state folder. `Settings.load` says how it comes about."""
+    """The configuration of one state folder, as `Settings.load` reads it."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
         default=1, description="The version of this format, 1."
@@ -118,13 +118,13 @@ class Settings(Frozen):
         environ: Mapping[str, str] | None = None,
         given: Mapping[str, str | None] | None = None,
     ) -> Settings:
-        """The configuration of the state folder `home`: its config.yaml, over which goes the environment (by default
-        this process's), over which goes `given`.
+        """The configuration of the state folder `home`: its config.yaml, overridden by the environment (by default this
+        process's), overridden by `given`.
 
-        `given` holds what stands on the command line: option and text by dotted field, None where it is not given:
-        `{"device": "cuda"}`. Without a file, with the defaults. Raises SettingsError with all problems.
+        `given` holds command-line options, as texts by dotted field, None if not given: `{"device": "cuda"}`. Without a
+        file, the defaults hold. Raises SettingsError with all problems.
         """
-        from nimble_jobs.settings.load import load  # it needs this class
+        from nimble_jobs.settings.load import load  # that module imports this class
 
         return load(home, environ=environ, given=given)
 
@@ -133,7 +133,7 @@ class Settings(Frozen):
         return self._origins.get(field, DEFAULT)
 
     def with_origins(self, origins: Mapping[str, str]) -> Settings:
-        """The same values, said to come from `origins`."""
+        """The same values with other `origins`."""
         twin = self.model_copy()
         twin._origins = dict(origins)
         return twin

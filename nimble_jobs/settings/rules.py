@@ -1,4 +1,4 @@
-"""What contradicts what in a configuration whose fields are each right by themselves."""
+"""Contradictions in a configuration whose fields are valid by themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nimble_jobs.spec.tree import Tree
 
 
 def check(settings: Settings, tree: Tree) -> None:
-    """Report every contradiction into the tree, but none about a field that is wrong by itself already."""
+    """Report every contradiction into the tree, except about fields that are invalid by themselves."""
     for field, items in _lists(settings).items():
         if _known(tree, field):
             for index, item in enumerate(items):
@@ -26,7 +26,7 @@ def check(settings: Settings, tree: Tree) -> None:
 
 
 def _known(tree: Tree, field: str) -> bool:
-    """Is nothing wrong around the field, at it, or with one of its items?"""
+    """Whether the field, its parents and its items are valid."""
     where = place(field)
     return not any(where[: len(bad)] == bad or bad[: len(where)] == where for bad in tree.bad)
 

@@ -1,4 +1,4 @@
-"""The configuration as a process that runs for weeks sees it: read again when the file changes."""
+"""The configuration for long-running processes: it is read again when the file changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Stamp = tuple[int, int, int, int] | None
 
 
 class Watched:
-    """The settings of a state folder, as new as its file. Threads may share it.
+    """The current settings of a state folder. Threads may share it.
 
-    Each look costs one `stat`. A file that is broken leaves the last good values in place; `problem` says why.
+    Each access costs one `stat`. If the file is broken, the last good values stay in force; `problem` says why.
     """
 
     def __init__(self, home: Path) -> None:
@@ -24,11 +24,11 @@ class Watched:
         self._lock = threading.Lock()
         self._stamp: _Stamp = None
         self._read: Settings | None = None
-        self._without: Settings | None = None  # as if there were no file
+        self._without: Settings | None = None  # the settings without a file
         self._error: SettingsError | None = None
 
     def now(self) -> Settings:
-        """The settings. Raises SettingsError when the file is broken and none before it was read."""
+        """The settings. Raises SettingsError if the file is broken and no good one was read before."""
         with self._lock:
             self._look()
             if self._read is None:
@@ -37,8 +37,8 @@ class Watched:
             return self._read
 
     def usable(self) -> Settings:
-        """The newest settings that could be read; where none could, those without the file. For a process that must go
-        on. Raises SettingsError only for what stands in the environment.
+        """The newest valid settings, or those without the file. For a process that must go on. Raises SettingsError
+        only for errors in the environment.
         """
         with self._lock:
             self._look()
@@ -48,7 +48,7 @@ class Watched:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file as it is now, in the words of `config check`; None where it is used."""
+        """The problems of the current file, as `config check` prints them; None if the file is in use."""
         with self._lock:
             self._look()
             return None if self._error is None else str(self._error)

@@ -1,4 +1,4 @@
-"""Timers that fire: which ticks are due, what becomes of them, and the jobs that they submit."""
+"""Firing timers: which ticks are due, their outcomes, and the jobs that they submit."""
 
 from nimble_jobs.timers.asked import Backfill, BackfillTick, backfill, trigger
 from nimble_jobs.timers.fire import Fired, Firer

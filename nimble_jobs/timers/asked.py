@@ -1,4 +1,4 @@
-"""Ticks that somebody asks for: a job now, or jobs for past ticks that have none."""
+"""Ticks on demand: a job now, or jobs for past ticks that have none."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class BackfillTick:
     """A tick in the range of a backfill."""
 
     due: int  # Unix seconds
-    before: Tick | None  # its row, or that of several ticks among which it is
-    runs: bool  # False where it has a job already
+    before: Tick | None  # its row, or the row of several ticks that includes it
+    runs: bool  # False if it has a job already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backfill:
-    """What a backfill does, or would do."""
+    """The ticks of a backfill, done or planned."""
 
     timer: Timer
     ticks: tuple[BackfillTick, ...]
@@ -39,19 +39,19 @@ class Backfill:
 
 
 def trigger(store: Store, name: str, *, now: float) -> Tick:
-    """Submit a timer's job now, whatever its state and whichever of its jobs are there.
+    """Submit a timer's job now, even if it is paused or other jobs of it are open.
 
-    Its templates see this second as the tick. Raises NotFound, and what `submit` raises for a spec.
+    Its templates use this second as the tick. Raises NotFound, and what `submit` raises for a spec.
     """
     for second in islice(count(int(now)), _TRIES):
-        if second % 60 == 0:  # may be a tick by itself
+        if second % 60 == 0:  # this second may be a regular tick
             continue
         timer = store.timers.get(name)
         job = job_for(timer, second, rhythm_of(timer), home=store.home)
         tick = store.timers.trigger(timer, second, job, now)
         if tick is not None:
             return tick
-    raise StoreError(f"timer {name}: was triggered more than once a second; try again")
+    raise StoreError(f"timer {name} was triggered more than once in a second; try again")
 
 
 def backfill(
@@ -64,12 +64,12 @@ def backfill(
     dry_run: bool = False,
     now: float,
 ) -> Backfill:
-    """Run the ticks from `since` to `until`, both included, that have no job: those skipped, missed, empty or in error,
-    and those from before the timer. At most `max_running` of its jobs are there at once.
+    """Run the ticks without a job from `since` to `until`, both included: skipped, missed, empty and failed ticks, and
+    ticks from before the timer was added. At most `max_running` of its jobs are open at once.
 
-    The jobs are submitted by whoever fires timers, oldest tick first, whatever `overlap` and `grace` say. Ticks that
-    are still to be decided about are left out. Raises NotFound, Damaged, and UsageError for a range without a tick, or
-    with more than 10,000.
+    The processes that fire timers submit the jobs, oldest tick first, regardless of `overlap` and `grace`. Ticks
+    without a decision yet are left out. Raises NotFound, Damaged, and UsageError for a range without a tick, or with
+    more than 10,000.
     """
     if max_running < 1:
         raise UsageError(f"--max-running: found {max_running}; expected at least 1")
@@ -88,11 +88,11 @@ def backfill(
         )
         if done is not None:
             return found
-    raise StoreError(f"timer {name}: changes too often; try again")
+    raise StoreError(f"timer {name} keeps changing; try again")
 
 
 def _decided(timer: Timer, now: float) -> float:
-    """Up to where no tick is still to be fired."""
+    """The time up to which all ticks are decided."""
     if timer.state is TimerState.ACTIVE and timer.next_due is not None:
         return min(now, timer.next_due - 1)
     return now

@@ -1,4 +1,4 @@
-"""Fires whatever is due, a part at a time. Any number of processes may do this for one store."""
+"""Fires due ticks, a part at a time. Any number of processes may do this for one store."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from nimble_jobs.timers.submission import cron_of, job_for
 
 log = logging.getLogger(__name__)
 
-CLOCK_S = 60.0  # clocks that are set back by less change nothing
+CLOCK_S = 60.0  # smaller corrections of a clock change nothing
 BUDGET_S = 0.25  # how long one part may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fired:
-    """What one part did."""
+    """The result of one part."""
 
-    ticks: tuple[Tick, ...] = ()  # that got their rows, or their jobs
-    more: bool = False  # something is left to do now
+    ticks: tuple[Tick, ...] = ()  # ticks that got rows or jobs
+    more: bool = False  # more is due now
 
 
 class Firer:
@@ -44,10 +44,10 @@ class Firer:
         self._monotonic = monotonic
 
     def run(self, now: float) -> Fired:
-        """Fire what is due at `now`, each timer a part, until the budget is spent. Raises StoreError."""
+        """Fire what is due at `now`, one part per timer, until the time is used up. Raises StoreError."""
         until = self._monotonic() + self._budget_s
         timers = self._store.timers.due(now, slack_s=CLOCK_S)
-        random.shuffle(timers)  # those that have much to do must not keep the others waiting
+        random.shuffle(timers)  # timers with many due ticks must not delay the others
         ticks: list[Tick] = []
         more = False
         for place, timer in enumerate(timers):
@@ -59,11 +59,11 @@ class Firer:
         return Fired(ticks=tuple(ticks), more=more)
 
     def _fire(self, timer: Timer, now: float) -> tuple[list[Tick], bool]:
-        """One part of what a timer has to do, and whether more is left."""
+        """Do one part of a timer's work; returns whether more is left."""
         try:
             cron = cron_of(timer)
             rhythm = Rhythm.of(timer.name, cron)
-        except (NimbleError, ValueError) as e:  # nothing says when it is due
+        except (NimbleError, ValueError) as e:  # its ticks are unknown
             return self._stop(timer, first_line(e), now), False
         active = timer.state is TimerState.ACTIVE
         if active and _set_back(timer, now):
@@ -80,7 +80,7 @@ class Firer:
         return [*ticks, *(fired or ())], parts.more and fired is not None
 
     def _release(self, timer: Timer, cron: CronSpec, rhythm: Rhythm, now: float) -> tuple[list[Tick], bool]:
-        """Let ticks that wait have their turn. Says, too, whether so many wait that no more are taken in."""
+        """Release waiting ticks. Also returns whether so many wait that no more may be added."""
         there = self._store.timers.standing(timer.name)
         ticks = []
         for tick in (*there.waiting, *there.backfill):
@@ -95,7 +95,7 @@ class Firer:
         return ticks, len(there.waiting) >= WAITING_AT_MOST
 
     def _planned(self, timer: Timer, verdict: Verdict, rhythm: Rhythm) -> Planned:
-        """A verdict with the job that is to be submitted, or with why there is none."""
+        """A verdict with the job to submit, or with the reason why there is none."""
         outcome, reason, job = TickOutcome.MISSED, verdict.missed, None
         if reason is None:
             try:
@@ -115,7 +115,7 @@ class Firer:
         )
 
     def _rewind(self, timer: Timer, rhythm: Rhythm, now: float) -> None:
-        log.warning("timer %s: the clock was set back; ticks after now that nobody ran come again", timer.name)
+        log.warning("timer %s: the clock was set back; missed ticks after now become due again", timer.name)
         cuts = {}
         for first, _last, _count in self._store.timers.crossing(timer, now):
             passed = list(takewhile(lambda tick: tick <= now, rhythm.after(first - 1)))
@@ -123,7 +123,7 @@ class Firer:
         self._store.timers.rewind(timer, rhythm.first(now), cuts, now)
 
     def _stop(self, timer: Timer, reason: str, now: float) -> list[Tick]:
-        """A timer that cannot be read: one row says so, and nothing comes after it."""
+        """Record in one row that a timer cannot be read, and stop it."""
         if timer.next_due is None or timer.next_at is None or timer.next_at > now:
             return []
         log.error("timer %s: %s", timer.name, reason)
@@ -132,14 +132,14 @@ class Firer:
 
 
 def _set_back(timer: Timer, now: float) -> bool:
-    """Did the clock show, during the last absence, a time that is still to come?"""
+    """Whether the clock showed a time during the last absence that is now in the future."""
     if timer.gap_from is None or timer.gap_at is None or timer.moved_at > timer.gap_at + GAP_S:
         return False
     return timer.gap_from <= now < timer.moved_at - CLOCK_S
 
 
 def _expired(tick: Tick, cron: CronSpec, rhythm: Rhythm, now: float) -> str | None:
-    """Why a tick has waited for too long."""
+    """The reason if a tick has waited for too long."""
     if cron.grace is None or tick.kind is TickKind.BACKFILL:
         return None
     late_s = now - rhythm.due(tick.due).at

@@ -1,4 +1,4 @@
-"""Adding timers to a store, letting them go on, and looking ahead."""
+"""Adds timers to a store, resumes them, and lists their next ticks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nimble_jobs.timers.submission import cron_of
 def put(
     store: Store, spec: JobSpec, *, file: Path, allow_python: Sequence[Path | str] = (), now: float
 ) -> tuple[Timer, TimerChange]:
-    """Keep a timer for a spec with a `cron` part, or change the one of its name; an equal spec changes nothing.
+    """Add a timer for a spec with a `cron` part, or change the one of its name. An equal spec changes nothing.
 
-    `file`: where the spec was read, for messages. `allow_python`: resolved folders whose code its jobs may run. Raises
+    `file`: the spec's file, for messages. `allow_python`: resolved folders whose code its jobs may run. Raises
     UsageError for a spec without `cron`, BadExpression, BadMoment, SpecError for a `notify` that is not allowed.
     """
     if spec.cron is None:
-        raise UsageError(f"{file}: cron: missing; a timer needs an expression")
+        raise UsageError(f"{file}: cron: missing; expected a cron part with an expression")
     rhythm = Rhythm.of(spec.name, spec.cron)
     check_targets(spec.notify, store.settings.now(), str(file))
     return store.timers.add(
@@ -39,12 +39,12 @@ def put(
 
 
 def resume(store: Store, name: str, now: float) -> Timer:
-    """Let a paused timer go on with its first tick after `now`. Raises NotFound, Damaged."""
+    """Resume a paused timer at its first tick after `now`. Raises NotFound, Damaged."""
     return store.timers.resume(name, lambda timer: rhythm_of(timer).first(timer.since), now)
 
 
 def upcoming(timer: Timer, count: int, *, now: float) -> list[Due]:
-    """The next ticks of a timer; those that it would have where it is paused. Raises Damaged."""
+    """The next ticks of a timer; of a paused one, the ticks after a resume. Raises Damaged."""
     rhythm = rhythm_of(timer)
     begin = now if timer.state is TimerState.PAUSED or timer.next_due is None else timer.next_due - 1
     return [rhythm.due(tick) for tick in islice(rhythm.after(begin), count)]

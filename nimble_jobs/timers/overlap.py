@@ -1,4 +1,4 @@
-"""What a tick does while an earlier job of its timer is still there. Pure."""
+"""Decides what a tick does while an earlier job of its timer is open. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nimble_jobs.store.timer_records import utc
 
 
 def policy(cron: CronSpec) -> Policy:
-    """What the timer's `overlap` says about a tick that is due."""
+    """The decision of the timer's `overlap` about a due tick."""
     return partial(_turn, cron)
 
 
 def may_go(tick: Tick) -> Callable[[Standing], bool]:
-    """May a tick that waits have its turn? One of a backfill, while fewer than `max_running` of these are there; any
-    other, once every job of its timer has ended and no older tick waits. Backfills are counted apart.
+    """Whether a waiting tick may run. A tick of a backfill may if fewer than `max_running` of its jobs are open. Any
+    other may once every job of its timer has ended and no older tick waits. Backfills are counted apart.
     """
     if tick.kind is TickKind.BACKFILL:
         return lambda there: there.backfills < (tick.max_running or 1)
@@ -33,7 +33,8 @@ def _turn(cron: CronSpec, planned: Planned, there: Standing) -> Turn:
         return Turn(outcome=TickOutcome.SUBMITTED)
     why = f"job {jobs[0].id} had not ended" if jobs else f"the tick of {utc(waiting[0].due)} still waited"
     late = planned.kind is TickKind.CATCH_UP or any(tick.kind is TickKind.CATCH_UP for tick in waiting)
-    if cron.catch_up == "all" and late:  # they come one after the other, and what is due meanwhile after them
+    # Catch-up ticks run one after another, and ticks that become due meanwhile run after them.
+    if cron.catch_up == "all" and late:
         return Turn(outcome=TickOutcome.WAITING, reason=f"{why}; catch_up: all")
     match cron.overlap:
         case "queue" if not waiting:

@@ -1,4 +1,4 @@
-"""Which of a timer's ticks are due, and which come too late. Pure. Jobs that are still there are for `overlap.py`."""
+"""Finds a timer's due ticks, and those that are too late. Pure. `overlap.py` handles open jobs."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Due, TickKind
 from nimble_jobs.timers.rhythm import Rhythm
 
-PUNCTUAL_S = 30.0  # a tick that fires within that many seconds is on time; ticks are at least a minute apart
-AT_ONCE = 1000  # ticks that are looked at in one transaction; so many that nobody fired get one row
-JOBS_AT_ONCE = 50  # jobs that are submitted in one transaction
+PUNCTUAL_S = 30.0  # a tick that fires within this time is on time; ticks are at least a minute apart
+AT_ONCE = 1000  # ticks in one transaction; a run of this many missed ticks gets one row
+JOBS_AT_ONCE = 50  # jobs submitted in one transaction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is to become of a tick, or of several that nobody fired. Times are Unix seconds."""
+    """The decision about a tick, or about several missed ones. Times are Unix seconds."""
 
     due: int
     kind: TickKind
-    missed: str | None = None  # why it is too late; None where it is to be fired
+    missed: str | None = None  # why it is too late; None if it is to be fired
     until: int | None = None
     count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to become of the ticks that are due, and the tick after them."""
+    """The decisions about due ticks, and the tick after them."""
 
     verdicts: tuple[Verdict, ...] = ()
     then: Due | None = None
-    more: bool = False  # `then` is due, too
+    more: bool = False  # `then` is due too
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Ripe:
     tick: int
     late_s: float
-    last: bool  # no later one is due
+    last: bool  # there is no later due tick
 
 
 def plan(rhythm: Rhythm, cron: CronSpec, *, next_due: int, now: float, taken: Collection[int] = ()) -> Plan:
-    """Decide about the ticks from `next_due` to `now`, at most AT_ONCE of them. `taken` have their rows already.
+    """Decide about the ticks from `next_due` to `now`, at most AT_ONCE of them. `taken` ticks have rows already.
 
-    A tick that is late by more than `grace` is missed. So is one that is followed by another which is due, too, unless
-    it is on time or `catch_up` is all. With `catch_up: none`, grace is 30 s where the spec gives none.
+    A tick that is late by more than `grace` is missed. So is a tick with a later due tick after it, unless it is on
+    time or `catch_up` is all. With `catch_up: none`, the default of `grace` is 30 s.
     """
     ripe, then = _ripe(rhythm, next_due, now)
     more = then is not None and then.at <= now
@@ -68,7 +68,7 @@ def plan(rhythm: Rhythm, cron: CronSpec, *, next_due: int, now: float, taken: Co
 
 
 def _ripe(rhythm: Rhythm, next_due: int, now: float) -> tuple[list[_Ripe], Due | None]:
-    """The ticks that are due, oldest first, and the one after them."""
+    """The due ticks, oldest first, and the tick after them."""
     dues: list[Due] = []
     for due in _from(rhythm, next_due):
         if due.at > now or len(dues) == AT_ONCE:
@@ -96,9 +96,9 @@ def _verdict(ripe: _Ripe, cron: CronSpec) -> Verdict:
     if ripe.late_s > grace_s:
         late = format_duration(math.floor(ripe.late_s))
         rule = "catch_up: none" if cron.grace is None else f"grace: {format_duration(cron.grace)}"
-        missed = f"nobody fired it in time ({late} late; {rule})"
+        missed = f"no process fired it in time ({late} late; {rule})"
     elif not ripe.last and not on_time and cron.catch_up != "all":
-        missed = f"nobody fired it before the next one was due (catch_up: {cron.catch_up})"
+        missed = f"no process fired it before the next one was due (catch_up: {cron.catch_up})"
     if missed is not None:
         return Verdict(due=ripe.tick, kind=TickKind.SCHEDULED, missed=missed)
     return Verdict(due=ripe.tick, kind=TickKind.SCHEDULED if on_time else TickKind.CATCH_UP)
@@ -106,5 +106,5 @@ def _verdict(ripe: _Ripe, cron: CronSpec) -> Verdict:
 
 def _summed(verdicts: list[Verdict]) -> Verdict:
     first, last = verdicts[0], verdicts[-1]
-    reason = f"nobody fired these {len(verdicts)} ticks; of the first: {first.missed}"
+    reason = f"no process fired these {len(verdicts)} ticks; of the first: {first.missed}"
     return Verdict(due=first.due, kind=first.kind, missed=reason, until=last.due, count=len(verdicts))

@@ -1,4 +1,4 @@
-"""When a timer is due: its expression between its bounds, with its jitter. Pure."""
+"""The ticks of a timer: its expression within its bounds, with its jitter. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Rhythm:
 
     name: str
     expression: Expression
-    jitter: float = 0.0  # seconds over which its starts are spread
+    jitter: float = 0.0  # seconds over which starts are spread
     start: float = -math.inf  # no tick before
     end: float = math.inf  # no tick after
 
     @classmethod
     def of(cls, name: str, cron: CronSpec) -> Rhythm:
-        """As a spec says. Raises BadExpression, BadMoment."""
+        """The rhythm in a spec. Raises BadExpression, BadMoment."""
         zone = cron.timezone
         return cls(
             name=name,
@@ -36,7 +36,7 @@ class Rhythm:
 
     def after(self, at: float) -> Iterator[int]:
         """The ticks strictly later than `at`, ascending."""
-        # The bound itself is a tick where it matches: `after` takes no tick at the moment it is given.
+        # The bound itself may be a tick, but `after` excludes its argument.
         first = max(at, self.start - 1)
         return takewhile(lambda tick: tick <= self.end, self.expression.after(first))
 
@@ -50,5 +50,5 @@ class Rhythm:
         return None if tick is None else self.due(tick)
 
     def previous(self, tick: int) -> int | None:
-        """The last tick before another one, whatever the bounds; None where there is none."""
+        """The last tick before another one, regardless of the bounds; None if there is none."""
         return self.expression.before(tick)

@@ -1,4 +1,4 @@
-"""The job of one tick: the timer's spec with its templates filled in, checked as `submit` checks a spec."""
+"""Makes the job of one tick: the timer's spec with its templates filled in, checked as by `submit`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nimble_jobs.timers.rhythm import Rhythm
 
 
 def cron_of(timer: Timer) -> CronSpec:
-    """When and how the timer fires. Raises Damaged."""
+    """The timer's `cron` part. Raises Damaged."""
     if timer.damaged:
-        raise Damaged(f"timer {timer.name}: its spec is not what was stored (damaged); add it again")
+        raise Damaged(f"timer {timer.name}: its stored spec is damaged; add it again")
     try:
         return CronSpec.model_validate_json(json.dumps(timer.spec.get("cron")))
     except ValidationError as e:
@@ -29,10 +29,10 @@ def cron_of(timer: Timer) -> CronSpec:
 
 
 def job_for(timer: Timer, tick: int, rhythm: Rhythm, *, home: Path) -> NewJob:
-    """The job that a tick submits. Its spec has no `cron`: it is to run once.
+    """The job of a tick. Its spec has no `cron`, so it runs once.
 
-    Raises UsageError and SpecError where `submit` would refuse the spec: a file that is gone, code in a folder that is
-    not allowed or cannot be read, a template that gives no path.
+    Raises UsageError and SpecError if `submit` would refuse the spec: for a missing file, code in a folder that is not
+    allowed or cannot be read, or a template that gives no path.
     """
     stored = rendered(timer.spec, tick, rhythm)
     spec = specs.restore(stored | {"cron": None})
@@ -40,7 +40,7 @@ def job_for(timer: Timer, tick: int, rhythm: Rhythm, *, home: Path) -> NewJob:
     folders = tuple(Path(folder) for folder in timer.allow_python)
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"--allow-python: {folder} is not a folder any more")
+            raise UsageError(f"--allow-python: {folder} is no longer a folder")
     code.check(spec, folders)
     return NewJob.of(spec, allow_python=timer.allow_python)
 

@@ -58,7 +58,7 @@ def test_a_drained_worker_finishes_its_job_and_leaves(store: Store, start: Start
     worker = start()
     until(lambda: noted(tmp_path))
     said = cli(store, "worker", "drain")
-    words = f"finishes fake {job.id}, then leaves"
+    words = f"finishes fake {job.id}, then stops"
     assert (said.returncode, said.stderr) == (0, f"worker {ready(store).id} (process {worker.pid}): {words}\n")
     (shown,) = json.loads(cli(store, "worker", "ls", "--json").stdout)
     assert (shown["status"], shown["job"], shown["phase"]) == ("draining", job.id, "run")
@@ -93,7 +93,7 @@ def test_a_worker_that_does_not_answer(store: Store, start: Start) -> None:
     os.kill(worker.pid, signal.SIGSTOP)
     try:
         said = cli(store, "worker", "drain")
-        assert "has not answered; it will once it goes on" in said.stderr
+        assert "has not answered yet; it obeys once it is responsive again" in said.stderr
     finally:
         os.kill(worker.pid, signal.SIGCONT)
     assert worker.wait(timeout=10) == 0

@@ -145,7 +145,7 @@ def test_ls_and_retry(cli: Cli, tmp_path: Path, receiver: Receiver) -> None:
 
         Courier(store, "test", environ={}).deliver()
     (row,) = cli("notifications", "ls", "--filter", "state=given_up", "--json").json
-    assert row["error"] == "the variable TOKEN is not set in the environment of the process that sends"
+    assert row["error"] == "the variable TOKEN is not set in the environment of the sending process"
     doctor = cli("doctor", "--no-device")
     assert doctor.code == 100
     assert "1 given up; list them with: nimble-jobs notifications ls --filter state=given_up" in doctor.out

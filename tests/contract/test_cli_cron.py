@@ -85,7 +85,7 @@ def test_bad_timers_are_refused_with_their_exact_lines(cli: Cli, tmp_path: Path)
 def test_a_spec_without_cron_is_no_timer(cli: Cli) -> None:
     answer = cli("cron", "add", "digits-score.yaml", "cron=null", "output.path=out")
     assert answer.code == 2
-    assert answer.err == "nimble-jobs: digits-score.yaml: cron: missing; expected a cron part, with an expression\n"
+    assert answer.err == "nimble-jobs: digits-score.yaml: cron: missing; expected a cron part with an expression\n"
 
 
 @pytest.mark.parametrize("command", ["submit", "run"])

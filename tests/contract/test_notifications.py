@@ -307,7 +307,7 @@ def test_a_missing_variable(store: Store, receiver: Receiver) -> None:
     allow(store, receiver)
     run(store, hook(receiver, "/${HOOK_TOKEN}"), error="bad")
     courier(store).deliver()
-    error = "the variable HOOK_TOKEN is not set in the environment of the process that sends"
+    error = "the variable HOOK_TOKEN is not set in the environment of the sending process"
     assert store.outbox.list()[0].error == error
     courier(store, lambda: NOW + 10, HOOK_TOKEN="x").deliver()
     assert [message.path for message in receiver.messages] == ["/x"]
@@ -369,8 +369,8 @@ def test_commands_that_may_not_run(store: Store, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "link").symlink_to(command[0])
     because = "may not be run; allow its folder under notify.commands in config.yaml"
-    assert told(store, command, str(folder)) == f"{command[0]}: {because}"
-    assert told(store, [str(folder / "link")], str(folder)) == f"{folder / 'link'}: {because}"
+    assert told(store, command, str(folder)) == f"{command[0]} {because}"
+    assert told(store, [str(folder / "link")], str(folder)) == f"{folder / 'link'} {because}"
     other.chmod(0o777)
     assert told(store, command, str(other)) == f"{command[0]} may not be run, because others can write to {other}"
     other.chmod(0o700)
@@ -386,7 +386,7 @@ def test_commands_that_fail(store: Store, tmp_path: Path) -> None:
     command = script(folder, "echo first >&2; echo cannot reach it >&2; exit 3")
     assert told(store, command, str(folder)) == f"{command[0]}: exit code 3: cannot reach it"
     command = script(folder, f"(sleep 2; touch {tmp_path}/late) & sleep 60")
-    assert told(store, command, str(folder), "0.5s") == f"{command[0]}: took longer than 0.5 s and was killed"
+    assert told(store, command, str(folder), "0.5s") == f"{command[0]} took longer than 0.5 s and was killed"
     command = script(folder, "kill -9 $$")
     assert told(store, command, str(folder)) == f"{command[0]}: was killed by SIGKILL"
     assert not (tmp_path / "late").exists()

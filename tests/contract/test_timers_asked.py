@@ -70,7 +70,7 @@ def test_backfill(store: Store, folder: Path) -> None:
     assert rows(store)[3] == (2, "backfill", "submitted")
     assert len(store.jobs.list()) == 5
     ticks = store.timers.ticks("nightly")
-    assert (ticks[0].reason or "").startswith("was missed: nobody fired it in time (30m late; grace: 1m)")
+    assert (ticks[0].reason or "").startswith("was missed: no process fired it in time (30m late; grace: 1m)")
 
 
 def test_backfills_run_beside_the_timer(store: Store, folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_install_again_and_uninstall(fake: Path, capsys: pytest.CaptureFixture[s
     assert f'--home" "{fake.parent}/state folder"' in unit.read_text()
     assert stat.S_IMODE(unit.stat().st_mode) == 0o600
     assert main(["worker", "service", "install"]) == 0
-    assert f"{unit}: as it was" in capsys.readouterr().err
+    assert f"{unit}: unchanged" in capsys.readouterr().err
     assert main(["worker", "service", "install", "--device", "cpu", "--gpu-memory", "2GB"]) == 0
     said = capsys.readouterr()
     assert f"{unit}: replaced" in said.err

@@ -46,7 +46,7 @@ def test_after_an_absence_latest_fires_the_last() -> None:
     found = planned(NOON + 5 * HOUR + 100)
     assert fired(found) == [NOON + 5 * HOUR]
     assert missed(found) == [NOON + n * HOUR for n in range(5)]
-    assert found.verdicts[0].missed == "nobody fired it before the next one was due (catch_up: latest)"
+    assert found.verdicts[0].missed == "no process fired it before the next one was due (catch_up: latest)"
     assert found.then is not None
     assert (found.then.tick, found.more) == (NOON + 6 * HOUR, False)
 
@@ -56,7 +56,7 @@ def test_after_an_absence_all_fires_each() -> None:
     assert len(fired(planned(NOON + 5 * HOUR + 100, catch_up="all"))) == 6
     found = planned(NOON + 5 * HOUR + 100, catch_up="all", grace=2 * HOUR)
     assert fired(found) == [NOON + 4 * HOUR, NOON + 5 * HOUR]
-    assert found.verdicts[0].missed == "nobody fired it in time (5h1m40s late; grace: 2h)"
+    assert found.verdicts[0].missed == "no process fired it in time (5h1m40s late; grace: 2h)"
 
 
 def test_after_an_absence_none_fires_what_is_on_time() -> None:

@@ -27,6 +27,6 @@ def refusing_to_prepare(device: torch.device, again: Callable[[], object]) -> It
         try:
             synchronize(device)
         except RuntimeError as fault:
-            raise DeviceFault(f"{first_line(e)}; the device does not answer any more: {fault}") from e
+            raise DeviceFault(f"{first_line(e)}; the device no longer responds: {fault}") from e
         again()
         raise CannotRecord(f"the model fails while it is prepared: {first_line(e)}") from e

@@ -77,7 +77,7 @@ def failed(name: str, error: Exception, device: torch.device, *, streams: int | 
     try:
         synchronize(device)
     except RuntimeError as e:
-        raise DeviceFault(f"{name}: {first_line(error)}; the device does not answer any more: {e}") from error
+        raise DeviceFault(f"{name}: {first_line(error)}; the device no longer responds: {e}") from error
     match error:
         case CheckFailed():
             return left_out(name, str(error), error=error.error, streams=streams)
