@@ -440,7 +440,7 @@ def test_missed_ticks(store: Store, receiver: Receiver, tmp_path: Path) -> None:
     (notice,) = store.outbox.list()
     assert (notice.event, notice.name, notice.body["ticks"]) == ("missed", "nightly", 3)
     assert notice.body["text"].startswith(
-        "nightly: missed: 3 ticks, 2027-03-01 13:00 UTC to 2027-03-01 15:00 UTC: nobody fired it in time"
+        "nightly: missed: 3 ticks, 2027-03-01 13:00 UTC to 2027-03-01 15:00 UTC: no process fired it in time"
     )
     timers.fire(store, timers.NOON + 6 * timers.HOUR + 600)
     (longer,) = store.outbox.list()  # nobody has sent it yet: it tells of the next look, too

@@ -192,7 +192,7 @@ def test_if_exists_replace(tmp_path: Path) -> None:
         ("mine/a", r"mine/; move"),
         (".hidden", r"\.hidden; move"),
         ("part-00000.jsonl", r"part-00000\.jsonl \(changed\); move"),
-        ("errors.jsonl/a", r"errors\.jsonl \(not a file any more\); move"),
+        ("errors.jsonl/a", r"errors\.jsonl \(no longer a file\); move"),
     ],
 )
 @pytest.mark.parametrize("late", [False, True])

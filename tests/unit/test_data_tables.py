@@ -66,7 +66,7 @@ def test_lists_of_another_shape_are_bad_records(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.x, np.array([good] * 3, np.float32))
     reasons = {b.index: b.reason for b in batch.bad}
     assert sorted(reasons) == [0, 2, 4, 5, 6, 8]
-    assert reasons[0] == "column 'x' holds nothing; expected shape (2, 2)"
+    assert reasons[0] == "column 'x' is null; expected shape (2, 2)"
     assert reasons[2] == "column 'x' holds 1 value on axis 0; expected shape (2, 2)"
     assert reasons[4] == "column 'x' holds 1 value on axis 1; expected shape (2, 2)"
     assert "NaN or infinite" in reasons[8]

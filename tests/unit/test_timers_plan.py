@@ -126,7 +126,7 @@ def test_days_of_minutes_are_bounded() -> None:
         (one,) = found.verdicts
         assert one.until == one.due + (AT_ONCE - 1) * MINUTE
         assert one.missed is not None
-        assert one.missed.startswith("nobody fired these 1000 ticks; ")
+        assert one.missed.startswith("no process fired these 1000 ticks; ")
     assert count == 5 * 1440 + 1
     assert (parts, rows) == (8, 7 + 201)
     assert fired(found) == [now]
