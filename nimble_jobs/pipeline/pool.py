@@ -23,7 +23,7 @@ class Pool(Generic[T]):
 
     @property
     def free(self) -> int:
-        """The number of free buffers."""
+        """How many nobody holds."""
         return len(self._free)
 
     def begin(self) -> None:
@@ -34,7 +34,7 @@ class Pool(Generic[T]):
             self._ended = False
 
     def end(self) -> None:
-        """Offer no more buffers, so that no thread waits for one in vain."""
+        """Give out no more, so that nobody waits for one in vain."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -112,7 +112,7 @@ class Scoring:
         self._context, self._reader, self._staging, self._limits = context, reader, staging, limits
         self._last_shard = len(shards) - 1
         self._parts = _cut(shards, frozenset(staging.done), prepared.loaded.request.batch_size)
-        self._alone = len(self._parts) <= 1  # a thread would cost more than it saves
+        self._alone = len(self._parts) <= 1  # a thread costs more than it would save
         in_flight = max(1, len(prepared.loaded.instances))
         self._stages = Stages(context, alone=self._alone, in_flight=in_flight, decodes=decode is not None)
         self._decoding = decode(self._stages.decode) if decode is not None else None
