@@ -222,7 +222,7 @@ def test_records_without_a_value_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "fields", "message"),
     [
-        ({"x": np.float32(1)}, {}, r"input\.fields\.x: has no axes"),
+        ({"x": np.float32(1)}, {}, r"input\.fields\.x: the array has no axes"),
         ({"x": np.array(["a"])}, {}, r"input\.fields\.x: holds text; expected numbers"),
         (
             {"x": np.ones(3), "i": np.arange(2)},
