@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
 from nimble_jobs.store import migrations, sqlite
+from nimble_jobs.store.tables import Base
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,10 @@ class Database:
                     f"{self.name}: made by a newer nimble-jobs (database version {found}, this one reads up to "
                     f"{migrations.NEWEST}); install that version, or choose another folder with --home"
                 )
-            migrations.upgrade(session.connection())
+            if inspect(session.connection()).get_table_names():
+                migrations.upgrade(session.connection())
+            else:
+                migrations.create(session.connection(), Base.metadata)
 
         self.write(work)
 
