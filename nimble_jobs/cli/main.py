@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -117,7 +118,7 @@ def _say(text: str) -> None:
 
 def _run(args: list[str], stdout: streams.Watched) -> int:
     debug = args[:1] == ["--debug"]
-    command = typer.main.get_command(app)
+    command = _command()
     try:
         if _COMPLETE not in os.environ and (not args or _wants_help(args)):
             emit(_help(command, args))
@@ -152,6 +153,12 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
             f"nimble-jobs: unexpected error: {type(cause).__name__}{': ' if said else ''}{said}; run again with --debug"
         )
         return 1
+
+
+@functools.cache
+def _command() -> Any:
+    """All commands. Typer reads the signature of each anew, which takes longer than most commands."""
+    return typer.main.get_command(app)
 
 
 def _global_options_first(args: list[str]) -> list[str]:
