@@ -138,7 +138,7 @@ def _copied(value: Any) -> Any:
 def _chances(device: torch.device) -> dict[str, Any]:
     """The random states of Python, numpy and torch."""
     state = np.random.get_state()
-    found = {"python": random.getstate(), "numpy": (state[1].tolist(), state[2]), "torch": torch.get_rng_state()}
+    found = {"python": repr(random.getstate()), "numpy": (state[1].tobytes(), state[2]), "torch": torch.get_rng_state()}
     return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
@@ -146,7 +146,9 @@ def seed(turn: int) -> None:
     """The same random numbers for whoever is called next."""
     random.seed(turn)
     np.random.seed(turn)
-    torch.manual_seed(turn)
+    torch.default_generator.manual_seed(turn)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(turn)
 
 
 def _same(found: Any, expected: Any, where: str, *, strides: bool = True) -> None:
