@@ -18,7 +18,7 @@ from tests import prefork
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Searches time their candidates for half a second each. No test is about these figures, so one sample of each will do.
-os.environ.setdefault("NIMBLE_JOBS_TIMING_BUDGET_S", "0.01")
+os.environ.setdefault("NIMBLE_JOBS_TIMING_BUDGET_S", "0.001")
 
 # On a CPU eager is often the faster one, and schedules are what most tests are about. Those about the choice unset it.
 os.environ.setdefault("NIMBLE_JOBS_EAGER", "reference")

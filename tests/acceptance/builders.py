@@ -2,7 +2,7 @@
 
 `python builders.py HOME MODEL HOW`: prints one JSON line. HOW: `slow` takes a second to build, `hang` never ends the
 build, `hang-saving` never saves it, though its artifacts are there. The file `builds` beside the model gets a line, the
-process id, for each build that begins; the file `hangs` says that one will not go on.
+process id, for each build that begins; the file `hangs` says that one will not go on, `waits-PID` that a process waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nimble_jobs import planner
 from nimble_jobs.planner.forward.build import build_schedule
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.spec import ModelSpec
-from nimble_jobs.store import open_store
+from nimble_jobs.store import Wait, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
 from tests.one_batch import outputs_of
@@ -80,6 +80,11 @@ def main(home: str, model: str, how: str) -> None:
     importlib.import_module("nimble_jobs.planner.jobs.building").build_schedule = build  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     waits: list[float] = []
+
+    def wait(found: Wait) -> None:
+        waits.append(found.waited_s)
+        (Path(model).parent / f"waits-{os.getpid()}").touch()
+
     with open_store(resolve(home)) as store:
         if how == "hang-saving":
             store.schedules.save_all = hang  # type: ignore[method-assign]
@@ -88,7 +93,7 @@ def main(home: str, model: str, how: str) -> None:
             device=torch.device("cpu"),
             store=store,
             residents=Residents(2**30),
-            waiting=lambda wait: waits.append(wait.waited_s),
+            waiting=wait,
         )
         outputs = outputs_of(made.loaded, example())
     summary = made.summary()

@@ -90,7 +90,7 @@ def test_whatever_a_model_raises_is_kept(store: Store, start: Start, tmp_path: P
         "surrogate": "\\udc80",
         "nul": "a\\x00b",
         "long": "nimble-jobs logs",
-        "mute": "could not be made",
+        "mute": "making its message failed",
         "base": "Odd",
     }
     assert words[error] in said

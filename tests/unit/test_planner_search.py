@@ -235,6 +235,7 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
             seen.add(float(instance.inputs["x"].sum()))
 
     monkeypatch.setattr(measure, "_sample", sampled)
+    monkeypatch.setitem(measure.time_us.__kwdefaults__, "budget_s", 1.0)  # time for several samples
     monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.target"], "Samples", Watched)
     searched(Images(), monkeypatch)
     assert len(seen) == 4
