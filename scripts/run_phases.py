@@ -28,7 +28,7 @@ from phases import Clock
 BEGAN, BEGAN_CLOCK = time.time(), time.perf_counter()
 WATCHED = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.cli.submit:run": "command",
-    "nimble_jobs.worker.early:Early.join": "wait for imports and the GPU",
+    "nimble_jobs.worker.early:Early.join": "wait for imports",
     "nimble_jobs.spec:load": "read the spec",
     "nimble_jobs.cli.options:store": "open the store",
     "nimble_jobs.client:submit": "submit",

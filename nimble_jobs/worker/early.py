@@ -23,7 +23,10 @@ _CUDA_DRIVER = "libcuda.so.1"
 
 
 class Early:
-    """The threads. Until `join` has returned, no other code may import torch or use the device.
+    """The threads. Until `join` has returned, no other code may import torch.
+
+    Nobody waits for the GPU: torch starts CUDA under a lock, a first convolution waits for cuDNN, and a model without
+    convolutions does not need that.
 
     Python's cycle collector is off until then: what is imported stays, and looking through it takes an eighth of the
     time of an import. From then until `close` it skips the objects that were there.
@@ -34,21 +37,21 @@ class Early:
         self._collects = gc.isenabled()
         gc.disable()
         self._torch = threading.Event()  # set once the import has succeeded or failed
-        self._threads = [_started("imports", self._import)]
-        if spec.run.device != "cpu":
-            self._threads.append(_started("gpu", self._start_gpu))
+        self._imports = _started("imports", self._import)
+        self._gpu = _started("gpu", self._start_gpu) if spec.run.device != "cpu" else None
 
     def join(self) -> None:
-        """Wait until both threads are done."""
-        for thread in self._threads:
-            thread.join()
+        """Wait until all is imported."""
+        self._imports.join()
         gc.freeze()
         if self._collects:
             gc.enable()
 
     def close(self) -> None:
-        """Wait for the threads, and leave the collector as it was."""
+        """Wait for both threads, and leave the collector as it was."""
         self.join()
+        if self._gpu is not None:
+            self._gpu.join()
         gc.unfreeze()
 
     def _import(self) -> None:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyP
     driver, loaded = Driver(), []
     monkeypatch.setattr(early, "_driver", lambda: driver)
     monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", loaded.append)
-    Early(spec("cuda:1")).join()
+    Early(spec("cuda:1")).close()
     assert (driver.asked, loaded) == ([1], [1])
 
 
 def test_a_job_of_the_cpu_starts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver is not even looked for."""
     monkeypatch.setattr(early, "_make_context", lambda _index: pytest.fail("a GPU was started"))
-    Early(spec("cpu")).join()
+    Early(spec("cpu")).close()
 
 
 @pytest.mark.parametrize("driver", [None, Driver(init=100), Driver(retain=2)])
@@ -82,7 +83,22 @@ def test_without_a_gpu_nothing_happens(monkeypatch: pytest.MonkeyPatch, driver: 
 
     monkeypatch.setattr(early, "_driver", find)
     monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: pytest.fail("there is no GPU"))
-    Early(spec("auto")).join()
+    Early(spec("auto")).close()
+
+
+def test_a_gpu_that_starts_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the job is over."""
+    started, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(early, "_driver", Driver)
+    monkeypatch.setattr(
+        "nimble_jobs.engine.device.load_libraries", lambda _index: over.set() if started.wait(60) else None
+    )
+    begun = Early(spec("auto"))
+    begun.join()
+    assert not over.is_set()
+    started.set()
+    begun.close()
+    assert over.is_set()
 
 
 def test_what_cannot_be_imported_is_left_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +110,7 @@ def test_what_cannot_be_imported_is_left_to_the_job(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(early, "_driver", Driver)
     monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: None)
     monkeypatch.setattr(importlib, "import_module", refuse)
-    Early(spec("auto")).join()
+    Early(spec("auto")).close()
 
 
 def test_the_collector_rests_until_all_is_imported() -> None:
