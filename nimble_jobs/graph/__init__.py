@@ -1,7 +1,7 @@
-"""The paper's algorithms and what goes beyond them, as pure functions over frozen values.
+"""The paper's algorithms and our additions, as pure functions over frozen values.
 
-In processing order: dag -> reduction -> matching -> streams -> check, with bounds and memory beside them; `plan` is the
-whole way.
+In processing order: dag -> reduction -> matching -> streams -> check, with bounds and memory beside them. `plan` runs
+all of these steps.
 """
 
 from __future__ import annotations

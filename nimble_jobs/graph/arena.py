@@ -1,4 +1,6 @@
-"""A growing range of bytes with free ranges in it, each guarded by what must have finished before its next use."""
+"""A growing range of bytes with free ranges in it. Each free range has a guard: the tasks that must finish before it
+may be used again.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from collections.abc import Sequence
 
 from nimble_jobs.graph.clocks import FEW, Guard, knows
 
-TRIES = 32  # free ranges of enough room that are looked at before adjacent ones are
-RANGES = 256  # free ranges that are kept apart before adjacent ones are joined
-WINDOW = 64  # free ranges, the last, that are looked at for adjacent ones
-ANYONE, NOBODY = -1, -2  # in place of the only stream whose tasks may use a range
+TRIES = 32  # large enough single ranges that a request tries before it tries adjacent ranges
+RANGES = 256  # free ranges that may pile up before adjacent ones are joined
+WINDOW = 64  # how many of the last free ranges are searched for adjacent ones
+ANYONE, NOBODY = -1, -2  # instead of a stream: any stream may use the range, or none may
 
 
 class Arena:
-    """Best fit over free ranges, with a bounded search, so that a request takes bounded time.
+    """Best fit over free ranges. The search is bounded, so a request takes bounded time.
 
-    For a plan of so many streams, the first of which have columns in the clocks. With more than `FEW` streams it looks
-    for single ranges only, which serves where little can be known to be safe.
+    `streams` counts the plan's streams; the first `columns` of them have a column in the clocks. With more than `FEW`
+    streams the arena only tries single ranges: with so many streams, few ranges are known to be safe anyway.
     """
 
     def __init__(self, streams: int, columns: int) -> None:
@@ -26,13 +28,13 @@ class Arena:
         self.hidden = streams > columns
         self.thorough = streams <= FEW
         self.end = 0  # bytes so far
-        self.starts: list[int] = []  # of the free ranges, ascending; kept only for a thorough search
+        self.starts: list[int] = []  # starts of the free ranges, ascending; kept only for a thorough search
         self.ranges: dict[int, tuple[int, Guard]] = {}  # by start: size and guard
         self.by_size: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)  # by user: (size, start)
         self.patience = RANGES
 
     def take(self, size: int, clock: Sequence[int], own: int | None) -> int:
-        """Offset of `size` bytes for one who knows `clock` on stream `own`: free ones if safe, or else new."""
+        """Offset of `size` bytes for a task on stream `own` that knows `clock`: free bytes if safe, else new ones."""
         if not size:
             return 0
         best = self._fit(ANYONE, size, clock, own)
@@ -43,7 +45,7 @@ class Arena:
         return self._use(self._run(size, clock, own) if self.thorough else [], size)
 
     def _fit(self, user: int | None, size: int, clock: Sequence[int], own: int | None) -> tuple[int, int] | None:
-        """The smallest of the ranges of this user that is large enough and safe: its size and start."""
+        """Size and start of the smallest range of `user` that is large enough and safe; None if there is none."""
         by_size = self.by_size[user]
         low = bisect_left(by_size, (size, -1))
         for fit in by_size[low : low + TRIES]:
@@ -52,7 +54,7 @@ class Arena:
         return None
 
     def give(self, start: int, size: int, guard: Guard) -> None:
-        """Free a range for whoever knows that the tasks of `guard` have finished."""
+        """Free a range. A task may take it once it knows that the tasks of `guard` have finished."""
         if size:
             self._add(start, size, guard)
             if len(self.ranges) > self.patience:
@@ -60,7 +62,10 @@ class Arena:
                 self.patience = max(RANGES, 2 * len(self.ranges))
 
     def _run(self, size: int, clock: Sequence[int], own: int | None) -> list[int]:
-        """Adjacent free ranges with the least room that is enough, or else the last ones, where the arena can grow."""
+        """Starts of adjacent free ranges with enough room, and as little more as possible.
+
+        If there are none, those at the end of the arena, which can grow behind them.
+        """
         best: list[int] = []
         best_room = 0
         run: list[int] = []
@@ -80,20 +85,23 @@ class Arena:
         return best or (run if run and run[-1] + self.ranges[run[-1]][0] == self.end else [])
 
     def _adjacent(self, size: int) -> list[list[int]]:
-        """The last free ranges, those without a gap between them together; only where there is room, or at the end."""
-        found: list[list[int]] = []
+        """Runs of free ranges without a gap between them, by start, among the last `WINDOW`.
+
+        A run counts only if it has `size` bytes or ends with the arena.
+        """
+        runs: list[list[int]] = []
         together: list[int] = []
         begin = end = -1
         for start in self.starts[-WINDOW:]:
             if start != end:
                 if end - begin >= size:
-                    found.append(together)
+                    runs.append(together)
                 begin, together = start, []
             together.append(start)
             end = start + self.ranges[start][0]
         if end - begin >= size or end == self.end:
-            found.append(together)
-        return found
+            runs.append(together)
+        return runs
 
     def _use(self, run: list[int], size: int) -> int:
         offset = run[0] if run else self.end
@@ -122,7 +130,10 @@ class Arena:
         return size, guard
 
     def _user(self, guard: Guard) -> int:
-        """The only stream whose tasks can know what a guard asks for: a stream without a column is known to its own."""
+        """The stream whose tasks can satisfy a guard, `ANYONE` or `NOBODY`.
+
+        Only a stream's own tasks know about a stream without a column.
+        """
         user = ANYONE
         if self.hidden:
             for stream, _ in guard:
@@ -131,7 +142,7 @@ class Arena:
         return user
 
     def _tidy(self) -> None:
-        """Join adjacent ranges; the joint guard asks for what both asked for."""
+        """Join adjacent ranges. The joint guard demands what both guards demanded."""
         joined: list[tuple[int, int, Guard]] = []
         for start, (size, guard) in sorted(self.ranges.items()):
             if joined and joined[-1][0] + joined[-1][1] == start and len(guard) + len(joined[-1][2]) <= TRIES:

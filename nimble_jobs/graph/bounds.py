@@ -1,4 +1,4 @@
-"""What no replay can beat: the critical path, the total work, and the width."""
+"""Bounds that no replay can beat: the critical path, the total work, and the width."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.streams import remaining_us
 
-PHASES = 100  # of the flow that finds the width
+PHASES = 100  # of the flow that computes the width
 
 
 def critical_path(graph: Dag, durations_us: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-    """Length in microseconds of the longest path over task times, and its tasks."""
+    """Length in microseconds of the longest path over task times, and the tasks on it in order."""
     remaining = remaining_us(graph, durations_us)
     path: list[int] = []
     heads: Sequence[int] = range(graph.n)
@@ -23,15 +23,16 @@ def critical_path(graph: Dag, durations_us: Sequence[float]) -> tuple[float, tup
 
 
 def width(meg: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[int]] = ()) -> tuple[int, bool]:
-    """Size of a largest antichain, which is how many tasks can be ready together, and whether it is exact or else an
-    upper bound.
+    """The most tasks that can be ready together, and True if that is exact; with False it is an upper bound.
 
-    By R. P. Dilworth ("A Decomposition Theorem for Partially Ordered Sets", Annals of Mathematics 51, 1950) it equals
-    the fewest chains that cover the order, which is n less a maximum matching of the transitive closure's doubling (D.
-    R. Fulkerson, 1956). The closure is not built: a chain may skip nodes that others cover, so that a flow through the
-    reduced graph with an edge y_v -> x_v of any capacity has the same value. The flow starts from `matching`, a
-    matching of the reduced graph's doubling, and the `bridges` between its chains, and grows by E. A. Dinic's algorithm
-    (1970). Each phase is linear in practice; after `PHASES` of them the cover found so far is the upper bound.
+    This is the size of a largest antichain. By R. P. Dilworth ("A Decomposition Theorem for Partially Ordered Sets",
+    Annals of Mathematics 51, 1950) it equals the smallest number of chains that cover the order. That is n minus a
+    maximum matching of the transitive closure's doubling (D. R. Fulkerson, 1956).
+
+    The closure is not built. A flow through the reduced graph has the same value if each edge y_v -> x_v has unlimited
+    capacity, which lets a chain pass through nodes that other chains cover. The flow starts from `matching`, a matching
+    of the reduced graph's doubling, and from the `bridges` between its chains. It grows by E. A. Dinic's algorithm
+    (1970). Each phase is linear in practice; after `PHASES` phases the best cover so far is the upper bound.
     """
     flow = _Flow(meg, matching, bridges)
     phases = 0
@@ -45,8 +46,10 @@ def width(meg: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[i
 
 
 class _Flow:
-    """An integral flow: source -> x_v (1), x_u -> y_v for each edge (any), y_v -> x_v (any), y_v -> sink (1). Node x_v
-    is v, y_v is n + v.
+    """An integral flow. Node x_v has number v, node y_v has number n + v.
+
+    Capacities: source -> x_v 1, y_v -> sink 1; unlimited for x_u -> y_v, one for each edge of the graph, and y_v ->
+    x_v.
     """
 
     def __init__(self, graph: Dag, matching: Sequence[int | None], bridges: Sequence[Sequence[int]]) -> None:
@@ -55,7 +58,7 @@ class _Flow:
         self.sent = [after is not None for after in matching]  # source -> x_v is full
         self.taken = [False] * graph.n  # y_v -> sink is full
         self.carried: list[dict[int, int]] = [{} for _ in range(graph.n)]  # by v: flow x_u -> y_v, by u
-        self.onward: list[dict[int, None]] = [{} for _ in range(graph.n)]  # by u: every v to which it is not zero
+        self.onward: list[dict[int, None]] = [{} for _ in range(graph.n)]  # by u: every v with flow x_u -> y_v
         self.passed = [0] * graph.n  # y_v -> x_v
         for before, after in enumerate(matching):
             if after is not None:
@@ -71,7 +74,7 @@ class _Flow:
         self.ways: list[list[int] | None] = []
 
     def rank(self) -> list[int]:
-        """Find breadth-first distances to the sink, and the roots nearest to it; none when the flow is maximal."""
+        """Set each node's breadth-first distance to the sink; the nearest roots, or none when the flow is maximal."""
         n, passed, preds = self.n, self.passed, self.graph.preds
         level = self.level = [-1] * (2 * n)
         self.ways = [None] * (2 * n)
@@ -101,7 +104,7 @@ class _Flow:
         return []
 
     def residual(self, node: int) -> list[int]:
-        """Where another unit can go from a node: along an edge, or back along one that carries flow."""
+        """Nodes to which another unit can go from `node`: along an edge, or back along one that carries flow."""
         n = self.n
         if node >= n:
             return [node - n, *self.carried[node - n]]
@@ -109,7 +112,7 @@ class _Flow:
         return [*ways, n + node] if self.passed[node] else ways
 
     def augment(self, root: int) -> None:
-        """Send one unit from x_root to the sink along a shortest path, where this phase has one left."""
+        """Send one unit from x_root to the sink along a shortest path, if this phase has one left."""
         n, level = self.n, self.level
         path = [root]
         while path:
@@ -133,7 +136,7 @@ class _Flow:
                     (self.ways[path[-1]] or [0]).pop()
 
     def _open(self, node: int, way: int) -> bool:
-        """Whether an edge that was usable when the phase began still is: flow that went back may have used it up."""
+        """Whether an edge that was usable when the phase began still is. Flow sent back since may have used it up."""
         n = self.n
         if node < n:
             return way != n + node or self.passed[node] > 0

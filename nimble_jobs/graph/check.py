@@ -1,8 +1,8 @@
-"""Proofs about plans, from nothing but what a device guarantees: a stream runs in launch order, and a wait holds back
-what follows it.
+"""Proofs about plans. They rely on two guarantees of a device alone: a stream runs its tasks in launch order, and a
+wait holds back what follows it.
 
-Happens-before is the reachability of the graph of those two orders. Every check raises PlanError and names the first
-offending pair.
+These two orders make a graph. Task u happens before task v if v can be reached from u in it. Every check raises
+PlanError and names the first offending pair.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.reach import unreached
 from nimble_jobs.schedule import Plan, Program
 
-COUNTED = 64  # streams; with more, rows for all of them take more than they save
+COUNTED = 64  # streams; with more, a row of counts for all of them costs more than it saves
 
-Unordered = Callable[[Iterable[tuple[int, int]]], list[tuple[int, int]]]  # those of the pairs that are not ordered
+Unordered = Callable[[Iterable[tuple[int, int]]], list[tuple[int, int]]]  # given pairs, those that are not ordered
 
 
 @collector_paused()
 def check_plan(program: Program, plan: Plan) -> None:
-    """Prove that each task is launched once and that every dependency of the program is ordered by streams and
-    synchronisations.
+    """Prove that each task is launched once, and that streams and synchronisations order every dependency.
+
+    Raises PlanError.
     """
     check_order(build_dag(program), plan)
 
 
 def check_order(dag: Dag, plan: Plan) -> None:
-    """`check_plan` for a dependency graph that is known already."""
+    """`check_plan` for a dependency graph that was built earlier."""
     _check_shape(dag.n, plan)
     missing = sorted(_unordered(plan)((u, v) for v, before in enumerate(dag.preds) for u in before))
     if missing:
@@ -46,8 +47,9 @@ def check_order(dag: Dag, plan: Plan) -> None:
 
 
 def check_concurrency(dag: Dag, plan: Plan) -> None:
-    """Prove that the plan orders no two tasks that the program leaves independent. Not to be asked of a plan with a
-    bound on its streams.
+    """Prove that the plan orders no two tasks that the program leaves independent. Raises PlanError.
+
+    Only for plans without a bound on their streams: a bound has to order independent tasks.
     """
     tail: dict[int, int] = {}
     added = []
@@ -66,22 +68,22 @@ def check_concurrency(dag: Dag, plan: Plan) -> None:
 
 @collector_paused()
 def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Collection[int] | None = None) -> None:
-    """Prove that no two buffers which share bytes of the arena are ever live at the same time.
+    """Prove that buffers which share bytes of the arena are never live at the same time. Raises PlanError.
 
-    Every task that touches the one must happen before every task that touches the other. It is enough to look at
-    buffers that follow directly after one another on some byte, in launch order, and at the last and first tasks that
-    touch them.
+    Every task that touches the first buffer must happen before every task that touches the second. It is enough to
+    compare buffers that follow one another directly on some byte, in launch order: the last tasks that touch the
+    earlier one with the first tasks that touch the later one.
     """
     _check_shape(len(program.tasks), plan)
     launch = {task: i for i, task in enumerate(plan.order)}
     users = {b: sorted(tasks, key=launch.__getitem__) for b, tasks in arena_users(program, among).items()}
     owners = _Owners()
-    shared: list[tuple[int, int]] = []  # one buffer, and another that has bytes of it next
+    shared: list[tuple[int, int]] = []  # a buffer, and the one that takes some of its bytes next
     for buffer in sorted(users, key=lambda b: launch[users[b][0]] if users[b] else -1):
         for other in owners.replace(*_extent(program, memory, buffer), buffer):
             if not users[buffer] or not users[other]:
                 raise PlanError(
-                    f"buffers {other} and {buffer} share bytes, but no task says when one of them is needed"
+                    f"buffers {other} and {buffer} share bytes, but no task touches one of them, so its use is unknown"
                 )
             shared.append((other, buffer))
     unordered = _unordered(plan)
@@ -103,8 +105,10 @@ def check_memory(program: Program, plan: Plan, memory: MemoryPlan, *, among: Col
 def _ends(
     plan: Plan, users: dict[int, list[int]], shared: list[tuple[int, int]], unordered: Unordered
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """By buffer that another follows, users that come after all others between them; by buffer that follows, users that
-    come before all others.
+    """The tasks to compare for `check_memory`: the last ones of each earlier buffer, the first ones of each later
+    buffer.
+
+    Some last task of an earlier buffer happens after each of its other tasks, and likewise for the first ones.
     """
     last_on = {b: list({plan.stream_of[t]: t for t in users[b]}.values()) for b, _ in shared}
     first_on = {b: list({plan.stream_of[t]: t for t in reversed(users[b])}.values()) for _, b in shared}
@@ -126,27 +130,28 @@ def _extent(program: Program, memory: MemoryPlan, buffer: int) -> tuple[int, int
         raise PlanError(f"buffer {buffer} has no place in the arena")
     if start < 0 or start % ALIGNMENT_BYTES or start + program.buffers[buffer].nbytes > memory.peak_bytes:
         raise PlanError(
-            f"buffer {buffer} lies at {start}; expected a multiple of {ALIGNMENT_BYTES} room below {memory.peak_bytes}"
+            f"buffer {buffer} of {program.buffers[buffer].nbytes} bytes starts at byte {start} of the arena; expected a"
+            f" multiple of {ALIGNMENT_BYTES} from which it ends within {memory.peak_bytes} bytes"
         )
     return start, start + program.buffers[buffer].nbytes
 
 
 class _Owners:
-    """The latest buffer on each byte: segments [starts[i], starts[i + 1]), the last one without end."""
+    """The latest buffer on each byte, as segments [starts[i], starts[i + 1]). The last segment has no end."""
 
     def __init__(self) -> None:
         self.starts = [0]
         self.owners: list[int | None] = [None]
 
     def replace(self, start: int, end: int, buffer: int) -> set[int]:
-        """Put `buffer` on these bytes; the buffers that were there."""
+        """Put `buffer` on these bytes and return the buffers that were there."""
         if start == end:
             return set()
         first, last = self._cut(start), self._cut(end)
-        found = {owner for owner in self.owners[first:last] if owner is not None}
+        replaced = {owner for owner in self.owners[first:last] if owner is not None}
         self.starts[first:last] = [start]
         self.owners[first:last] = [buffer]
-        return found
+        return replaced
 
     def _cut(self, at: int) -> int:
         i = bisect_left(self.starts, at)
@@ -157,18 +162,19 @@ class _Owners:
 
 
 def _unordered(plan: Plan) -> Unordered:
-    """Finds those of some pairs (u, v) of tasks where the plan does not make u finish before v starts. The plan must be
-    sound in shape.
+    """A function that selects, from pairs (u, v) of tasks, those for which the plan lets v start before u has finished.
+
+    The plan must have passed `_check_shape`.
     """
     return _by_counts(plan) if plan.streams <= COUNTED else _by_sweeps(plan)
 
 
 def _by_counts(plan: Plan) -> Unordered:
-    """By how many tasks of each stream come before a task: always the first ones, since a stream keeps its order (H. V.
-    Jagadish, "A Compression Technique to Materialize Transitive Closure", ACM Trans. Database Syst. 15(4), 1990).
+    """Compares counts: how many tasks of each stream have finished before a task starts.
 
-    Of other streams, a task knows what the latest wait on its own stream told: a row for each task that waits. O(n +
-    syncs * streams).
+    A stream keeps its order, so these are always its first tasks (H. V. Jagadish, "A Compression Technique to
+    Materialize Transitive Closure", ACM Trans. Database Syst. 15(4), 1990). What a task knows of other streams changes
+    only when its own stream waits, so there is one row of counts for each task that waits. O(n + syncs * streams).
     """
     waits: defaultdict[int, list[int]] = defaultdict(list)
     for sync in plan.syncs:
@@ -205,7 +211,7 @@ def _by_counts(plan: Plan) -> Unordered:
 
 
 def _by_sweeps(plan: Plan) -> Unordered:
-    """By reachability, whatever the number of streams."""
+    """Tests reachability. For any number of streams."""
     place = [0] * len(plan.order)
     for i, task in enumerate(plan.order):
         place[task] = i
@@ -226,7 +232,7 @@ def _by_sweeps(plan: Plan) -> Unordered:
 
 
 def _happens_after(plan: Plan, place: Sequence[int]) -> list[list[int]]:
-    """By place in launch order, the places directly before it: the previous one on the stream, and those waited for."""
+    """For each place in launch order, the places it directly follows: the previous task of its stream and its waits."""
     preds: list[list[int]] = [[] for _ in plan.order]
     tail: dict[int, int] = {}
     for i, task in enumerate(plan.order):
@@ -245,20 +251,22 @@ def _check_shape(n: int, plan: Plan) -> None:
     place = [n] * n
     for i, task in enumerate(plan.order):
         if not 0 <= task < n:
-            raise PlanError(f"the plan launches task {task}, which is none of 0..{n - 1}")
+            raise PlanError(f"the plan launches task {task}; expected a task in 0..{n - 1}")
         if place[task] < n:
             raise PlanError(f"the plan launches task {task} twice")
         place[task] = i
     for task, stream in enumerate(plan.stream_of):
         if stream < 0:
-            raise PlanError(f"task {task} is on stream {stream}")
+            raise PlanError(f"task {task} is on stream {stream}; expected 0 or more")
     for sync in plan.syncs:
         before, after = sync.before, sync.after
         if not (0 <= before < n and 0 <= after < n):
-            raise PlanError(f"synchronisation {before} -> {after} names a task that is none of 0..{n - 1}")
+            raise PlanError(f"synchronisation {before} -> {after} names an unknown task; expected tasks in 0..{n - 1}")
         if plan.stream_of[before] == plan.stream_of[after]:
-            raise PlanError(f"synchronisation {before} -> {after} stays on stream {plan.stream_of[after]}")
+            raise PlanError(
+                f"synchronisation {before} -> {after} is needless: both tasks run on stream {plan.stream_of[after]}"
+            )
         if place[before] > place[after]:
             raise PlanError(f"task {after} would wait for task {before}, which is launched later")
     if len({(sync.before, sync.after) for sync in plan.syncs}) != len(plan.syncs):
-        raise PlanError("the plan names a synchronisation twice")
+        raise PlanError("the plan lists a synchronisation twice")

@@ -1,8 +1,8 @@
-"""Happens-before while walking through a plan in launch order: vector clocks over streams.
+"""Vector clocks over streams: what is known to have finished at each step of a walk through a plan in launch order.
 
-Source: C. J. Fidge, "Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
-"Virtual Time and Global States of Distributed Systems", 1989. A clock says how many tasks of each stream are known to
-have finished. O((n + syncs) * streams).
+A clock holds, for each stream, how many of its tasks are known to have finished. Source: C. J. Fidge, "Timestamps in
+Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern, "Virtual Time and Global States of
+Distributed Systems", 1989. O((n + syncs) * streams).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy.typing as npt
 
 from nimble_jobs.schedule import Plan
 
-TRACKED = 1024  # streams that have a column of their own in every clock
-FEW = 64  # streams that have one in a plan of more streams than that: no device runs so many at once
+TRACKED = 1024  # up to so many streams, each has a column in every clock
+FEW = 64  # streams with a column in a plan of more than `TRACKED`: no device runs so many at once
 
 Clock = npt.NDArray[np.int32]
-Guard = tuple[tuple[int, int], ...]  # streams, and how many tasks of each, counted from the first, must have finished
+Guard = tuple[tuple[int, int], ...]  # pairs of a stream and how many of its tasks, from the first, must have finished
 
 
 def tracked(plan: Plan) -> int:
-    """How many of a plan's streams, from the first, have columns. Of any other, only its own tasks know anything."""
+    """How many of a plan's streams, from the first, have columns. Only a stream's own tasks know about the others."""
     return plan.streams if plan.streams <= TRACKED else FEW
 
 
 def places_on_stream(plan: Plan) -> tuple[int, ...]:
-    """By task: how many tasks its stream has launched once it is, itself included."""
+    """By task: its place on its stream, counted from 1 in launch order."""
     count = [0] * plan.streams
     place = [0] * len(plan.order)
     for task in plan.order:
@@ -37,8 +37,9 @@ def places_on_stream(plan: Plan) -> tuple[int, ...]:
 
 
 def walk(plan: Plan) -> Iterator[tuple[int, Clock]]:
-    """Each task in launch order, with what is known to have finished before it starts. Read a clock before asking for
-    the next one.
+    """Yield each task in launch order with a clock of what is known to have finished before it starts.
+
+    Clocks are int32 [columns] and are reused: read one before asking for the next.
     """
     columns = tracked(plan)
     waits: list[list[int]] = [[] for _ in plan.order]
@@ -64,10 +65,9 @@ def walk(plan: Plan) -> Iterator[tuple[int, Clock]]:
 
 
 def knows(clock: Sequence[int], guard: Guard, own: int | None) -> bool:
-    """Whether the tasks that `guard` counts (by stream, the first so many) have finished, to one who has this clock and
-    runs on stream `own`.
+    """Whether a task with this clock on stream `own` can rely on it that the tasks of `guard` have finished.
 
-    A stream without a column is only known to its own tasks, all of which come after what it launched earlier.
+    Only a stream's own tasks know about a stream without a column. They all come after what it launched earlier.
     """
     for stream, count in guard:  # noqa: SIM110  # all() takes twice as long, and this is asked most often
         if (clock[stream] < count) if stream < len(clock) else (stream != own):

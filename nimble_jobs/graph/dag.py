@@ -46,9 +46,9 @@ class Dag:
 def build_dag(program: Program) -> Dag:
     """Read-after-write, write-after-read and write-after-write dependencies of a program's tasks.
 
-    Accesses conflict where their bytes within a buffer meet, as far as rows and columns tell. Tasks that draw random
-    numbers keep their order, for they share one generator. A dependency that follows from others through the same bytes
-    may be left out; what is ordered stays ordered.
+    Two accesses conflict if they may touch the same bytes of a buffer; views with gaps are compared by rows and
+    columns. Tasks that draw random numbers keep their order, since they share one generator. A dependency may be left
+    out if others through the same bytes imply it.
     """
     ledgers: list[_Ledger | _Columns] = [_Ledger(buffer.nbytes) for buffer in program.buffers]
     for buffer, period in _periods(program).items():
@@ -71,7 +71,10 @@ def build_dag(program: Program) -> Dag:
 
 
 class _Ledger:
-    """Who touched which bytes of one buffer last: segments [starts[i], starts[i + 1]), the last one without end."""
+    """The tasks that touched each byte of one buffer last, as segments [starts[i], starts[i + 1]).
+
+    The last segment has no end.
+    """
 
     __slots__ = ("nbytes", "readers", "starts", "writers")
 
@@ -98,9 +101,7 @@ class _Ledger:
             self.readers[i].append(task)
 
     def write(self, view: View, task: int, before: set[int]) -> None:
-        """Order `task` after what touched these bytes. Later accesses need only look at it, so that the segments become
-        one.
-        """
+        """Order `task` after all that touched these bytes. Later accesses follow it, so one segment is left."""
         start, end = view.span
         if start == end:
             return
@@ -115,12 +116,12 @@ class _Ledger:
         self.readers[where.start : where.stop] = [[]]
 
     def _segments(self, start: int, end: int) -> range:
-        """Indexes of the segments that these bytes are; what ends with the buffer needs no segment behind it."""
+        """Indexes of the segments of these bytes. Bytes up to the buffer's end need no segment behind them."""
         first = self._cut(start) if start else 0
         return range(first, len(self.starts) if end == self.nbytes else self._cut(end))
 
     def _cut(self, at: int) -> int:
-        """Index of the segment that starts at `at`, made by splitting where there is none."""
+        """Index of the segment that starts at `at`; splits one if necessary."""
         i = bisect_left(self.starts, at)
         if i == len(self.starts) or self.starts[i] != at:
             self.starts.insert(i, at)
@@ -130,7 +131,7 @@ class _Ledger:
 
 
 class _Columns:
-    """The same for a buffer that is written with gaps: one ledger for each range of columns that is told apart."""
+    """The same for a buffer that is written with gaps: one ledger for each distinct range of columns."""
 
     def __init__(self, period: int, nbytes: int) -> None:
         self.period = period
@@ -146,7 +147,7 @@ class _Columns:
         where = self._columns(view)
         for ledger in self.ledgers[where]:
             ledger.write(view, task, before)
-        if view.span == (0, self.nbytes):  # nothing tells these columns apart any more
+        if view.span == (0, self.nbytes):  # these columns now have the same history
             del self.starts[where.start + 1 : where.stop]
             del self.ledgers[where.start + 1 : where.stop]
 
@@ -163,10 +164,10 @@ class _Columns:
 
 
 def columns(view: View, period: int) -> tuple[int, int]:
-    """A range within [0, period) that holds the remainders, modulo the period, of the byte addresses in a view.
+    """A range within [0, period) that contains every byte address of a view modulo `period`.
 
-    With the length of a row as the period, views of different columns (the parts of a concatenation, for one) have
-    ranges that do not meet although their spans do.
+    With a row's length in bytes as the period, views of different columns have disjoint ranges although their spans
+    overlap. The parts of a concatenation are an example.
     """
     if 0 in view.shape:
         return (0, 0)
@@ -179,14 +180,14 @@ def columns(view: View, period: int) -> tuple[int, int]:
 
 
 def _periods(program: Program) -> dict[int, int]:
-    """By buffer, the row length in bytes that most views written with gaps have; absent where no view is."""
-    found: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    """By buffer, the commonest row length in bytes of views written with gaps. Other buffers are absent."""
+    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for task in program.tasks:
         for view in (*task.writes, *task.mutates):
             row = _row(view)
             if row is not None:
-                found[view.buffer][row] += 1
-    return {buffer: min(rows, key=lambda row: (-rows[row], row)) for buffer, rows in found.items()}
+                counts[view.buffer][row] += 1
+    return {buffer: min(rows, key=lambda row: (-rows[row], row)) for buffer, rows in counts.items()}
 
 
 def _row(view: View) -> int | None:

@@ -2,7 +2,7 @@
 
 The doubling has two copies of each node, x and y, and an edge x_i - y_j for each edge (i, j). Source of the algorithm:
 J. E. Hopcroft, R. M. Karp, "An n^(5/2) Algorithm for Maximum Matchings in Bipartite Graphs", SIAM J. Comput. 2(4),
-1973: O(m * sqrt(n)), few phases in practice.
+1973. It takes O(m * sqrt(n)), and few phases in practice.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from nimble_jobs.graph.dag import Dag
 
 
 def maximum_matching(graph: Dag) -> tuple[int | None, ...]:
-    """By node i, the j whose y_j is matched with x_i, or None. Deterministic, without recursion."""
+    """For each node i, the j for which y_j is matched with x_i, or None. Deterministic; does not recurse."""
     succs = graph.succs
-    partner: list[int] = [-1] * graph.n  # of x
-    mate: list[int] = [-1] * graph.n  # of y
+    partner: list[int] = [-1] * graph.n  # by i: the j matched with x_i
+    mate: list[int] = [-1] * graph.n  # by j: the i matched with y_j
     _greedy(graph, partner, mate)
     while True:
         level = _levels(succs, partner, mate)
@@ -27,8 +27,8 @@ def maximum_matching(graph: Dag) -> tuple[int | None, ...]:
 
 
 def _greedy(graph: Dag, partner: list[int], mate: list[int]) -> None:
-    """A maximal matching to start from: a node takes the free successor with the fewest predecessors, forks with few
-    branches first.
+    """Start from a maximal matching. Nodes with few successors choose first; each takes its free successor with the
+    fewest predecessors.
     """
     for i in sorted(range(graph.n), key=lambda i: len(graph.succs[i])):
         free = [j for j in graph.succs[i] if mate[j] < 0]
@@ -38,26 +38,24 @@ def _greedy(graph: Dag, partner: list[int], mate: list[int]) -> None:
 
 
 def _levels(succs: tuple[tuple[int, ...], ...], partner: list[int], mate: list[int]) -> list[int] | None:
-    """Breadth-first distance of each x from the free ones, as far as the nearest free y; None when no free y can be
-    reached.
-    """
+    """Breadth-first distance of each x from the unmatched x, up to the first free y; None if there is none."""
     level = [-1] * len(succs)
     wave = [i for i, after in enumerate(succs) if after and partner[i] < 0]
     for i in wave:
         level[i] = 0
     depth = 0
     while wave:
-        found = False
+        free_reached = False
         following = []
         for i in wave:
             for j in succs[i]:
                 k = mate[j]
                 if k < 0:
-                    found = True
+                    free_reached = True
                 elif level[k] < 0:
                     level[k] = depth + 1
                     following.append(k)
-        if found:
+        if free_reached:
             return level
         wave = following
         depth += 1
@@ -72,7 +70,7 @@ def _augment(
     level: list[int],
     untried: list[int],
 ) -> None:
-    """Flip one shortest alternating path from `root` to a free y, where one is left in this phase."""
+    """Flip one shortest alternating path from `root` to an unmatched y, if this phase has one left."""
     path = [root]
     while path:
         i = path[-1]

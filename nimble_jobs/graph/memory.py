@@ -1,8 +1,7 @@
-"""Places for intermediates in one arena. Bytes are reused only where the plan proves that it is safe, on many streams
-too.
+"""Places intermediates in one arena. Bytes are reused only if the plan proves that this is safe, also on many streams.
 
-A buffer may take the bytes of an older one when every task that touches the old one happens before every task that
-touches the new one: by streams and synchronisations, never by program order.
+A buffer may take the bytes of an older one if every task that touches the old one happens before every task that
+touches the new one. Streams and synchronisations must guarantee that; program order does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.schedule import BufferKind, Plan, Program
 
 ALIGNMENT_BYTES = 512
-# Of the size of the arena filled in launch order, which reuses bytes sooner: they are likelier in a cache.
+# A packed arena must be at most this share of the one filled in launch order, which reuses bytes sooner, so that they
+# are likelier to be in a cache.
 WORTH_PACKING = 0.98
 
 
@@ -28,17 +28,17 @@ WORTH_PACKING = 0.98
 class MemoryPlan:
     """Where each intermediate lies in the arena of one instance."""
 
-    offsets: tuple[int | None, ...]  # bytes, by buffer; None for those that lie elsewhere: inputs, state, outputs, ...
+    offsets: tuple[int | None, ...]  # bytes, by buffer; None for buffers outside the arena: inputs, state, outputs, ...
     peak_bytes: int  # size of the arena
-    total_bytes: int = 0  # what it would be without any reuse
-    floor_bytes: int = 0  # the most that is live at once on one stream in program order: no placement needs less there
+    total_bytes: int = 0  # its size if nothing were reused
+    floor_bytes: int = 0  # peak live bytes on one stream in program order; there, no placement needs less
 
 
 @collector_paused()
 def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None = None) -> MemoryPlan:
-    """Place every intermediate that is not an output, or with `among`, those of these buffers. Deterministic.
+    """Place every intermediate that is not an output, or only those in `among`. Deterministic.
 
-    Close to linear in tasks and synchronisations; up to `packing.BUFFERS`, quadratic in buffers.
+    Close to linear in tasks and synchronisations. Up to `packing.BUFFERS` buffers, also quadratic in buffers.
     """
     users = arena_users(program, among)
     size = {buffer: aligned(program.buffers[buffer].nbytes) for buffer in users}
@@ -49,7 +49,7 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
         packed = pack(plan, used, size, floor, ALIGNMENT_BYTES)
         if packed is not None and packed[1] <= WORTH_PACKING * end:
             offsets, end = packed
-    for buffer in sorted(users.keys() - used.keys()):  # nothing says when it is needed
+    for buffer in sorted(users.keys() - used.keys()):  # no task touches it, so nobody knows when it is in use
         offsets[buffer] = end
         end += size[buffer]
     return MemoryPlan(
@@ -61,18 +61,18 @@ def plan_memory(program: Program, plan: Plan, *, among: Collection[int] | None =
 
 
 def live_bytes(program: Program, *, among: Collection[int] | None = None) -> int:
-    """The most bytes of intermediates, or of these of them, that are in use at once, tasks in program order."""
+    """Peak live bytes, in program order, of all intermediates, or only those in `among`."""
     users = {buffer: tasks for buffer, tasks in arena_users(program, among).items() if tasks}
     return _floor(users, {b: program.buffers[b].nbytes for b in users}, len(program.tasks))
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of the alignment."""
+    """`nbytes` rounded up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def arena_users(program: Program, among: Collection[int] | None = None) -> dict[int, tuple[int, ...]]:
-    """The buffers that belong into the arena, each with the tasks that touch it, in program order."""
+    """The buffers that belong in the arena, each with the tasks that touch it in program order."""
     kept = {port.view.buffer for port in program.outputs}
     users: dict[int, list[int]] = {
         b.index: []
@@ -90,7 +90,10 @@ def arena_users(program: Program, among: Collection[int] | None = None) -> dict[
 def _fill(
     plan: Plan, users: dict[int, tuple[int, ...]], size: dict[int, int], shared: dict[int, Clock]
 ) -> tuple[dict[int, int], int]:
-    """Offsets and size of an arena that is filled in launch order, and emptied as the last tasks are launched."""
+    """Fill an arena in launch order; the offset of each buffer and the arena's size, in bytes.
+
+    A buffer takes its place when the first of its tasks is launched, and frees it when the last one is.
+    """
     place = places_on_stream(plan)
     launch = [0] * len(plan.order)
     for i, task in enumerate(plan.order):
@@ -113,7 +116,7 @@ def _fill(
             else:
                 offsets[buffer] = arena.take(size[buffer], clock, own)
         for buffer in closes.get(task, ()):
-            guard: Guard = ((own, place[task]),)  # says it all where this task comes after all the others
+            guard: Guard = ((own, place[task]),)  # enough if this task is known to come after all other users
             others: dict[int, int] = {}
             for user in users[buffer]:
                 stream = plan.stream_of[user]
@@ -126,22 +129,18 @@ def _fill(
 
 
 def _begun_together(program: Program, users: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Those of the buffers that more than one task may begin: where the first does not write all of it, upon which all
-    others depend.
-    """
-    found = {buffer: tasks for buffer, tasks in users.items() if len(tasks) > 1}
-    for task in {tasks[0] for tasks in found.values()}:
+    """Buffers whose first task does not overwrite them whole, so another task may start first."""
+    begun = {buffer: tasks for buffer, tasks in users.items() if len(tasks) > 1}
+    for task in {tasks[0] for tasks in begun.values()}:
         for view in (*program.tasks[task].writes, *program.tasks[task].mutates):
-            tasks = found.get(view.buffer, ())
+            tasks = begun.get(view.buffer, ())
             if task in tasks[:1] and view.span == (0, program.buffers[view.buffer].nbytes):
-                del found[view.buffer]
-    return found
+                del begun[view.buffer]
+    return begun
 
 
 def _shared_starts(plan: Plan, users: dict[int, tuple[int, ...]]) -> dict[int, Clock]:
-    """For buffers whose first task does not come before all their others: what is known before every one of them
-    starts.
-    """
+    """For each buffer whose first task does not happen before all others: what is known before any starts."""
     if not users:
         return {}
     buffers_of: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The whole way from a program to a checked plan."""
+"""From a program to a checked plan, in one call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nimble_jobs.schedule import GraphFacts, Plan, Program
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the planning of one program needs to know of its graph, each thing computed once, whatever plans follow."""
+    """What planning needs to know about a program's graph. Computed once, for any number of plans."""
 
     dag: Dag
     meg: Dag  # the minimum equivalent graph
-    matching: tuple[int | None, ...]  # by task, the one that follows it on its chain
+    matching: tuple[int | None, ...]  # by task: the next task of its chain
     sharing: Sharing  # chains strung together on streams
     width: int
     width_exact: bool  # else `width` is an upper bound
@@ -35,7 +35,7 @@ class Analysis:
 
     @classmethod
     def of_dag(cls, dag: Dag) -> Analysis:
-        """Analyse a dependency graph that is known already."""
+        """Analyse a dependency graph that was built earlier."""
         meg = minimum_equivalent_graph(dag)
         matching = maximum_matching(meg)
         sharing = share(meg, chains(matching))
@@ -47,8 +47,8 @@ class Analysis:
     ) -> tuple[Plan, GraphFacts]:
         """A checked plan with maximum concurrency and the fewest synchronisations, or as near as `max_streams` allows.
 
-        `durations_us` are the measured times of the tasks, in program order. Raises PlanError if the result failed its
-        own check.
+        `durations_us` are the measured times of the tasks in microseconds, in program order. Raises UsageError for a
+        bad argument and PlanError if the result fails its own check.
         """
         _check_arguments(self.dag, max_streams, durations_us)
         if max_streams is None or self.sharing.streams <= max_streams:
@@ -62,7 +62,7 @@ class Analysis:
         return plan, self._facts(plan, durations_us)
 
     def single_stream(self, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
-        """Everything on one stream in program order. The facts still say what the graph would allow."""
+        """A plan with every task on one stream, in program order. The facts still say what the graph would allow."""
         _check_arguments(self.dag, None, durations_us)
         plan = Plan(order=tuple(range(self.dag.n)), stream_of=(0,) * self.dag.n, syncs=())
         return plan, self._facts(plan, durations_us)
@@ -87,12 +87,12 @@ class Analysis:
 def make_plan(
     program: Program, *, max_streams: int | None = None, durations_us: Sequence[float] | None = None
 ) -> tuple[Plan, GraphFacts]:
-    """`Analysis.plan` of a program of which one plan is wanted."""
+    """Analyse a program for a single plan: `Analysis.plan`."""
     return Analysis.of(program).plan(max_streams=max_streams, durations_us=durations_us)
 
 
 def single_stream(program: Program, *, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
-    """`Analysis.single_stream` of a program of which one plan is wanted."""
+    """Analyse a program for a single plan: `Analysis.single_stream`."""
     return Analysis.of(program).single_stream(durations_us)
 
 
@@ -101,6 +101,8 @@ def _check_arguments(dag: Dag, max_streams: int | None, durations_us: Sequence[f
         raise UsageError(f"max_streams is {max_streams}; expected at least 1")
     if durations_us is not None:
         if len(durations_us) != dag.n:
-            raise UsageError(f"durations_us has {len(durations_us)} entries; expected {dag.n}, one a task")
+            raise UsageError(f"durations_us has {len(durations_us)} entries; expected {dag.n}, one for each task")
         if not all(0 <= us < float("inf") for us in durations_us):
-            raise UsageError("durations_us holds a negative or non-finite time; expected microseconds")
+            raise UsageError(
+                "durations_us holds a negative or non-finite time; expected finite microseconds, 0 or more"
+            )

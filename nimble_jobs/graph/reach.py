@@ -1,9 +1,9 @@
-"""Reachability for many pairs at once, by sweeps over the graph with sets of sources as bits of an integer.
+"""Reachability for many pairs at once: sweeps over the graph, with sets of sources as the bits of an integer.
 
 A query (u, v) only concerns the nodes between u and v in topological order. Sources are grouped by the length of that
-window, so that a sweep over a window answers up to `BITS` of them. With n nodes, m edges and windows of length w, the
-work is O((n + m) log n + m * w / BITS) big-integer operations of at most `BITS` bits: close to linear where edges are
-local, and never more than a few passes over a graph of `BITS` nodes.
+window, so that one sweep serves up to `BITS` of them. With n nodes, m edges and windows of length w, the work is
+O((n + m) log n + m * w / BITS) big-integer operations of at most `BITS` bits. That is close to linear if edges are
+local, and a graph of `BITS` nodes never takes more than a few passes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-BITS = 4096  # sources a sweep; about where the work on the bits meets the interpreter's cost of an operation
+BITS = 4096  # sources per sweep; about where the work on the bits equals the interpreter's cost of an operation
 
 
 def blocks(far: dict[int, int]) -> Iterator[list[int]]:
-    """Group sources into sweeps; `far` gives the last node that matters to each. Ascending within a block."""
+    """Group sources into sweeps. `far` maps each source to the last node that matters to it. Blocks are ascending."""
     classes: defaultdict[int, list[int]] = defaultdict(list)
     for source in sorted(far):
         classes[(far[source] - source).bit_length()].append(source)
@@ -32,7 +32,7 @@ def blocks(far: dict[int, int]) -> Iterator[list[int]]:
 
 
 def unreached(preds: Sequence[Sequence[int]], pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of the pairs (u, v) with no path from u to v. Every predecessor of a node must be smaller than the node."""
+    """The pairs (u, v) without a path from u to v, sorted. Each node must be larger than all its predecessors."""
     targets: defaultdict[int, set[int]] = defaultdict(set)
     missing = []
     for u, v in pairs:
@@ -49,7 +49,7 @@ def unreached(preds: Sequence[Sequence[int]], pairs: Iterable[tuple[int, int]]) 
             bit[u - low] = 1 << i
             for v in targets[u]:
                 wanted[v - low] |= 1 << i
-        reached = bit.copy()  # by node: the sources that are it or reach it
+        reached = bit.copy()  # by node: the sources with a path to it, itself included
         for v in range(low + 1, high + 1):
             bits = bit[v - low]
             for p in preds[v]:

@@ -1,7 +1,7 @@
 """The minimum equivalent graph: the fewest edges that keep the same reachability.
 
 For a directed acyclic graph it is unique and is the transitive reduction (A. V. Aho, M. R. Garey, J. D. Ullman, "The
-Transitive Reduction of a Directed Graph", SIAM J. Comput. 1(2), 1972). An edge (u, v) is left out exactly when another
+Transitive Reduction of a Directed Graph", SIAM J. Comput. 1(2), 1972). It drops an edge (u, v) exactly if another
 predecessor of v can be reached from u.
 """
 
@@ -12,9 +12,9 @@ from nimble_jobs.graph.reach import blocks
 
 
 def minimum_equivalent_graph(dag: Dag) -> Dag:
-    """The transitive reduction of `dag`. Time and memory as stated in `nimble_jobs.graph.reach`."""
+    """The transitive reduction of `dag`. `nimble_jobs.graph.reach` states time and memory."""
     preds = dag.preds
-    far: dict[int, int] = {}  # a doubled edge leaves a fork and enters a join
+    far: dict[int, int] = {}  # only edges from a fork to a join can be redundant
     for u, after in enumerate(dag.succs):
         if len(after) > 1:
             joins = [v for v in after if len(preds[v]) > 1]

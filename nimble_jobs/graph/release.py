@@ -1,7 +1,7 @@
-"""When an intermediate that an operator allocated can be given back, on many streams too.
+"""When an intermediate that an operator allocated can be released, also on many streams.
 
-An allocator that serves each stream in its own launch order may hand a freed block to the next task on the stream that
-allocated it. That is safe before the first task of that stream which comes after every user of the block.
+An allocator that serves each stream in launch order may give a released block to the next task of the stream that
+allocated it. So a block may be released just before the first task of that stream that happens after all its users.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from nimble_jobs.schedule import Plan, Program
 
 
 def releases(program: Program, plan: Plan, buffers: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """By task: which of `buffers` may be released just before it is launched.
+    """By task: which of `buffers` may be released just before the task is launched.
 
-    A buffer belongs to the stream of the first task that touches it. One that no later task of that stream is known to
-    follow stays until the end. O(tasks * live buffers) at worst.
+    A buffer belongs to the stream of the first task that touches it. If no later task of that stream is known to happen
+    after all its users, the buffer stays until the end. O(tasks * live buffers) at worst.
     """
     wanted = set(buffers)
     users: defaultdict[int, list[int]] = defaultdict(list)
@@ -36,15 +36,15 @@ def releases(program: Program, plan: Plan, buffers: Collection[int]) -> dict[int
         guards[buffer] = tuple(guard.items())
         done_after[tasks[-1]].append(buffer)
     waiting: defaultdict[int, list[int]] = defaultdict(list)  # by stream: buffers whose users were all launched
-    found: dict[int, tuple[int, ...]] = {}
+    released: dict[int, tuple[int, ...]] = {}
     for task, now in walk(plan):
         own = plan.stream_of[task]
         if waiting[own]:
             clock = now.tolist()
             ready = [b for b in waiting[own] if knows(clock, guards[b], own)]
             if ready:
-                found[task] = tuple(ready)
+                released[task] = tuple(ready)
                 waiting[own] = [b for b in waiting[own] if b not in set(ready)]
         for buffer in done_after[task]:
             waiting[plan.stream_of[users[buffer][0]]].append(buffer)
-    return found
+    return released

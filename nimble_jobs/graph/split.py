@@ -1,7 +1,7 @@
-"""Split the backward of convolutions in two, so that only gradients of activations are on the way to earlier layers.
+"""Split the backward of a convolution in two, so that earlier layers only wait for gradients of activations.
 
-The operator returns the gradients of its input, weight and bias together, by kernels of their own for input and weight.
-As one task it makes whatever needs the first wait for the second, although nothing before the update needs that.
+The operator returns the gradients of its input, weight and bias together, although it computes input and weight in
+separate kernels. As one task, it makes earlier layers wait for the gradient of the weight, which only the update needs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 from nimble_jobs.schedule import Arg, Program, Task, View
 
 _OP = "aten.convolution_backward.default"
-_MASK = 10  # position of the argument that says which of the three gradients are wanted
+_MASK = 10  # position of the argument `output_mask`, which says which of the three gradients to compute
 
 
 def split_convolutions(program: Program) -> Program:
-    """The program with each such task as two: the input's gradient, then the weight's and the bias's."""
+    """The program with two tasks for each such backward: the input's gradient, then the weight's and the bias's."""
     tasks: list[Task] = []
     for task in program.tasks:
         tasks += [replace(part, index=len(tasks) + i) for i, part in enumerate(_parts(task))]

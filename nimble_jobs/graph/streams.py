@@ -1,5 +1,5 @@
-"""From a matching to streams, synchronisations and a launch order: the second half of the paper's algorithm, and what
-goes beyond it.
+"""From a matching to streams, synchronisations and a launch order: the second half of the paper's algorithm, with our
+additions.
 
 The paper (W. Kwon, G.-I. Yu, E. Jeong, B.-G. Chun, "Nimble: Lightweight and Parallel GPU Task Scheduling for Deep
 Learning", NeurIPS 2020) makes each chain of matched edges a stream and each unmatched edge of the minimum equivalent
@@ -20,26 +20,25 @@ from nimble_jobs.schedule import Plan, Sync
 
 
 def chains(matching: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
-    """The paths that matched edges make, by their first node; a node without matched edges is a chain of its own."""
+    """The paths that matched edges form, by first node. A node without matched edges is a chain of its own."""
     followed = {after for after in matching if after is not None}
-    found = []
+    paths = []
     for start in range(len(matching)):
         if start not in followed:
             chain = [start]
             while (after := matching[chain[-1]]) is not None:
                 chain.append(after)
-            found.append(tuple(chain))
-    return tuple(found)
+            paths.append(tuple(chain))
+    return tuple(paths)
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Chains strung together on streams."""
+    """Which chains share a stream."""
 
     stream_of: tuple[int, ...]  # by node
-    bridges: tuple[
-        tuple[int, ...], ...
-    ]  # path of the graph from the last node of a chain to the first of the one that follows it
+    # Paths through the graph, each from the last node of a chain to the first node of the next chain on its stream.
+    bridges: tuple[tuple[int, ...], ...]
 
     @property
     def streams(self) -> int:
@@ -47,19 +46,20 @@ class Sharing:
 
 
 def share(meg: Dag, parts: Sequence[Sequence[int]]) -> Sharing:
-    """Let chains follow one another on a stream where that takes nothing away.
+    """Put chains on the same stream, one after the other, if that costs no concurrency.
 
-    Chain B may follow chain A when A's last node reaches B's first: then all of A comes before all of B anyway, so that
-    no concurrency is lost and no synchronisation is added. (None is saved either: an edge from A's last to B's first
-    would have been matched.) Each chain takes the first such stream that a search backwards from its first node finds.
-    A node whose ancestors offer no stream is left out of later searches for good, since offers are only ever taken;
-    `PATIENCE` bounds the rest of a search, at worst at the price of one more stream.
+    Chain B may follow chain A if A's last node reaches B's first. Then all of A happens before all of B anyway. This
+    adds no synchronisation and saves none: an edge from A's last node to B's first would have been matched.
+
+    Each chain takes the first such stream that a search backwards from its first node meets. Streams on offer are only
+    ever taken, so a node whose ancestors offer none is skipped for good. `PATIENCE` bounds the rest of a search; when
+    it runs out, the chain gets a stream of its own.
     """
     offers = {part[-1]: chain for chain, part in enumerate(parts)}
     follows: dict[int, int] = {}
     bridges = []
-    untried = [len(before) for before in meg.preds]  # predecessors from the latest down; 0: nothing to find here
-    for chain, part in enumerate(parts):  # by first node, so that ancestors come first
+    untried = [len(before) for before in meg.preds]  # predecessors left to try, from the latest down
+    for chain, part in enumerate(parts):  # parts are sorted by first node, so ancestors come first
         path = _offer(meg, part[0], offers, untried)
         if path:
             follows[chain] = offers.pop(path[-1])
@@ -82,7 +82,7 @@ PATIENCE = 10_000  # steps of one search for a stream to share
 
 
 def _offer(meg: Dag, start: int, offers: dict[int, int], untried: list[int]) -> list[int]:
-    """A path backwards from `start` to the last node of a chain that nobody follows yet; empty where none is found."""
+    """A path backwards from `start` to the last node of a chain without a follower; empty if the search finds none."""
     path = [start]
     for _ in range(PATIENCE):
         node = path[-1]
@@ -99,15 +99,16 @@ def _offer(meg: Dag, start: int, offers: dict[int, int], untried: list[int]) -> 
 
 
 def launch_order(graph: Dag, durations_us: Sequence[float] | None = None) -> tuple[int, ...]:
-    """A topological order with the longest remaining path first, by measured time or else by number of tasks; ties in
-    program order.
+    """A topological order with the longest remaining path first; ties keep program order.
+
+    The length of a path is its measured time in microseconds, or without `durations_us` its number of tasks.
     """
     remaining = remaining_us(graph, durations_us)
     return tuple(sorted(range(graph.n), key=lambda i: (-remaining[i], i)))
 
 
 def remaining_us(graph: Dag, durations_us: Sequence[float] | None = None) -> list[float]:
-    """By node, the longest path that starts with it; each task counts as 1 where no durations are given."""
+    """By node, the length of the longest path that starts with it. Without durations, each task counts as 1."""
     cost = durations_us if durations_us is not None else [1.0] * graph.n
     remaining = [0.0] * graph.n
     for i in range(graph.n - 1, -1, -1):
@@ -116,7 +117,7 @@ def remaining_us(graph: Dag, durations_us: Sequence[float] | None = None) -> lis
 
 
 def cross_stream(meg: Dag, stream_of: Sequence[int]) -> tuple[Sync, ...]:
-    """The synchronisations of streams that keep maximum concurrency: the edges between streams."""
+    """The synchronisations that a plan with maximum concurrency needs: one for each edge between streams."""
     return tuple(
         Sync(before=u, after=v) for v, before in enumerate(meg.preds) for u in before if stream_of[u] != stream_of[v]
     )
@@ -129,7 +130,7 @@ def cap(
 
     List scheduling (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969) in
     simulated time: an idle stream takes the ready task with the longest remaining path. A task prefers the stream of
-    its matched predecessor, then that of any predecessor, where that stream is idle and has launched nothing since.
+    its matched predecessor, then the stream of any other, if that predecessor is the last task on it and it is idle.
     O((n + m) log n).
     """
     cost = durations_us if durations_us is not None else [1.0] * meg.n
@@ -150,7 +151,7 @@ def cap(
             wanted = [matched[task], *meg.preds[task]] if task in matched else meg.preds[task]
             stream = next((stream_of[p] for p in wanted if tail[stream_of[p]] == p and stream_of[p] in idle), None)
             if stream is None:
-                stream = next(iter(idle))  # the one idle for longest
+                stream = next(iter(idle))  # the stream that has been idle longest
             del idle[stream]
             stream_of[task] = stream
             tail[stream] = task
@@ -168,11 +169,10 @@ def cap(
 
 
 def fewest_syncs(meg: Dag, order: Sequence[int], stream_of: Sequence[int]) -> tuple[Sync, ...]:
-    """The synchronisations that remain when each stream's own order counts too: the minimum for these streams in this
-    launch order.
+    """The smallest set of synchronisations for these streams in this launch order.
 
-    They are the cross-stream edges of the minimum equivalent graph of dependencies and stream order together. A
-    predecessor is left out where its stream, or one launched after it, says that it has finished: by vector clocks, in
+    It consists of the cross-stream edges of the minimum equivalent graph of dependencies and stream order together. By
+    vector clocks, a task does not wait for a predecessor that is already known to have finished.
     O((n + m) * streams).
     """
     launch = [0] * meg.n
@@ -182,7 +182,7 @@ def fewest_syncs(meg: Dag, order: Sequence[int], stream_of: Sequence[int]) -> tu
     place = places_on_stream(plan)
     waiting = [sum(stream_of[v] != stream_of[u] for v in after) for u, after in enumerate(meg.succs)]
     finished = list(np.zeros((plan.streams, plan.streams), np.int32))
-    recorded: dict[int, Clock] = {}  # by task that others wait for: what has finished with it
+    recorded: dict[int, Clock] = {}  # by task that others wait for: what has finished once it has
     syncs = []
     for task in order:
         stream = stream_of[task]

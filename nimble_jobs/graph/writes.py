@@ -1,4 +1,4 @@
-"""What a program writes that outlives one replay."""
+"""Which tensors that outlive a replay a program writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from nimble_jobs.schedule import Port, Program
 
 
 def names_written(program: Program, ports: Iterable[Port]) -> tuple[str, ...]:
-    """Names of those ports whose buffers the program writes into, each once, in the order of the first writes."""
+    """Names of the ports into whose buffers the program writes, each once, in order of first write."""
     names = {port.view.buffer: port.name for port in ports}
     return tuple({names[v.buffer]: None for t in program.tasks for v in t.mutates if v.buffer in names})

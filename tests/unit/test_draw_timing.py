@@ -103,5 +103,5 @@ def test_a_plan_that_leaves_a_dependency_unordered_is_refused() -> None:
     with pytest.raises(PlanError, match="depends on"):
         simulate(dataclasses.replace(sound, plan=broken))
     same = Plan(order=sound.plan.order, stream_of=(0, 0, 0, 0), syncs=(Sync(before=0, after=1),))
-    with pytest.raises(PlanError, match="stays on stream"):
+    with pytest.raises(PlanError, match="both tasks run on stream"):
         simulate(dataclasses.replace(sound, plan=same))

@@ -277,7 +277,11 @@ def test_planning_leaves_the_collector_as_it_was(enabled: bool, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("offset", "message"),
-    [(None, "no place in the arena"), (100, "lies at 100; expected a multiple of 512"), (1 << 20, "room below")],
+    [
+        (None, "no place in the arena"),
+        (100, "starts at byte 100 of the arena; expected a multiple of 512"),
+        (1 << 20, "from which it ends within"),
+    ],
 )
 def test_malformed_memory_plans(offset: int | None, message: str) -> None:
     """A missing, crooked or too high place is refused by name."""
@@ -296,7 +300,7 @@ def test_a_buffer_that_nobody_touches_keeps_its_bytes() -> None:
     places = plan_memory(some, plan)
     assert sorted(at for at in places.offsets if at is not None) == [0, 1024]
     assert places.peak_bytes == places.floor_bytes == 2048
-    with pytest.raises(PlanError, match="no task says when one of them is needed"):
+    with pytest.raises(PlanError, match="no task touches one of them"):
         check_memory(some, plan, dataclasses.replace(places, offsets=(0, 0)))
 
 
