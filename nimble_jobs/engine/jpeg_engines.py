@@ -120,13 +120,18 @@ class JpegEngines:
             raise RuntimeError(f"nvJPEG failed to {what} a batch: {status}")
 
 
-def take(device: torch.device, channels: int) -> JpegEngines:
-    """A decoder that nobody uses. Raises NoEngines where there can be none."""
+def take(device: torch.device, channels: int) -> JpegEngines | None:
+    """A decoder that nobody uses; None where there can be none: torchvision then decodes on the GPU's cores."""
+    if device.type != "cuda":
+        return None
     with _LOCK:
         idle = _IDLE.setdefault((device.index or 0, channels), [])
         if idle:
             return idle.pop()
-    return JpegEngines(device, channels)
+    try:
+        return JpegEngines(device, channels)
+    except NoEngines:
+        return None
 
 
 def give_back(engines: JpegEngines) -> None:

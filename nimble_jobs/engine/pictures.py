@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg
+from nimble_jobs.engine.canaries import Canaries
 from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
@@ -118,7 +119,7 @@ class PictureDecoder:
                 self._stream = free.pop() if free else torch.cuda.Stream(self.device)
             self.done = torch.cuda.Event()
         self._tables = Tables(self.device)
-        self._engines = None if decode is not None else _engines(self.device, channels)
+        self._engines = None if decode is not None else jpeg_engines.take(self.device, channels)
 
     @property
     def memory_bytes(self) -> int:
@@ -221,8 +222,10 @@ class PictureDecoder:
         room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
         # A damaged picture may leave part of its memory as it was, which must not be another picture.
         flat = torch.zeros(int(room.sum()), dtype=torch.uint8, device=self.device)
+        starts = np.cumsum(room) - room
+        targets = flat.data_ptr() + starts
+        canaries = Canaries(flat, starts[takes], self._shaping.channels * sizes[takes].prod(axis=1))
         stream.synchronize()
-        targets = flat.data_ptr() + np.cumsum(room) - room
 
         def decode(some: list[int]) -> list[int]:
             mine = np.array(some)
@@ -232,7 +235,11 @@ class PictureDecoder:
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
             return some
 
-        done = [i for i in salvage(np.flatnonzero(takes).tolist(), decode, self._refused) if i is not None]
+        decoded = salvage(np.flatnonzero(takes).tolist(), decode, self._refused)
+        skipped = canaries.untouched().tolist()
+        done = [i for i, left in zip(decoded, skipped, strict=True) if i is not None and not left]
+        if left_out := sum(i is not None for i in decoded) - len(done):
+            self.refusals["the device reported a picture that it had not decoded"] += left_out
         if len(done) < int(takes.sum()):
             failed += np.setdiff1d(rows[takes], rows[done]).tolist()
         planes = Planes(addresses=targets[done], sizes=sizes[done], held=(flat,))
@@ -320,16 +327,6 @@ class PictureDecoder:
         stack.enter_context(torch.cuda.device(self.device))
         stack.enter_context(torch.cuda.stream(self._stream))
         return stack
-
-
-def _engines(device: torch.device, channels: int) -> JpegEngines | None:
-    """The GPU's JPEG engines; None where there are none: torchvision then decodes on the GPU's cores."""
-    if device.type != "cuda":
-        return None
-    try:
-        return jpeg_engines.take(device, channels)
-    except jpeg_engines.NoEngines:
-        return None
 
 
 def memory_bytes(device: torch.device) -> int:
