@@ -201,9 +201,10 @@ class Joined:
         first = first or parts[0]
         for part in parts:
             if part.signature != first.signature:
+                mends = ", or transform.scale: 1 for float32" if part.signature.shape == first.signature.shape else ""
                 raise DataError(
                     f"{part.stamps[0].path}: records are {part.signature.dtype} {part.signature.shape}; "
-                    f"expected {first.signature.dtype} {first.signature.shape}, as in {first.stamps[0].path}"
+                    f"expected {first.signature.dtype} {first.signature.shape}, as in {first.stamps[0].path}{mends}"
                 )
         self.parts = parts
         self.lines = first.lines
@@ -216,7 +217,8 @@ class Joined:
         self.labels: np.ndarray | None = None
         if first.labels is not None:
             stored = [p.labels for p in parts if p.labels is not None]
-            same = len({s.dtype.kind for s in stored}) == 1
+            kinds = {s.dtype.kind for s in stored}
+            same = len(kinds) == 1 or kinds <= set("biuf")  # whole numbers are fractions where one is missing
             self.labels = np.concatenate(stored if same else [s.astype(object) for s in stored])
         self.stamps = tuple(s for p in parts for s in p.stamps)
         self.piece = first.piece

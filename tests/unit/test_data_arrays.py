@@ -16,7 +16,7 @@ from nimble_jobs.data import Wanted, arrays, labels, memory, open_reader, rows
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.rows import FileRows, FortranRows
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 
 def spec_of(path: Path, **fields: Any) -> InputSpec:
@@ -269,6 +269,30 @@ def test_files_of_one_folder_must_agree(tmp_path: Path) -> None:
 def normal(raw: Any, names: Any = None) -> labels.Labels:
     array = np.array(raw, dtype=object) if any(isinstance(r, (str, type(None))) for r in raw) else np.array(raw)
     return labels.normalise(array, len(raw), names=names, where="d: input.fields.label")
+
+
+@pytest.mark.parametrize("first", [np.array([2, 0]), np.array([2.0, np.nan]), np.array([True, False])])
+def test_labels_of_several_files_may_lack_some(first: np.ndarray, tmp_path: Path) -> None:
+    """Whole numbers are stored as fractions where one of them is missing: they stay the same labels."""
+    np.savez(tmp_path / "a.npz", x=np.ones(2), l=first)
+    np.savez(tmp_path / "b.npz", x=np.ones(2), l=np.array([np.nan, 3.0]))
+    spec = InputSpec(source=str(tmp_path), format="npz", fields=FieldsSpec(x="x", label="l"))
+    with open_reader(spec) as reader:
+        batch = reader.take(np.arange(4))
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [*first[np.isfinite(first)].tolist(), 3]
+    assert {bad.reason for bad in batch.bad} == {"label is missing"}
+
+
+def test_files_of_whole_numbers_and_of_fractions_can_be_joined(tmp_path: Path) -> None:
+    """A part of a table may hold whole numbers by chance. The error says what mends it, and that does."""
+    np.save(tmp_path / "a.npy", np.array([[1.5], [2.0]]))
+    np.save(tmp_path / "b.npy", np.array([[1], [2]]))
+    spec = InputSpec(source=str(tmp_path), format="npy")
+    with pytest.raises(DataError, match=r"b\.npy: records are int64 .*, or transform\.scale: 1 for float32"):
+        open_reader(spec)
+    with open_reader(spec.model_copy(update={"transform": TransformSpec(scale=1.0)})) as reader:
+        assert reader.take(np.arange(4)).x.tolist() == [[1.5], [2.0], [1.0], [2.0]]
 
 
 def test_labels_are_class_numbers() -> None:
