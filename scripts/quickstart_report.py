@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import quickstart_pictures
 
 from nimble_jobs.errors import NotFound
 from nimble_jobs.store import open_store
@@ -65,10 +65,16 @@ def pictures(train: dict[str, Any], scored: dict[str, Any], wrong: list[dict[str
     """Draw what can be looked at; each picture with what it shows."""
     curves, out = Path(train["outputs"]["path"]) / "curves.png", Path(scored["outputs"]["path"])
     found = [(curves, "loss and accuracy of the training")] if curves.exists() else []
+    if find_spec("matplotlib") is None:  # packages that were there already, by OFFLINE=1
+        print("left out, since matplotlib is missing; it comes with nimble-jobs[plots]")
+        return found
+    import quickstart_pictures
+
+    path = out.with_name(f"{out.name}-wrong.png")
+    path.unlink(missing_ok=True)  # of an earlier run
     if wrong:
         with np.load(scored["spec"]["input"]["source"]) as file:
             images = dict(zip(file["ids"].tolist(), file["images"], strict=True))
-        path = out.with_name(f"{out.name}-wrong.png")
         quickstart_pictures.sheet(wrong, images, path)
         found.append((path, f"the {len(wrong)} scans that were read wrongly"))
     path = out.with_name(f"{out.name}-timeline.png")
