@@ -71,7 +71,7 @@ class NvImageCodec:
 
 def decoders() -> dict[str, Callable[[], Decode | None]]:
     """What makes a decoder, by name; None stands for the one that jobs use."""
-    found: dict[str, Callable[[], Decode | None]] = {"torchvision": lambda: None}
+    found: dict[str, Callable[[], Decode | None]] = {"nimble-jobs": lambda: None}
     try:
         importlib.metadata.version("nvidia-nvimgcodec-cu13")
         NvImageCodec()
