@@ -45,13 +45,6 @@ def _cpu_s(command: list[str]) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def test_the_page_of_commands_is_fresh() -> None:
-    """docs/cli.md is what the commands' help says now."""
-    script = [sys.executable, str(ROOT / "scripts" / "gen_cli_docs.py"), "--check"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     """Without a command the help comes, on stdout, with exit code 0."""

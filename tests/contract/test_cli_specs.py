@@ -28,7 +28,7 @@ def good(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["validate", "submit", "run", "explain"])
 def test_bad_specs_are_refused_with_their_exact_lines(cli: Cli, tmp_path: Path, command: str) -> None:
     """Whatever command is given a bad spec says all its problems on stderr, nothing on stdout, and exits with 2."""
-    chosen = BAD_SPECS if command in ("validate", "submit") else BAD_SPECS[:3]
+    chosen = BAD_SPECS if command == "validate" else BAD_SPECS[::40]
     for number, bad in enumerate(chosen):
         folder = tmp_path / f"{command}-{number}"
         folder.mkdir()

@@ -17,7 +17,8 @@ from nimble_jobs.store import NewJob, open_store
 from nimble_jobs.store.home import resolve
 from tests import store_samples as samples
 
-SPAWN = multiprocessing.get_context("spawn")
+SERVER = multiprocessing.get_context("forkserver")  # it imports the store once, for all processes
+SERVER.set_forkserver_preload(["tests.store_samples"])
 PATIENCE_S = 60
 
 
@@ -37,8 +38,8 @@ def test_no_double_claim(home: Path) -> None:
             for n in ("g", "h", None, None) * 50
         ]
         ids = [job.id for job in store.jobs.queue_array(new, samples.NOW)[1]]
-        go, results = SPAWN.Event(), SPAWN.Queue()
-        processes = [SPAWN.Process(target=samples.claim_everything, args=(str(home), go, results)) for _ in range(8)]
+        go, results = SERVER.Event(), SERVER.Queue()
+        processes = [SERVER.Process(target=samples.claim_everything, args=(str(home), go, results)) for _ in range(8)]
         for process in processes:
             process.start()
         go.set()
@@ -58,9 +59,9 @@ def test_killed_while_writing(home: Path) -> None:
     random.seed(0)
     with open_store(home) as store:
         for round_ in range(4):
-            ready = [SPAWN.Event() for _ in range(2)]
+            ready = [SERVER.Event() for _ in range(2)]
             processes = [
-                SPAWN.Process(target=samples.work_until_killed, args=(str(home), event, 2 * round_ + i))
+                SERVER.Process(target=samples.work_until_killed, args=(str(home), event, 2 * round_ + i))
                 for i, event in enumerate(ready)
             ]
             for process in processes:
@@ -94,8 +95,8 @@ def test_killed_while_writing(home: Path) -> None:
 def test_worker_lock(home: Path, end: str) -> None:
     """A worker is alive as long as its process is, whatever the clock says, and its slot is used again."""
     with open_store(home) as store:
-        ready, done = SPAWN.Queue(), SPAWN.Event()
-        process = SPAWN.Process(target=samples.hold_worker, args=(str(home), ready, done))
+        ready, done = SERVER.Queue(), SERVER.Event()
+        process = SERVER.Process(target=samples.hold_worker, args=(str(home), ready, done))
         process.start()
         worker = ready.get(timeout=PATIENCE_S)
         assert store.workers.alive(worker)
