@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Outcome, Stop, training
 from tests.ledger import Book
+
+_DRAW = "nimble_jobs.workloads.training.gauge.curves.draw"
 
 MODEL = '''
 import torch
@@ -97,6 +101,11 @@ def spec_of(folder: Path, *, output: str = "out/net", **changes: Any) -> specs.J
     return specs.restore(found)
 
 
+def _written_down(path: Path, loss: np.ndarray, epochs: Sequence[dict[str, Any]], *, title: str) -> None:
+    """Stands for a drawing: other curves are other bytes."""
+    path.write_bytes(repr((title, loss.tobytes(), epochs)).encode())
+
+
 class Attempt:
     """One attempt at a job in this process, with its events and reports."""
 
@@ -110,8 +119,12 @@ class Attempt:
         stop: Callable[[int], Stop] = lambda _: Stop.GO,
         home: Path | None = None,
         decoders: Any = None,
+        drawn: bool = False,
     ) -> None:
-        """`home` is the state folder with the schedules; by default, each folder of outputs has its own."""
+        """`home` is the state folder with the schedules; by default, each folder of outputs has its own. Only with
+        `drawn` are the curves drawn: matplotlib takes longer than these trainings.
+        """
+        self._drawn = drawn
         self.spec = spec
         self.asked = 0  # whether to go on, once it ran: after each step and epoch, before each batch of a validation
         self.events: list[tuple[str, str, dict[str, Any]]] = []
@@ -137,7 +150,8 @@ class Attempt:
             ledger: Any = Book(Path(self.spec.output.path).parent)  # this job is not in the store
             store.publications = ledger
             self._context.store = store
-            return training.run(self._context)
+            with nullcontext() if self._drawn else mock.patch(_DRAW, _written_down):
+                return training.run(self._context)
 
     def said(self, kind: str) -> list[str]:
         """Messages of the events of one kind."""

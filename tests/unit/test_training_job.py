@@ -429,7 +429,7 @@ def test_bad_records_of_a_validation(folder: Path, threshold: float) -> None:
 def test_what_is_published(folder: Path) -> None:
     """The output holds weights that fit the model, a line for each step and epoch, a picture, and nothing else."""
     spec = spec_of(folder, output="published/net", schedule__on_miss="eager")
-    attempt = Attempt(spec)
+    attempt = Attempt(spec, drawn=True)
     outcome = attempt.run()
     assert sorted(p.name for p in spec.output.path.iterdir()) == [
         "curves.png",
