@@ -169,10 +169,11 @@ def clear_workspaces(device: torch.device) -> None:
 
 
 def load_libraries(index: int) -> None:
-    """Have one small convolution computed: the first one of a process loads cuDNN, which takes a while."""
+    """Compute a small convolution and a matrix product: a process's first ones load cuDNN and cuBLAS, which is slow."""
     with torch.no_grad():
         x = torch.zeros(1, 8, 8, 8, device=torch.device("cuda", index), dtype=torch.float16)
         torch.nn.functional.conv2d(x, x)
+        torch.mm(x.view(8, 64), x.view(64, 8))
     torch.cuda.synchronize(index)
 
 
