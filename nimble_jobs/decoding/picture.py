@@ -20,6 +20,8 @@ from nimble_jobs.plural import by
 
 Part = Callable[[int, int], tuple[int, int, int, int]]  # height, width -> top, left, height, width
 
+# Pillow knows more, but would start Ghostscript for what calls itself EPS, whatever the file's name.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "JPEG2000")
 _ORIENTATION = 0x0112  # EXIF tag: 2 to 8 are mirrored or turned, of which 5 to 8 swap width and height
 _CHANGED, _TURNED = range(2, 9), range(5, 9)  # others mean nothing
 
@@ -39,7 +41,7 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
     With `part`, only that part of the upright picture is resized, to the recipe's size, as if there were nothing else.
     """
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             _check_pixels(image)
             orientation = image.getexif().get(_ORIENTATION, 1)
             box = _reduce(image, recipe.resize, orientation) if part is None else None
@@ -68,7 +70,7 @@ def _part(image: Image.Image, part: Part, recipe: Recipe) -> np.ndarray:
 def header_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of the upright picture, from its header. Raises Undecodable."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             return (width, height) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (height, width)
     except Exception as e:  # as above

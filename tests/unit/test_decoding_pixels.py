@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from nimble_jobs import resizing
 from nimble_jobs.data import open_reader, reader
@@ -36,6 +37,29 @@ def by_definition(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
 
 def furthest(a: np.ndarray, b: np.ndarray) -> int:
     return int(np.abs(a.astype(np.int16) - b.astype(np.int16)).max())
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "MPO"])
+def test_formats_are_told_by_what_the_file_holds(name: str) -> None:
+    sink = BytesIO()
+    Image.new("RGB", (8, 6), (200, 0, 0)).save(sink, name)
+    assert furthest(pixels(sink, recipe(size=(6, 8))), np.full((6, 8, 3), (200, 0, 0), dtype=np.uint8)) <= 2
+
+
+def test_no_picture_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has Ghostscript draw what calls itself EPS."""
+    started = tmp_path / "started"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {started}\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 96 128\n%%EndComments\nshowpage\n"
+    with pytest.raises(picture.Undecodable, match="cannot identify image file"):
+        pixels(BytesIO(eps), recipe())
+    with pytest.raises(picture.Undecodable, match="cannot identify image file"):
+        picture.header_size(BytesIO(eps))
+    assert not started.exists()
 
 
 @pytest.mark.parametrize("size", [(96, 128), (224, 224), (300, 1000), (1, 1), (700, 20)])
