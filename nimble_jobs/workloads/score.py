@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,8 +19,9 @@ from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
-from nimble_jobs.workloads.context import JobContext, Outcome, Stopped
-from nimble_jobs.workloads.scoring import Scoring, Tally, shards_of
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
+from nimble_jobs.workloads.cuts import shards_of
+from nimble_jobs.workloads.scoring import Scoring, Tally
 from nimble_jobs.workloads.waiting import waiting
 
 
@@ -34,87 +37,133 @@ def run(context: JobContext) -> Outcome:
     if isinstance(work, Outcome):
         return work
     with open_reader(spec.input, files=work.files if work else None) as reader:
-        job, ledger, patience = context.job, context.store.publications, context.patience
-        decode, why_not = decodes.choose(spec, reader, device)
-        how, decoded_by = basis(spec, reader, decode), str(decode) if decode is not None else None
-        if context.decoders is not None:
-            reader.hire(context.decoders)
-        staging = patience.through(
-            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by),
-            begun=job.attempt > 1,
+        attempt = _claimed(context, device, reader, work)
+        outcome, left = _scored(attempt)
+    return outcome if work is None or outcome.stop is not Stop.GO else only_new.finish(context, outcome, work, left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """One attempt at a job: its input, opened, and its place on the disk, claimed."""
+
+    context: JobContext
+    device: torch.device
+    reader: Reader
+    staging: Staging
+    decode: decodes.Decode | None  # what decodes pictures; None if there are none
+    why_not: str | None  # why the device does not decode them, if it might have
+    work: only_new.Work | None  # which files, with `input.only_new`
+
+    def request(self) -> Request:
+        """What the job asks of the planner."""
+        context = self.context
+        return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
+
+
+def _claimed(context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None) -> _Attempt:
+    """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
+    spec, job, ledger = context.spec, context.job, context.store.publications
+    decode, why_not = decodes.choose(spec, reader, device)
+    how, decoded_by = basis(spec, reader, decode), str(decode) if decode is not None else None
+    if context.decoders is not None:
+        reader.hire(context.decoders)
+    staging = context.patience.through(
+        lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by),
+        begun=job.attempt > 1,
+    )
+    context.report(total=reader.total)
+    for note in reader.notes():
+        context.event("input", note, {})
+    return _Attempt(
+        context=context, device=device, reader=reader, staging=staging, decode=decode, why_not=why_not, work=work
+    )
+
+
+def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
+    """Prepare the model, score, publish; how that ended, and which files are left for the next job."""
+    context, staging = attempt.context, attempt.staging
+    if staging.finished is not None:
+        return already_published(context, staging), {}
+    _tell_restart(context, staging)
+    try:
+        prepared = prepare(
+            attempt.request(),
+            device=attempt.device,
+            store=context.store,
+            residents=context.residents,
+            report=context.report,
+            waiting=waiting(context),
+            builders=context.builders,
         )
-        context.report(total=reader.total)
-        for note in reader.notes():
-            context.event("input", note, {})
-        if staging.finished is not None:
-            outcome = already_published(context, staging)
-            return outcome if work is None else only_new.finish(context, outcome, work, {})
-        if staging.begun_again is not None:
-            message = (
-                f"begins again with the first record: the model carries {staging.begun_again!r} from batch to batch"
-            )
-            context.event("restart", message, {})
-        if staging.decoded_before is not None:
-            message = f"begins again with the first record: pictures were decoded by {staging.decoded_before} before"
-            context.event("restart", message, {})
-        try:
-            prepared = prepare(
-                request_of(spec, reader, device, context.allowed_python, context.memory_bytes),
-                device=device,
-                store=context.store,
-                residents=context.residents,
-                report=context.report,
-                waiting=waiting(context),
-                builders=context.builders,
-            )
-        except Stopped:
-            return Outcome(stop=context.stop())
-        tell_weights(context, spec.model)
-        decodes.tell(context, decode, why_not)
-        tell(context, prepared)
-        context.report(phase="run", schedule=prepared.summary())
-        limits = _limits(context, prepared.loaded)
-        shards = shards_of(reader.total, spec.output.shard_size)
-        adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
-        tally = Tally(done=adopted, bad=len(staging.bad))
-        scoring = Scoring(
-            context,
-            reader,
-            staging,
-            prepared,
-            shards=shards,
-            tally=tally,
-            limits=limits,
-            decode=decodes.on_device(decode, reader, prepared.loaded, context.residents),
-        )
-        start = time.perf_counter()
-        try:
-            stages = scoring.run()
-            summary = scoring.prepared.summary()
-        except Stopped:
-            return Outcome(stop=context.stop(), schedule=scoring.prepared.summary())
-        finally:
-            leave(scoring.prepared, context.residents)
-        if context.decoders is not None and context.decoders.trouble is not None and decode is not None:
-            context.event("fallback", context.decoders.trouble, {})
-        run_s = time.perf_counter() - start
-        context.report(phase="publish", done=tally.done, bad=tally.bad)
-        timings = {
-            "load_s": prepared.load_s,
-            "build_s": prepared.build_s,
-            "run_s": run_s,
-            "records_per_s": (tally.done - adopted) / run_s if run_s > 0 else None,
-            **stages,
-        }
-        how_made = {"schedule": summary["key"], "runs": summary["runs"]}
-        if decode is not None:
-            how_made["decode"] = decode.to_json()
-        left = {} if work is None else only_new.left_over(work, reader, staging.bad)
-        if work is not None:
-            how_made["only_new"] = work.summary(left)
-        outputs = patience.through(lambda: staging.publish(how_made, shards=len(shards)))
-    outcome = Outcome(outputs=outputs, timings=timings, schedule=summary)
-    return outcome if work is None else only_new.finish(context, outcome, work, left)
+    except Stopped:
+        return Outcome(stop=context.stop()), {}
+    tell_weights(context, context.spec.model)
+    decodes.tell(context, attempt.decode, attempt.why_not)
+    tell(context, prepared)
+    context.report(phase="run", schedule=prepared.summary())
+    scoring = _scoring(attempt, prepared)
+    start = time.perf_counter()
+    try:
+        stages = scoring.run()
+        summary = scoring.prepared.summary()
+    except Stopped:
+        return Outcome(stop=context.stop(), schedule=scoring.prepared.summary()), {}
+    finally:
+        leave(scoring.prepared, context.residents)
+    if context.decoders is not None and context.decoders.trouble is not None and attempt.decode is not None:
+        context.event("fallback", context.decoders.trouble, {})
+    run_s = time.perf_counter() - start
+    timings = {
+        "load_s": prepared.load_s,
+        "build_s": prepared.build_s,
+        "run_s": run_s,
+        "records_per_s": scoring.scored / run_s if run_s > 0 else None,
+        **stages,
+    }
+    outputs, left = _published(attempt, scoring.tally, summary)
+    return Outcome(outputs=outputs, timings=timings, schedule=summary), left
+
+
+def _scoring(attempt: _Attempt, prepared: Prepared) -> Scoring:
+    context, reader, staging = attempt.context, attempt.reader, attempt.staging
+    limits = _limits(context, prepared.loaded)
+    shards = shards_of(reader.total, context.spec.output.shard_size)
+    adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
+    return Scoring(
+        context,
+        reader,
+        staging,
+        prepared,
+        shards=shards,
+        tally=Tally(done=adopted, bad=len(staging.bad)),
+        limits=limits,
+        decode=decodes.on_device(attempt.decode, reader, prepared.loaded, context.residents),
+    )
+
+
+def _published(attempt: _Attempt, tally: Tally, summary: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
+    context, reader, staging, work = attempt.context, attempt.reader, attempt.staging, attempt.work
+    context.report(phase="publish", done=tally.done, bad=tally.bad)
+    how_made = {"schedule": summary["key"], "runs": summary["runs"]}
+    if attempt.decode is not None:
+        how_made["decode"] = attempt.decode.to_json()
+    left = {} if work is None else only_new.left_over(work, reader, staging.bad)
+    if work is not None:
+        how_made["only_new"] = work.summary(left)
+    shards = len(shards_of(reader.total, context.spec.output.shard_size))
+    return context.patience.through(lambda: staging.publish(how_made, shards=shards)), left
+
+
+def _tell_restart(context: JobContext, staging: Staging) -> None:
+    """Record why shards of an earlier attempt are not taken over, if so."""
+    why = None
+    if staging.begun_again is not None:
+        why = f"the model carries {staging.begun_again!r} from batch to batch"
+    elif staging.decoded_before is not None:
+        why = f"pictures were decoded by {staging.decoded_before} before"
+    if why is not None:
+        context.event("restart", f"begins again with the first record: {why}", {})
 
 
 def already_published(context: JobContext, staging: Staging) -> Outcome:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.cuts import Bounds, cut
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 from nimble_jobs.workloads.heads import Heads
 from nimble_jobs.workloads.stages import Stages
@@ -45,22 +45,11 @@ _SHARDS = 1  # shards that wait to be written
 _WRITERS = 4  # threads that write shards: what they wait for is the disk
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Bounds:
-    """Where a batch begins and ends, and which shard it belongs to."""
-
-    shard: int
-    start: int
-    stop: int
-    last: bool  # of its shard
-    left: int  # records that are to be scored from `start` on
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
     """A batch, and where it belongs."""
 
-    at: _Bounds
+    at: Bounds
     batch: Batch
     late: int = 0  # bad records that were found after it was read
 
@@ -111,7 +100,7 @@ class Scoring:
         self.tally = tally
         self._context, self._reader, self._staging, self._limits = context, reader, staging, limits
         self._last_shard = len(shards) - 1
-        self._parts = _cut(shards, frozenset(staging.done), prepared.loaded.request.batch_size)
+        self._parts = cut(shards, frozenset(staging.done), prepared.loaded.request.batch_size)
         self._alone = len(self._parts) <= 1  # a thread costs more than it would save
         in_flight = max(1, len(prepared.loaded.instances))
         self._stages = Stages(context, alone=self._alone, in_flight=in_flight, decodes=decode is not None)
@@ -121,6 +110,11 @@ class Scoring:
         self._sent = 0  # batches that were given to replays
         self._heads = Heads.of(context.spec.output.fields)
         self._open: _Shard | None = None  # that batches are added to
+
+    @property
+    def scored(self) -> int:
+        """Records that this attempt has scored so far."""
+        return self.tally.done - self._adopted
 
     def run(self) -> dict[str, Any]:
         """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
@@ -277,7 +271,7 @@ class Scoring:
         part = self._parts[self._sent] if self._sent < len(self._parts) else None
         return moving.At(
             record=part.start if part is not None else self._reader.total,
-            done=self.tally.done - self._adopted,
+            done=self.scored,
             left=part.left if part is not None else 0,
             run_s=time.perf_counter() - self._began,
             waits=1 - self._stages.replay.load().busy,
@@ -315,27 +309,6 @@ class Scoring:
         last = shard.index == self._last_shard
         write = partial(self._staging.write_shard, shard.index, columns, shard.bad, carries=shard.carries, last=last)
         self._context.patience.through(write)
-
-
-def shards_of(total: int, size: int) -> list[tuple[int, int]]:
-    """The first position of each shard, and the one behind its last."""
-    return list(pairwise([*range(0, total, size), total]))
-
-
-def _cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list[_Bounds]:
-    """The batches that are to be scored."""
-    cut = [
-        (shard, a, min(a + size, stop), a + size >= stop)
-        for shard, (first, stop) in enumerate(shards)
-        if shard not in done
-        for a in range(first, stop, size)
-    ]
-    left = sum(stop - start for _, start, stop, _ in cut)
-    bounds = list[_Bounds]()
-    for shard, start, stop, last in cut:
-        bounds.append(_Bounds(shard=shard, start=start, stop=stop, last=last, left=left))
-        left -= stop - start
-    return bounds
 
 
 def _release(arrived: Arrived, part: _Part) -> None:

@@ -18,7 +18,6 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "engine/verify.py:check": "says all that a check needs, by keyword",
     "queue.py:submit_array": "each parameter is an option of a job, given by keyword",
     "store/migrations/versions/0001_first.py:upgrade": "a list of tables",
-    "workloads/score.py:run": "the steps of a scoring job in their order",
 }
 _REBUILT = (
     "bench/",
