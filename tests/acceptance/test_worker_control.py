@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +89,24 @@ def test_a_restarted_worker_has_a_fresh_child(store: Store, start: Start, tmp_pa
     assert worker.poll() is None
 
 
+def _writable(store: Store) -> bool:
+    with closing(sqlite3.connect(store.home / "nimble-jobs.db", timeout=0.2)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
 def test_a_worker_that_does_not_answer(store: Store, start: Start) -> None:
     """One that is stopped obeys when it goes on; the command says so, and does not wait for it."""
     worker = start()
     ready(store)
     os.kill(worker.pid, signal.SIGSTOP)
+    while not _writable(store):  # it was stopped while it wrote
+        os.kill(worker.pid, signal.SIGCONT)
+        time.sleep(0.1)
+        os.kill(worker.pid, signal.SIGSTOP)
     try:
         said = cli(store, "worker", "drain")
         assert "has not answered yet; it obeys once it is responsive again" in said.stderr
