@@ -32,6 +32,13 @@ _SMALL = 1 << 18  # elements; loading a dozen operators onto a GPU takes a new p
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
+def tolerance_for(module: torch.nn.Module, example: torch.Tensor) -> float:
+    """The default for the narrowest floating type among a module's parameters and its input."""
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    kinds = {p.dtype for p in module.parameters()} | {example.dtype}
+    return max(TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
+
+
 def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
     """||found - expected|| / ||expected|| in float64; infinite where NaN or Inf stand in different places.
 

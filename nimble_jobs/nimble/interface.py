@@ -13,8 +13,7 @@ from torch import nn
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, UsageError
 from nimble_jobs.job import Hit
-from nimble_jobs.nimble import inference
-from nimble_jobs.nimble import training as train
+from nimble_jobs.nimble import inference, training_prepare
 from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
 from nimble_jobs.nimble.order import in_order_of
@@ -146,7 +145,7 @@ class Nimble:
         try:
             if training:
                 with own_modes(self.module):
-                    prepared = train.prepare(self.module, signature, tensors, options, device, guard)
+                    prepared = training_prepare.prepare(self.module, signature, tensors, options, device, guard)
             else:
                 with opened(store) as found:
                     prepared = inference.prepare(self.module, signature, tensors, options, device, found, guard)

@@ -16,8 +16,21 @@ from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_name
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.nimble.writes import names_written
-from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
-from nimble_jobs.planner.step.rounding import compare_gradient, disturb, matters, noise_of, unit_roundoff
+from nimble_jobs.planner.step.compare import (
+    GRADIENT_SLACK,
+    NOISE,
+    Tensors,
+    compare,
+    compare_gradient,
+    copies,
+    disturb,
+    matters,
+    noise_of,
+    put,
+    rms,
+    seed_device,
+    unit_roundoff,
+)
 from nimble_jobs.schedule import Plan
 
 _NO_EXAMPLE: Tensors = MappingProxyType({})

@@ -14,12 +14,11 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.verify import tolerance_for
 from nimble_jobs.errors import CheckFailed, UsageError
-from nimble_jobs.planner.forward.build import tolerance_for
 from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.lookup.obtain import use_stored
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
-from nimble_jobs.planner.lookup.stored import read_stored
+from nimble_jobs.planner.lookup.stored import Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve

@@ -1,7 +1,7 @@
 """From what a job asks for to something that replays: key, lookup, build, residency."""
 
+from nimble_jobs.planner.jobs.ahead import explain_schedule, explained
 from nimble_jobs.planner.jobs.background import Builders
-from nimble_jobs.planner.jobs.explain import explain_schedule, explained
 from nimble_jobs.planner.jobs.improve import improve, leave
 from nimble_jobs.planner.jobs.loaded import Loaded, Resident, Residents
 from nimble_jobs.planner.jobs.prepare import prepare

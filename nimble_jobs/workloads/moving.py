@@ -16,7 +16,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
-from nimble_jobs.planner.forward.build import example_of
+from nimble_jobs.planner.forward.calls import example_of
 from nimble_jobs.planner.jobs.background import order_of
 from nimble_jobs.planner.jobs.building import capture_quickly
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and_call_s

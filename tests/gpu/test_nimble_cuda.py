@@ -13,8 +13,7 @@ from torch import nn
 
 from nimble_jobs import Nimble
 from nimble_jobs.errors import CannotRecord, EngineError, UsageError
-from nimble_jobs.planner.step.compare import rms
-from nimble_jobs.planner.step.rounding import compare_gradient, disturb, noise_of
+from nimble_jobs.planner.step.compare import compare_gradient, disturb, noise_of, rms
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan
-from nimble_jobs.planner.forward.build import observe_calls
-from nimble_jobs.planner.forward.in_flight import InFlight
+from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import Found, left_out
 from nimble_jobs.planner.search.clock import Clock
+from nimble_jobs.planner.search.in_flight import InFlight
 from nimble_jobs.planner.search.target import Planned
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
 from nimble_jobs.schedule import Candidate

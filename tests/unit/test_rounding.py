@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import CheckFailed
-from nimble_jobs.planner.step.rounding import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
+from nimble_jobs.planner.step.compare import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
 
 CPU = torch.device("cpu")
 

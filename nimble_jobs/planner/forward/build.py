@@ -15,12 +15,12 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
-from nimble_jobs.engine.inputs import Below, draw, like, stand_out, varied
-from nimble_jobs.engine.observe import Observed, observe
+from nimble_jobs.engine.inputs import stand_out
+from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import RandomStates, state_bytes
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
-from nimble_jobs.planner.forward.in_flight import InFlight
+from nimble_jobs.planner.forward.calls import example_of, observe_calls, random_like, takes, time_calls
 from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
@@ -30,6 +30,7 @@ from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.search.candidate import Found
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
+from nimble_jobs.planner.search.in_flight import InFlight
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.sources.source import AS_GIVEN
@@ -37,7 +38,6 @@ from nimble_jobs.schedule import Schedule
 
 T = TypeVar("T")
 
-_SCALES = (1.0, 1e-6, 1e4, 0.0)  # of random input
 _RATES = 3  # of replays in flight, held against eager
 
 
@@ -132,15 +132,15 @@ def build_best(
     start, states = time.perf_counter(), RandomStates(device)
     first = next(iter(inputs.values()))
     batch = first.shape[0] if first.dim() else 1
-    tolerance = options.tolerance if options.tolerance is not None else tolerance_for(module, first)
+    tolerance = options.tolerance if options.tolerance is not None else verify.tolerance_for(module, first)
     below = numbers_for(module)
     integers = stand_out(inputs) if keep_integers else {}
-    example = {name: integers.get(name, _random_like(tensor, below, device)) for name, tensor in inputs.items()}
+    example = {name: integers.get(name, random_like(tensor, below, device)) for name, tensor in inputs.items()}
     with _refusing():
         if observed is None:
             observed = observe_calls(module, inputs if keep_integers else example, device, keep_integers=keep_integers)
         try:
-            if keep_integers and not _takes(module, example, observed):
+            if keep_integers and not takes(module, example, observed):
                 example, integers = dict(inputs), dict(inputs)
             if eager_us is None:
                 eager_us = time_calls(lambda: module(*example.values()), device, observed)
@@ -296,68 +296,3 @@ class _Build:
             module=target.module,
             observed=target.observed,
         )
-
-
-def observe_calls(
-    module: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, *, keep_integers: bool = True
-) -> Observed:
-    """`observe` with a few inputs like those given: random ones, at several scales, and factors of their own values.
-
-    Raises CannotRecord.
-    """
-    below, integers = numbers_for(module), stand_out(inputs) if keep_integers else {}
-    others = []
-    for turn, scale in enumerate(_SCALES):
-        drawn = {}
-        generator = torch.Generator().manual_seed(turn)
-        for name, tensor in inputs.items():
-            if name in integers:
-                drawn[name] = varied(tensor.detach().cpu(), generator, turn).to(device)
-            else:
-                drawn[name] = draw(tensor.shape, tensor.dtype, below, generator=generator, scale=scale).to(device)
-        others.append(drawn)
-    return observe(module, inputs, [*others, like(inputs, 0.5)], device)
-
-
-def _takes(module: nn.Module, inputs: Mapping[str, torch.Tensor], observed: Observed) -> bool:
-    """Whether the module can be called with these inputs."""
-    try:
-        with torch.no_grad():
-            module(*(t.clone() for t in inputs.values()))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - whatever it is, the caller has inputs that it can be called with
-        return False
-    finally:
-        observed.put_back()
-    return True
-
-
-def time_calls(call: Callable[[], object], device: torch.device, observed: Observed) -> float:
-    """`measure.time_us` of a call that may change the module: then each sample is one call from the same state."""
-    with torch.no_grad():
-        try:
-            if observed.changing:
-                return measure.time_us(call, device, before=observed.put_back, most=1)
-            return measure.time_us(call, device)
-        finally:
-            observed.put_back()
-
-
-def tolerance_for(module: nn.Module, example: torch.Tensor) -> float:
-    """The default of the narrowest floating type among a module's parameters and its input."""
-    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-    kinds = {p.dtype for p in module.parameters()} | {example.dtype}
-    return max(verify.TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
-
-
-def example_of(request: Request, module: nn.Module, device: torch.device) -> torch.Tensor:
-    """A batch that a request's model can take: random numbers."""
-    empty = torch.empty(request.input_shape, dtype=request.input_dtype, device=device)
-    return _random_like(empty, numbers_for(module), device)
-
-
-def _random_like(tensor: torch.Tensor, below: Below, device: torch.device) -> torch.Tensor:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch.empty_like(tensor, device=device).copy_(draw(tensor.shape, tensor.dtype, below, device=device))
-    return draw(tensor.shape, tensor.dtype, below, device=device)

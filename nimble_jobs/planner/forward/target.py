@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import state_of
-from nimble_jobs.planner.forward.samples import Samples
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.plans import capture_several, durations_us
@@ -30,6 +30,7 @@ from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Layout, Source
 from nimble_jobs.schedule import Plan, Port
 
 _BRIEFLY_S = 0.03
+_SAMPLES = 4  # of random input: a device computes some numbers faster than others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,29 @@ class Example:
     below: Below  # what random input is drawn from
     integers: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what checks use in place of random integers
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the caller's own, which checks use too
+
+
+class Samples:
+    """A few random inputs that take turns. They lie on the host: on the device they would take what is measured."""
+
+    def __init__(
+        self,
+        ports: tuple[Port, ...],
+        below: Below,
+        integers: Mapping[str, torch.Tensor],
+        put_back: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`put_back` undoes what replays write into the state; it is called with each input."""
+        host = torch.device("cpu")
+        made = [verify.random_inputs(ports, host, seed, below, integers) for seed in range(_SAMPLES)]
+        self._put_back = put_back
+        self._turns = itertools.cycle(made)
+
+    def fill(self, instance: Instance) -> None:
+        """Give the instance the next input."""
+        self._put_back()
+        for name, value in next(self._turns).items():
+            instance.inputs[name].copy_(value)
 
 
 class ForwardTarget:
@@ -135,8 +159,7 @@ class ForwardTarget:
 
     def time_us(self, instance: Instance, ports: tuple[Port, ...]) -> float:
         """The time of a replay, over several random inputs."""
-        samples = self.samples(ports)
-        turns = self.turns() | {"before": lambda: samples.fill(instance)}
+        turns = self.turns() | {"before": lambda: self.fill(instance, ports)}
         if self._options.quick:
             turns["budget_s"] = _BRIEFLY_S
         return measure.time_us(instance.replay, self.device, **turns)
@@ -153,12 +176,14 @@ class ForwardTarget:
         finally:
             instance.close()
 
-    def samples(self, ports: tuple[Port, ...]) -> Samples:
-        """The same for all sources, whose inputs differ only in their layout."""
+    def fill(self, instance: Instance, ports: tuple[Port, ...]) -> None:
+        """Give an instance the next of several random inputs, the same ones for all sources: their inputs differ only
+        in their layout.
+        """
         if self._samples is None:
             example = self.example
             self._samples = Samples(ports, example.below, example.integers, self.observed.put_back)
-        return self._samples
+        self._samples.fill(instance)
 
     def _put_back(self) -> None:
         if self.observed.changing:

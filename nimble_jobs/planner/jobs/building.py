@@ -12,13 +12,13 @@ import torch
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.models import identity
-from nimble_jobs.planner.forward.build import build_best, build_schedule, example_of, fresh, memory_left
-from nimble_jobs.planner.jobs.loaded import Loaded
-from nimble_jobs.planner.jobs.take import Report
+from nimble_jobs.planner.forward.build import build_best, build_schedule, fresh, memory_left
+from nimble_jobs.planner.forward.calls import example_of
+from nimble_jobs.planner.jobs.loaded import Loaded, Report
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.lookup.obtain import Fresh, check_unchanged
-from nimble_jobs.planner.lookup.outcomes import Refused
+from nimble_jobs.planner.lookup.stored import Refused
 
 
 def build_new(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh[Loaded] | Refused:

@@ -7,53 +7,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import torch
-
-from nimble_jobs.errors import OutOfMemory
-from nimble_jobs.job import Hit
 from nimble_jobs.planner.jobs.background import Builders
 from nimble_jobs.planner.jobs.building import build_new, build_quickly, check_code
-from nimble_jobs.planner.jobs.loaded import Loaded, Residents, build_module, keep_resident
-from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
-from nimble_jobs.planner.jobs.take import Report, take_stored
-from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, build_module, keep_resident
+from nimble_jobs.planner.jobs.prepared import Prepared, Progress
+from nimble_jobs.planner.jobs.take import move
 from nimble_jobs.planner.lookup.obtain import Waiting, obtain
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
+from nimble_jobs.planner.lookup.stored import Miss, Taken
 from nimble_jobs.store import Store
-
-
-def go_on(
-    kept: Loaded,
-    request: Request,
-    parts: dict[str, str],
-    start: float,
-    store: Store,
-    residents: Residents,
-    report: Report,
-) -> Prepared | None:
-    """What an earlier job left that had no schedule: with the one that was stored since, or as that job ended; None
-    where it cannot be used.
-    """
-    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
-        return None
-    if not store.schedules.ready(kept.key):
-        reason = "no schedule is stored under this key"
-        store.schedules.missed(reason, time.time())
-        return Prepared(
-            loaded=kept,
-            hit=Hit.MISS,
-            load_s=time.perf_counter() - start,
-            build_s=0.0,
-            miss_reason=reason,
-            progress=Progress.QUICK if kept.instances else Progress.EAGER,
-            first_run=FirstRun(parts=parts),
-        )
-    if not isinstance(move(kept, store, residents, report), Taken):
-        return None
-    kept.provisional = False
-    if kept.instances:
-        kept.carried = None
-    return Prepared(loaded=kept, hit=Hit.STORED, load_s=time.perf_counter() - start, build_s=0.0)
 
 
 def leave(prepared: Prepared, residents: Residents) -> None:
@@ -121,17 +82,3 @@ def build_now(
         waiting=waiting,
     )
     spare.close()
-
-
-def move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
-    """Close what runs, and load what is stored."""
-    loaded.release()
-    try:
-        found = take_stored(loaded, store, residents, report)
-    except OutOfMemory as e:
-        return Miss(reason=str(e))
-    except torch.OutOfMemoryError as e:
-        return Miss(reason=f"not enough memory on {loaded.device}: {e}")
-    if isinstance(found, Taken):
-        keep_resident(loaded, residents)
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +31,7 @@ from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.schedule import Schedule
 
 T = TypeVar("T")
+Report = Callable[..., None]  # hears the phase of a preparation, and what is being tried
 
 _BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
 _BUFFER_BYTES = 2 << 30  # in all, unless the fewest buffers need more

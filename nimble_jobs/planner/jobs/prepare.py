@@ -9,13 +9,12 @@ import torch
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.jobs.background import Builders
 from nimble_jobs.planner.jobs.building import build_new, build_quickly, check_code
-from nimble_jobs.planner.jobs.improve import go_on
-from nimble_jobs.planner.jobs.loaded import Loaded, Residents, build_module, keep_resident
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, build_module, keep_resident
 from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
-from nimble_jobs.planner.jobs.take import Report, take_stored
+from nimble_jobs.planner.jobs.take import move, take_stored
 from nimble_jobs.planner.keys.request import Request, key_parts, resident_key, schedule_key
 from nimble_jobs.planner.lookup.obtain import Waiting, by_spec, obtain
-from nimble_jobs.planner.lookup.outcomes import Later, Miss, Obtained, Refused
+from nimble_jobs.planner.lookup.stored import Later, Miss, Obtained, Refused, Taken
 from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.store import Store
 
@@ -46,7 +45,7 @@ def prepare(
         store.schedules.touch(key, Hit.RESIDENT, time.time())
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     if kept is not None and kept.provisional and builders is not None:
-        again = go_on(kept, request, parts, start, store, residents, report)
+        again = _go_on(kept, request, parts, start, store, residents, report)
         if again is not None:
             return again
     report(phase="load")
@@ -124,3 +123,37 @@ def _give_schedule(
         check_code=lambda: check_code(loaded.request, parts),
         waiting=waiting,
     )
+
+
+def _go_on(
+    kept: Loaded,
+    request: Request,
+    parts: dict[str, str],
+    start: float,
+    store: Store,
+    residents: Residents,
+    report: Report,
+) -> Prepared | None:
+    """What an earlier job left that had no schedule: with the one that was stored since, or as that job ended; None
+    where it cannot be used.
+    """
+    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
+        return None
+    if not store.schedules.ready(kept.key):
+        reason = "no schedule is stored under this key"
+        store.schedules.missed(reason, time.time())
+        return Prepared(
+            loaded=kept,
+            hit=Hit.MISS,
+            load_s=time.perf_counter() - start,
+            build_s=0.0,
+            miss_reason=reason,
+            progress=Progress.QUICK if kept.instances else Progress.EAGER,
+            first_run=FirstRun(parts=parts),
+        )
+    if not isinstance(move(kept, store, residents, report), Taken):
+        return None
+    kept.provisional = False
+    if kept.instances:
+        kept.carried = None
+    return Prepared(loaded=kept, hit=Hit.STORED, load_s=time.perf_counter() - start, build_s=0.0)

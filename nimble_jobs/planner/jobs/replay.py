@@ -26,7 +26,7 @@ from nimble_jobs.errors import (
     NotFound,
     OutOfMemory,
 )
-from nimble_jobs.planner.forward.build import example_of, observe_calls
+from nimble_jobs.planner.forward.calls import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,19 +13,16 @@ from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.writes import names_written
-from nimble_jobs.planner.forward.build import example_of, observe_calls
+from nimble_jobs.planner.forward.calls import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
-from nimble_jobs.planner.jobs.loaded import Loaded, Residents
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, keep_resident
 from nimble_jobs.planner.keys.request import tolerance_of
 from nimble_jobs.planner.lookup.obtain import use_stored
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
-from nimble_jobs.planner.lookup.stored import Material, read_stored
+from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.store import Store
 
 log = logging.getLogger(__name__)
-
-Report = Callable[..., None]
 
 
 def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
@@ -118,3 +115,17 @@ def _restore(
         observed.put_back()
     loaded.schedule, loaded.module, loaded.instances = material.schedule, restored.module, restored.instances
     loaded.observed = observed
+
+
+def move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
+    """Close what runs, and load what is stored."""
+    loaded.release()
+    try:
+        found = take_stored(loaded, store, residents, report)
+    except OutOfMemory as e:
+        return Miss(reason=str(e))
+    except torch.OutOfMemoryError as e:
+        return Miss(reason=f"not enough memory on {loaded.device}: {e}")
+    if isinstance(found, Taken):
+        keep_resident(loaded, residents)
+    return found

@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.lookup.outcomes import Later, Miss, Obtained, Refused, Taken
-from nimble_jobs.planner.lookup.stored import Material, Storable, keep
+from nimble_jobs.planner.lookup.stored import Later, Material, Miss, Obtained, Refused, Storable, Taken, keep
 from nimble_jobs.store import Store, Wait
 
 T = TypeVar("T")

@@ -1,18 +1,65 @@
-"""What the store has under a key, read whole: the row, and every artifact that loading it needs. And its writing."""
+"""What the store has under a key, read whole: the row, and every artifact that loading it needs. And its writing.
+
+What comes of asking is a type: the store had it; it is missing; nothing is to be built; or that is decided later.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from nimble_jobs.errors import Damaged, NotFound
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
+from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 from nimble_jobs.store.schedules import Saving
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken(Generic[T_co]):
+    """The store had it."""
+
+    value: T_co
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss:
+    """The store has nothing that can be used; a build may give something that can."""
+
+    reason: str
+    spares: bool = False  # what is stored serves others, so a build must not replace it
+    counts: bool = True  # False: this miss was counted before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """There is no schedule, and nothing is built: a build would fail again, or the spec wants none."""
+
+    reason: str  # of the miss
+    fallback: str  # why the model runs in eager
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later:
+    """The model begins without a schedule; whether one is built is decided while it runs."""
+
+    reason: str  # of the miss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obtained(Generic[T_co]):
+    """The end of the search for a schedule: something that runs, or the reason why there is none."""
+
+    hit: Hit
+    value: T_co | None = None
+    miss_reason: str | None = None  # None for a hit
+    fallback: str | None = None  # why the model runs in eager for good
 
 
 @dataclass(frozen=True, kw_only=True)

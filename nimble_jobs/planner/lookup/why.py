@@ -9,8 +9,7 @@ import torch
 
 from nimble_jobs.planner.keys.files import file_of, main_files, unnamed, with_main_files
 from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
-from nimble_jobs.planner.lookup.outcomes import Taken
-from nimble_jobs.planner.lookup.stored import read_stored
+from nimble_jobs.planner.lookup.stored import Taken, read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import ScheduleEntry, ScheduleState, Store
 from nimble_jobs.store.prune import aged

@@ -12,15 +12,14 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.verify import tolerance_for
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
-from nimble_jobs.planner.forward.build import tolerance_for
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, default_tolerance_of, program_parts
 from nimble_jobs.planner.lookup.stored import Storable
-from nimble_jobs.planner.module.refusals import refusing_to_prepare
+from nimble_jobs.planner.module.refusals import refusing_to_prepare, watch_steps
 from nimble_jobs.planner.module.restoring import Places, no_traces
-from nimble_jobs.planner.module.watch import watch_steps
 from nimble_jobs.planner.search.candidate import Found
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search

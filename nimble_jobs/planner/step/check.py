@@ -19,10 +19,23 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, Tensors, compare, copies, put, rms, seed_device
-from nimble_jobs.planner.step.eager import EagerStep
-from nimble_jobs.planner.step.record import state_of_step
-from nimble_jobs.planner.step.rounding import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
+from nimble_jobs.planner.step.compare import (
+    GRADIENT_SLACK,
+    NOISE,
+    Tensors,
+    allowed_norm,
+    compare,
+    compare_gradient,
+    copies,
+    disturb,
+    matters,
+    noise_of,
+    put,
+    rms,
+    seed_device,
+    unit_roundoff,
+)
+from nimble_jobs.planner.step.eager import EagerStep, state_of_step
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
 _HALVINGS = 24

@@ -1,23 +1,32 @@
-"""Is a training step right? Values, gradients and statistics against those of eager, with the slack that sums need."""
+"""Is a training step right? Values, gradients and statistics against those of eager, with the slack that sums and
+rounding need.
+
+A product in TF32 or a sixteen-bit type rounds its operands. Eager itself is asked what that does: it runs once more
+with weights and input moved at random by as much. What another right implementation gives differs from eager's by about
+as much (backward error analysis: N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1). In plain fp32
+it is too little to matter.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from nimble_jobs.engine import verify
+from nimble_jobs.engine.device import multiplies_in_tf32
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.state import writable
 from nimble_jobs.errors import CheckFailed
 
 # Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
 # move by more than the outputs do.
 GRADIENT_SLACK = 10.0
 NOISE = 1e-3  # gradients below this share of the largest, by root mean square, are rounding errors of zero
+_MARGIN = 3.0  # how many times eager's own noise a right gradient may differ from it
+_VALUES_TELL = 0.7  # above this allowed relative norm, only a tensor's size says whether it is right
+_SIZES = 2.0  # by which factor sizes may differ then
 
-__all__ = ["GRADIENT_SLACK", "NOISE", "compare", "copies", "put", "rms", "seed_device", "writable"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -66,3 +75,66 @@ def put(tensors: Tensors, values: Tensors) -> None:
                 tensor.data = values[name].clone()
             else:
                 tensor.copy_(values[name])
+
+
+def unit_roundoff(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
+    """The largest relative error of rounding to the narrowest of the floating types, or to TF32 where that is on."""
+    kinds = [d for d in dtypes if d.is_floating_point] or [torch.float32]
+    if multiplies_in_tf32(device):
+        kinds.append(torch.float16)  # as many bits
+    return max(torch.finfo(kind).eps for kind in kinds) / 2
+
+
+def matters(unit: float) -> bool:
+    """Whether a type rounds so much that gradients may show it."""
+    return unit > torch.finfo(torch.float32).eps
+
+
+def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
+    """Move floating-point values in place by up to `unit` of themselves, or one place where their type is no finer."""
+    generators: dict[torch.device, torch.Generator] = {}
+    with torch.no_grad():
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                continue
+            place = tensor.device
+            if place not in generators:
+                generators[place] = torch.Generator(place).manual_seed(seed)
+            share = max(unit, torch.finfo(tensor.dtype).eps)
+            factors = 1 + share * (2 * torch.rand(tensor.shape, generator=generators[place], device=place) - 1)
+            tensor.copy_(tensor.to(factors.dtype) * factors)
+
+
+def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
+    """By name, the relative norm that the disturbed run differs by; 0 where nothing can be told."""
+    norms = {name: verify.relative_norm(tensor, expected[name]) for name, tensor in found.items()}
+    return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
+
+
+def allowed_norm(tolerance: float, noise: float) -> float:
+    """The relative norm by which values may differ if rounding alone moves them by `noise`: at least `tolerance`, and
+    never so much that the comparison would say nothing.
+    """
+    return max(tolerance, min(_MARGIN * noise, _VALUES_TELL))
+
+
+def compare_gradient(
+    name: str, found: torch.Tensor, expected: torch.Tensor, slack: float, floor: float, noise: float
+) -> float:
+    """As `compare`, with `slack` or, where it is more, what `noise` allows; 0 where sizes alone can be compared.
+
+    `noise` is relative to `expected`, also where that is below the floor. Raises CheckFailed, naming the tensor.
+    """
+    size = rms(expected)
+    allowed = _MARGIN * noise
+    if size <= floor:
+        return compare(name, found, expected, max(slack, allowed * size / floor if floor else 0.0), floor)
+    if allowed < max(slack, _VALUES_TELL):
+        return compare(name, found, expected, max(slack, allowed), floor)
+    ratio = rms(found) / size
+    if not 1 / _SIZES <= ratio <= _SIZES:
+        raise CheckFailed(
+            f"{name!r} is {ratio:.3g} times as large as in eager; "
+            f"rounding alone moves it by a relative norm of {noise:.3g}"
+        )
+    return 0.0

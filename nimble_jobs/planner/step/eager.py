@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.private import tree_leaves
-from nimble_jobs.engine.record import state_of
+from nimble_jobs.engine.state import state_of, writable
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.step.compare import writable
 from nimble_jobs.planner.step.counters import Counters
 from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
 from nimble_jobs.planner.step.request import StepRequest
@@ -167,6 +166,16 @@ class Arithmetic:
         if self.accumulated:
             torch._foreach_zero_(list(gradients.values()))
         return done
+
+
+def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every tensor that outlasts a step or is set before it, by the name under which programs know it."""
+    return {
+        **arithmetic.tensors,
+        **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
+        "@lr": arithmetic.optimizer.lr,
+        **{f"@{name}": tensor for name, tensor in inputs.items()},
+    }
 
 
 class EagerStep:

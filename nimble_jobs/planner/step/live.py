@@ -12,12 +12,12 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.module.hooks import refuse_backward_hooks, refuse_gradient_hooks
+from nimble_jobs.planner.module.refusals import refuse_backward_hooks, refuse_gradient_hooks
 from nimble_jobs.planner.sources.source import Layout, Source, Variants
 from nimble_jobs.planner.step.check import check_step
 from nimble_jobs.planner.step.compare import copies, put
-from nimble_jobs.planner.step.eager import EagerStep
-from nimble_jobs.planner.step.record import objective_with, record_step, state_of_step
+from nimble_jobs.planner.step.eager import EagerStep, state_of_step
+from nimble_jobs.planner.step.record import objective_with, record_step
 from nimble_jobs.planner.step.request import StepRequest
 from nimble_jobs.schedule import Plan, Program
 

@@ -17,8 +17,7 @@ from nimble_jobs.planner.forward.restore import recording_of, source_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, program_key
 from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, touch, use_stored
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
-from nimble_jobs.planner.lookup.stored import Material, read_stored
+from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.restoring import no_traces
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import CapturedStep, Parts, Report, build_step, step_tolerance

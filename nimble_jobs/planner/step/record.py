@@ -21,20 +21,10 @@ from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.planner.sources.source import Kernels
-from nimble_jobs.planner.step.eager import Arithmetic
+from nimble_jobs.planner.step.eager import Arithmetic, state_of_step
 from nimble_jobs.schedule import Program
 
 _WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
-
-
-def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every tensor that outlasts a step or is set before it, by the name under which programs know it."""
-    return {
-        **arithmetic.tensors,
-        **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
-        "@lr": arithmetic.optimizer.lr,
-        **{f"@{name}": tensor for name, tensor in inputs.items()},
-    }
 
 
 def objective_with(arithmetic: Arithmetic, kernels: Kernels) -> Callable[..., Any]:

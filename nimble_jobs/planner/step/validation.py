@@ -10,14 +10,14 @@ from torch import nn
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.forward.build import build_best, fresh, observe_calls
+from nimble_jobs.planner.forward.build import build_best, fresh
+from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
 from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, use_stored
-from nimble_jobs.planner.lookup.outcomes import Miss, Refused, Taken
-from nimble_jobs.planner.lookup.stored import Material, read_stored
+from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.limits import integers_below
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store

@@ -8,19 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
+
+import torch
 
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.capture import Instance
 from nimble_jobs.graph.writes import names_written
-from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.search.candidate import Found, failed, left_out
 from nimble_jobs.planner.search.clock import Clock
+from nimble_jobs.planner.search.target import Planned
 from nimble_jobs.planner.sources.source import Source
-from nimble_jobs.schedule import Candidate
+from nimble_jobs.schedule import Candidate, Port
 
 _MORE = (4, 8)  # after two
 _PAYS = 0.03  # what takes the lead must bring at least this share more
 _NEAR = 1.5  # times as long as the best replay, above which a source is not tried in flight
+
+
+class Repeatable(Protocol):
+    """A target with one program, of which several instances can be captured."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def records(self) -> int: ...
+
+    def use(self, source: Source) -> None: ...
+
+    def capture_several(self, planned: Planned, count: int) -> tuple[Instance, ...]: ...
+
+    def fill(self, instance: Instance, ports: tuple[Port, ...]) -> None:
+        """Give an instance the next of several random inputs."""
 
 
 class InFlight:
@@ -28,7 +49,7 @@ class InFlight:
 
     def __init__(
         self,
-        target: ForwardTarget,
+        target: Repeatable,
         options: BuildOptions,
         *,
         clock: Clock,
@@ -108,7 +129,7 @@ class InFlight:
             try:
                 with self._clock.time("measure"):
                     for instance in instances:
-                        self._target.samples(program.inputs).fill(instance)
+                        self._target.fill(instance, program.inputs)
                     rate = measure.throughput_per_s(instances, self._target.device) * self._target.records
                 nbytes = sum(i.bytes for i in instances)
             finally:
