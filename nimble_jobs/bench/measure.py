@@ -21,7 +21,7 @@ from nimble_jobs.bench.runners import Runner
 from nimble_jobs.bench.settings import Settings
 from nimble_jobs.bench.training_cell import TrainingCell
 from nimble_jobs.engine.device import synchronize
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 
 _OWN_ALLOCATOR = ("onnxruntime", "tensorrt")
 _COMPILES = ("compile", "ours")

@@ -11,7 +11,7 @@ import gc
 
 import torch
 
-from nimble_jobs.engine.private import clear_workspaces
+from nimble_jobs.engine.private.runtime import clear_workspaces
 
 
 class Meter:

@@ -11,7 +11,7 @@ import torch
 from nimble_jobs.bench import other_runtimes
 from nimble_jobs.bench.cell import Cell
 from nimble_jobs.bench.runners import WARM_CALLS, CallRunner, Runner, StaticRunner, capture
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import UsageError
 

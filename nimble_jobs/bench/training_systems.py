@@ -11,7 +11,7 @@ from torch import nn
 from nimble_jobs.bench.request import CONTIGUOUS, WITHOUT_GPU
 from nimble_jobs.bench.runners import WARM_CALLS, Tensors, capture
 from nimble_jobs.bench.training_cell import TrainingCell, TrainingRunner
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import OptimizerRecipe

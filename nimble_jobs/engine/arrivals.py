@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nimble_jobs.engine import enqueue
+from nimble_jobs.engine.device import able
 from nimble_jobs.pipeline import Pool
 
 _AHEAD = 3  # slots beyond those that replays are about to take
@@ -63,7 +64,7 @@ class Arrivals:
         self._shape, self._dtype, self._rows = shape, dtype, shape[0]
         self._stream: torch.cuda.Stream | None = None
         slots: list[Slot] = []
-        if device.type == "cuda":
+        if able(device).streams:
             self._stream = torch.cuda.Stream(device)
             slots = [
                 Slot(x=torch.empty(shape, dtype=dtype, device=device), taken=torch.cuda.Event())

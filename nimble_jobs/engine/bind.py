@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
-from nimble_jobs.engine.private import below_autograd, wants_grad_mode
+from nimble_jobs.engine.private.modes import below_autograd
+from nimble_jobs.engine.private.operators import wants_grad_mode
 from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.check import check_memory

@@ -13,9 +13,9 @@ import torch
 
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
 from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
-from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
-from nimble_jobs.engine.private import clear_workspaces
+from nimble_jobs.engine.private.runtime import clear_workspaces
 from nimble_jobs.errors import EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
@@ -65,7 +65,7 @@ def capture(
                 tensor.zero_()
         return (
             _GraphInstance(bound, device, plan.streams)
-            if device.type == "cuda"
+            if able(device).graphs
             else _CallInstance(bound, planned_bytes(program, plan, memory, device))
         )
     except torch.OutOfMemoryError as e:

@@ -10,6 +10,7 @@ from collections import Counter
 import torch
 from torch import nn
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.record import state_of
 
 
@@ -18,7 +19,7 @@ def compact(module: nn.Module, device: torch.device) -> None:
 
     Tensors that share their storage stay where they are. Without a GPU nothing is done.
     """
-    if device.type != "cuda":
+    if not able(device).separate_memory:
         return
     tensors = {id(t): t for t in state_of(module).values()}.values()
     uses = Counter(t.untyped_storage().data_ptr() for t in tensors)

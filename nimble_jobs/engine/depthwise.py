@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -94,7 +95,7 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
 
     With `like`, an earlier recording, by what that has: another measurement could choose otherwise.
     """
-    if device.type != "cuda":
+    if not able(device).kernels:
         return recording
     kernels = dict(recording.kernels)
     tasks = []

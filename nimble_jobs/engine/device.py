@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nimble_jobs import machine
-from nimble_jobs.engine import private
+from nimble_jobs.engine.private import runtime
 from nimble_jobs.errors import UsageError
 
 _SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
@@ -19,18 +20,40 @@ _SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDI
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a type of device can do."""
+    """What a type of device can do. Who needs to know asks here, by ability and not by name."""
 
-    streams: bool  # runs several streams at once, ordered by events; replays are CUDA graphs
+    asynchronous: bool  # works on while the host goes on
+    streams: bool  # runs several streams at once, ordered by events
+    graphs: bool  # replays captured graphs, whose outputs always lie in the same places
+    separate_memory: bool  # has memory of its own, that batches are copied to
+    random_states: bool  # draws random numbers from states of its own
     compilers: bool  # Inductor's kernels are worth a try
-    separate_memory: bool  # batches are copied to it, so that they should cross as small as they are stored
+    kernels: bool  # runs our own kernels, and those of its libraries that write where they are told to
+    decoder: bool  # decodes pictures
 
 
-# The one table of devices. A new type of device is a line here.
-_ABILITIES = {
-    "cpu": Abilities(streams=False, compilers=False, separate_memory=False),
-    "cuda": Abilities(streams=True, compilers=True, separate_memory=True),
-}
+_CPU = Abilities(
+    asynchronous=False,
+    streams=False,
+    graphs=False,
+    separate_memory=False,
+    random_states=False,
+    compilers=False,
+    kernels=False,
+    decoder=False,
+)
+_CUDA = Abilities(
+    asynchronous=True,
+    streams=True,
+    graphs=True,
+    separate_memory=True,
+    random_states=True,
+    compilers=True,
+    kernels=True,
+    decoder=True,
+)
+# The one table of devices: a new type is a line here, and the calls of its library in this file and in `capture`.
+_ABILITIES = {"cpu": _CPU, "cuda": _CUDA}
 
 
 def able(device: torch.device) -> Abilities:
@@ -74,7 +97,7 @@ def describe(device: torch.device) -> str:
 
 def memory_bytes(device: torch.device) -> int | None:
     """All the memory of a GPU; None for the CPU, whose memory others share."""
-    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+    return int(torch.cuda.get_device_properties(device).total_memory) if able(device).separate_memory else None
 
 
 def facts(device: torch.device) -> dict[str, str]:
@@ -150,22 +173,40 @@ def multiplies_in_tf32(device: torch.device) -> bool:
     )
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """While inside, streams and events are those of the device."""
+    return torch.cuda.device(device) if able(device).streams else nullcontext()
+
+
+def seed(number: int, device: torch.device) -> None:
+    """Set the random states of the host and of this device, and of no other."""
+    torch.default_generator.manual_seed(number)
+    if able(device).random_states:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(number)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Memory of the device that tensors take now; 0 where it is the host's."""
+    return torch.cuda.memory_allocated(device) if able(device).separate_memory else 0
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched on the device."""
-    if device.type == "cuda":
+    if able(device).asynchronous:
         torch.cuda.synchronize(device)
 
 
 def release_free_memory(device: torch.device) -> None:
     """Give memory that torch holds and nothing uses back to the device."""
-    if device.type == "cuda":
+    if able(device).separate_memory:
         torch.cuda.empty_cache()
 
 
 def clear_workspaces(device: torch.device) -> None:
     """Let go of the memory that matrix products keep for every stream they ever ran on."""
-    if device.type == "cuda":
-        private.clear_workspaces()
+    if able(device).streams:
+        runtime.clear_workspaces()
 
 
 def load_libraries(index: int) -> None:
@@ -184,4 +225,4 @@ def _cpu_name() -> str:
 
 @functools.cache  # the module of a kernel that is at work is not replaced
 def _driver() -> str:
-    return machine.driver_version() or f"supports CUDA {private.cuda_driver()}"
+    return machine.driver_version() or f"supports CUDA {runtime.cuda_driver()}"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine import fused_convolutions  # noqa: F401  # programs name its operators
+from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.errors import CannotRecord, EngineError
 from nimble_jobs.schedule import Arg, Special, View
 
@@ -80,7 +81,7 @@ def decode(arg: Arg, tensor: Callable[[View], Any], device: torch.device) -> Any
             return arg
 
 
-def operator(name: str) -> torch._ops.OpOverload:
+def operator(name: str) -> OpOverload:
     """The operator overload of a name such as aten.add.Tensor. Raises EngineError where torch has none."""
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
@@ -88,7 +89,7 @@ def operator(name: str) -> torch._ops.OpOverload:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError:
         found = None
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         raise EngineError(f"a schedule names the operator {name!r}, which this torch does not have")
     return found
 

@@ -18,7 +18,9 @@ from torch.fx import Graph, Node
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.device import precision
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
-from nimble_jobs.engine.private import modes_off
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.private.tensors import tree_leaves
 
 Way = Literal["library", "fused", "product"]
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
@@ -189,7 +191,7 @@ def _is_pointwise(node: Node) -> bool:
     """Whether a compiler makes one kernel of this and of what it reads."""
     if node.target is _aten.cat.default:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _pair(value: Any) -> tuple[int, ...]:
@@ -264,7 +266,7 @@ def _call(graph: Graph, target: Any, *args: Any) -> Node:
     """A new node, with its fake result."""
     node = graph.call_function(target, args)
     values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    modes = [v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")]
+    modes = [v.fake_mode for v in tree_leaves(values) if hasattr(v, "fake_mode")]
     with modes[0]:
         node.meta["val"] = target(*values)
     return node

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine.private.operators import OpOverload
+
 MEMORY_FORMAT = torch.channels_last
 _aten = torch.ops.aten
 _NAMESPACE = "nimble_jobs"
@@ -53,5 +55,5 @@ _LIBRARY.impl("convolution_add_relu", _convolution_add_relu, "CUDA")
 _LIBRARY.impl("convolution_relu", _shape_of, "Meta")
 _LIBRARY.impl("convolution_add_relu", _shape_of_sum, "Meta")
 
-CONVOLUTION_RELU: torch._ops.OpOverload = getattr(torch.ops, _NAMESPACE).convolution_relu.default
-CONVOLUTION_ADD_RELU: torch._ops.OpOverload = getattr(torch.ops, _NAMESPACE).convolution_add_relu.default
+CONVOLUTION_RELU: OpOverload = getattr(torch.ops, _NAMESPACE).convolution_relu.default
+CONVOLUTION_ADD_RELU: OpOverload = getattr(torch.ops, _NAMESPACE).convolution_add_relu.default

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from nimble_jobs.engine.private import backward_call, tree_leaves
+from nimble_jobs.engine.private.modes import backward_call
+from nimble_jobs.engine.private.tensors import tree_leaves
 from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.engine.rewrites import rewritten
 

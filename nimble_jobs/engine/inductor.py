@@ -20,7 +20,7 @@ from torch import nn
 
 from nimble_jobs.engine import epilogues as ways
 from nimble_jobs.engine import shared_products
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
 

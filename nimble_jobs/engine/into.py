@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine.private import conv_backend, has_kernel
+from nimble_jobs.engine.private.operators import OpOverload, conv_backend, has_kernel
 
-Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
+Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 _SCRATCH = ("loss", "entropy")  # in names of operators whose variants use what they fill as scratch, of another shape
 _SEVERAL_OUTPUTS = {"aten.max_pool2d_with_indices.default"}  # whose variants fill just what the operator returns
 
 
-def into_buffers(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
+def into_buffers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
     """The same work as a call that writes into `result`, by the same kernels; None where there is none.
 
     The variant is called once, over memory that holds something else, and must give the same bits.
@@ -38,9 +38,7 @@ def into_buffers(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
     return (variant, args, {**kwargs, **wanted}) if _fills(variant, args, kwargs, wanted) else None
 
 
-def _fills(
-    variant: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, torch.Tensor]
-) -> bool:
+def _fills(variant: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, torch.Tensor]) -> bool:
     """Whether the variant gives these tensors bit for bit, and touches nothing else of what it is given to fill."""
     given = {name: _poisoned(tensor) for name, tensor in wanted.items()}
     before = {name: (t.data_ptr(), t.shape, t.stride()) for name, t in given.items()}
@@ -69,7 +67,7 @@ def _is_tuple(result: Any) -> bool:
 
 
 @functools.cache
-def _variant(op: torch._ops.OpOverload, device: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+def _variant(op: OpOverload, device: str) -> tuple[OpOverload, tuple[str, ...]] | None:
     """The overload that takes the same arguments and fills as many tensors, if it has a kernel of its own."""
     if op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
         return None

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import private
 from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
-from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import flight_streams
+from nimble_jobs.engine.private.runtime import keep_busy
 from nimble_jobs.errors import EngineError, UsageError
 
 VARIABLE = "NIMBLE_JOBS_TIMING_BUDGET_S"
@@ -98,7 +98,7 @@ def in_turns_us(
 
 def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, budget_s: float = BUDGET_S) -> float:
     """Replays a second with every instance on a stream of its own, all kept busy."""
-    if device.type != "cuda":
+    if not able(device).streams:
         return 1e6 / time_us(instances[0].replay, device, budget_s=budget_s)
     lanes = flight_streams(device, len(instances))
 
@@ -127,7 +127,7 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
     for _ in range(_GPU_SAMPLES):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         synchronize(device)
-        private.keep_busy(min(2 * call_us, _LONGEST_SPIN_US), device)
+        keep_busy(min(2 * call_us, _LONGEST_SPIN_US), device)
         start.record()
         call()
         end.record()
@@ -165,7 +165,7 @@ def task_times_us(bound: Bound, device: torch.device, *, put_back: Callable[[], 
     by_task = [0.0] * len(bound.steps)
     rounds = (
         [_on_gpu(bound, device, put_back)]
-        if device.type == "cuda"
+        if able(device).graphs
         else [_on_cpu(bound, put_back) for _ in range(_CPU_ROUNDS)][1:]
     )
     for position, step in enumerate(bound.steps):
@@ -243,7 +243,7 @@ def _repeated_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> floa
 
 
 def _sample(call: Callable[[], object], device: torch.device, calls: int) -> float:
-    if device.type == "cuda":
+    if able(device).asynchronous:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(calls):

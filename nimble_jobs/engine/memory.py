@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.blame import Blame
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import view_of
-from nimble_jobs.engine.private import modes_off, storage_id, tree_leaves
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import Buffer, BufferKind, Port, View
 
@@ -106,23 +109,21 @@ class Memory(Blame):
         own = index is not None and self._buffers[index].kind is BufferKind.INTERMEDIATE
         return storage_id(tensor), tensor.untyped_storage().nbytes() if own else None
 
-    def _becomes_a_view(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], moved: list[tuple[int, int | None]]
-    ) -> bool:
+    def _becomes_a_view(self, op: OpOverload, args: tuple[Any, ...], moved: list[tuple[int, int | None]]) -> bool:
         """Whether a tensor that was empty now lies in memory that is known, as cuDNN's view of all weights does."""
         was_empty = all(nbytes == 0 for _, nbytes in moved)
         return str(op).startswith("aten.set_.source_") and was_empty and storage_id(args[0]) in self._index
 
-    def _refuse_layouts(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> None:
+    def _refuse_layouts(self, op: OpOverload, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             if not is_dense(tensor):
                 self.refuse(f"{op} at {{source}} has a tensor that is {_layout(tensor)}; expected dense ones")
 
     def _move_host_constants(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
-        if self.device.type == "cpu":
+        if not able(self.device).separate_memory:
             return args, kwargs
         # With a mask, the number is filled in; with positions it would be copied.
         masks = any(isinstance(t, torch.Tensor) and t.dtype in MASKS for t in tree_leaves(args))

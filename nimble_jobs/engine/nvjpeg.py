@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.errors import DeviceFault, OutOfMemory, first_line
 
 Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -40,7 +41,7 @@ def decoder(device: torch.device, channels: int) -> Decode:
     """
     mode = mode_of(channels)
     load_library()
-    if device.type == "cuda":
+    if able(device).decoder:
         return functools.partial(_on_device, mode=mode, device=device)
     return functools.partial(_on_host, mode=mode)
 
@@ -102,7 +103,7 @@ def refusal(error: RuntimeError, device: torch.device) -> str:
     reason = first_line(error)
     if _NO_MEMORY.search(reason):
         raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
-    if device.type == "cuda":
+    if able(device).asynchronous:
         try:
             torch.cuda.current_stream(device).synchronize()  # raises if the context is lost; others may be capturing
         except RuntimeError as lost:

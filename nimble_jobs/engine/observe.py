@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, same_bytes, tensors_in
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord

@@ -17,6 +17,7 @@ import torch
 
 from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg
 from nimble_jobs.engine.canaries import Canaries
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
@@ -44,7 +45,7 @@ def available(device: torch.device) -> str | None:
 
     Raises OutOfMemory and DeviceFault.
     """
-    if device.type != "cuda":
+    if not able(device).decoder:
         return f"run.device is {device.type}, and only CUDA devices decode"
     if not torch.cuda.is_available():
         return "CUDA is not available"
@@ -113,7 +114,7 @@ class PictureDecoder:
         self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)
         self._grown_bytes = 0  # what the allocator took for large pictures since it last gave back
         self._stream: torch.cuda.Stream | None = None
-        if self.device.type == "cuda":
+        if able(self.device).streams:
             with _LOCK:
                 free = _STREAMS.setdefault(self.device.index, [])
                 self._stream = free.pop() if free else torch.cuda.Stream(self.device)
@@ -124,7 +125,7 @@ class PictureDecoder:
     @property
     def memory_bytes(self) -> int:
         """Device memory that decoding may take at most, pictures above `_AT_ONCE_BYTES` apart."""
-        return _TAKES * self._at_once_bytes if self.device.type == "cuda" else 0
+        return _TAKES * self._at_once_bytes if able(self.device).separate_memory else 0
 
     def decode(
         self,
@@ -320,7 +321,7 @@ class PictureDecoder:
             enqueue.wait(self._stream, after)
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
-        if self.device.type != "cuda":
+        if not able(self.device).streams:
             return contextlib.nullcontext()
         assert self._stream is not None, "the decoder was closed"
         stack = contextlib.ExitStack()
@@ -331,11 +332,11 @@ class PictureDecoder:
 
 def memory_bytes(device: torch.device) -> int:
     """Device memory that a decoder there may take at most; see `PictureDecoder.memory_bytes`."""
-    return _TAKES * _at_once_bytes(device) if device.type == "cuda" else 0
+    return _TAKES * _at_once_bytes(device) if able(device).separate_memory else 0
 
 
 def _at_once_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
+    if not able(device).separate_memory:
         return _AT_ONCE_BYTES
     return min(_AT_ONCE_BYTES, int(torch.cuda.get_device_properties(device).total_memory) // _SHARE)
 

@@ -8,6 +8,8 @@ import weakref
 import numpy as np
 import torch
 
+from nimble_jobs.engine.device import able
+
 log = logging.getLogger(__name__)
 
 
@@ -16,7 +18,7 @@ def pin(memory: np.ndarray, device: torch.device) -> bool:
 
     Copies from memory that is not pinned give the same bytes, but they take the host's time.
     """
-    if device.type != "cuda" or not memory.nbytes:
+    if not able(device).separate_memory or not memory.nbytes:
         return False
     runtime = torch.cuda.cudart()
     address = memory.ctypes.data

@@ -16,7 +16,9 @@ from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import as_if_compiled, functions_off, storage_id
+from nimble_jobs.engine.private.modes import as_if_compiled, functions_off
+from nimble_jobs.engine.private.modules import saved_names
+from nimble_jobs.engine.private.tensors import storage_id, version
 from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.state import state_of
 from nimble_jobs.engine.tree import has_own_names, named_leaves
@@ -129,14 +131,13 @@ def _saved(module: nn.Module) -> set[str]:
     """Names of what is saved with a module."""
     found = set()
     for prefix, child in module.named_modules():
-        own = {*child._parameters.keys(), *child._buffers.keys()} - child._non_persistent_buffers_set
-        found |= {f"{prefix}.{name}" if prefix else name for name in own}
+        found |= {f"{prefix}.{name}" if prefix else name for name in saved_names(child)}
     return found
 
 
 def _mark(tensor: torch.Tensor) -> tuple[torch.Size | None, int | None]:
     """Shape and version, as far as it has them."""
-    return tensor.shape if is_dense(tensor) else None, None if tensor.is_inference() else tensor._version
+    return tensor.shape if is_dense(tensor) else None, None if tensor.is_inference() else version(tensor)
 
 
 def _same(old: torch.Tensor, new: torch.Tensor | None) -> bool:

@@ -12,23 +12,21 @@ from typing import Any, Protocol
 
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import encode
 from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.memory import MASKS, Memory
-from nimble_jobs.engine.private import (
-    DispatchMode,
+from nimble_jobs.engine.private.modes import DispatchMode, functions_off, modes_off
+from nimble_jobs.engine.private.operators import (
+    OpOverload,
     draws_random,
-    forget_compiled,
-    functions_off,
-    modes_off,
-    random_state,
     returns_seeds,
     returns_unused_seeds,
-    storage_id,
-    tree_leaves,
     write_arguments,
     write_only_arguments,
 )
+from nimble_jobs.engine.private.runtime import forget_compiled, random_state
+from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import BufferKind, Port, Program, Task
 
@@ -102,13 +100,13 @@ class Recorder(Memory, DispatchMode):
             forget_compiled()  # what was compiled for this mode fails without it
 
     def __torch_dispatch__(
-        self, op: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with functions_off():  # what an operator's own Python code reads, each replay reads again
             return self._dispatched(op, args, dict(kwargs or {}))
 
-    def _dispatched(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(op, torch._ops.OpOverload):
+    def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(op, OpOverload):
             self._saw_functions = True
             self.refuse(f"{op} at {{source}} takes functions, which may depend on the data")
         op = _WITHOUT_BITS.get(op, op)
@@ -155,7 +153,7 @@ class Recorder(Memory, DispatchMode):
 
     def _add_task(
         self,
-        op: torch._ops.OpOverload,
+        op: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
@@ -277,10 +275,10 @@ class Recorder(Memory, DispatchMode):
             layout_question=self.layout_question,
         )
 
-    def _is_constant_work(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor]) -> bool:
+    def _is_constant_work(self, op: OpOverload, tensors: list[torch.Tensor]) -> bool:
         """Work on host constants, for a program on another device, has the same result at every replay: do it once."""
         return (
-            self.device.type != "cpu"
+            able(self.device).separate_memory
             and bool(tensors)
             and all(t.device.type == "cpu" and storage_id(t) not in self._index for t in tensors)
             and torch.Tag.nondeterministic_seeded not in op.tags
@@ -291,7 +289,7 @@ class Recorder(Memory, DispatchMode):
         seen = {storage_id(t) for t in tensors}
         return all(storage_id(t) in seen for t in outputs)
 
-    def _depends_on_data(self, op: torch._ops.OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    def _depends_on_data(self, op: OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         """Whether the operator reads values on the host, or makes shapes of them, and these are constant.
 
         Refuses it where they are not.
@@ -311,7 +309,7 @@ class Recorder(Memory, DispatchMode):
             self.refuse(f"{name} at {{source}} has an output whose shape depends on the data")
         return False
 
-    def _without_masks(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _without_masks(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Positions instead of masks, which are constant, so that the shape of the output is known."""
         if str(op) != _INDEX:
             return args

@@ -17,7 +17,8 @@ import torch
 
 from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.cuda_driver import load_function
-from nimble_jobs.engine.private import launch_kernel
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.private.runtime import launch_kernel
 from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.resizing import weights
 
@@ -149,7 +150,7 @@ def resize_into(
     """
     if not len(planes):
         return
-    if out.device.type != "cuda":
+    if not able(out.device).kernels:
         for i, (picture, row) in enumerate(zip(planes.pictures(shaping.channels), rows.tolist(), strict=True)):
             out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
         return

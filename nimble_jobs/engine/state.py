@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import DispatchMode, functions_off, storage_id, tree_leaves, write_arguments
+from nimble_jobs.engine.private.modes import DispatchMode, functions_off
+from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of
+from nimble_jobs.engine.private.operators import OpOverload, write_arguments
+from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -26,8 +30,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, buffers and plain tensor attributes of a module by dotted name; of aliases the first name."""
     found: dict[str, torch.Tensor] = {}
     for prefix, child in module.named_modules():
-        own = {**child._parameters, **child._buffers, **vars(child)}
-        for name, value in own.items():
+        for name, value in {**parameters_of(child), **buffers_of(child), **vars(child)}.items():
             if isinstance(value, torch.Tensor):
                 found.setdefault(f"{prefix}.{name}" if prefix else name, value)
     return found
@@ -35,8 +38,8 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def state_bytes(module: nn.Module) -> int:
     """Memory of a module's parameters and buffers; what several share counts once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state_of(module).values()}
-    return sum(storages.values())
+    storages = (t.untyped_storage() for t in state_of(module).values())
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -86,8 +89,7 @@ class Snapshot:
         self._module = module
         self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         for m in module.modules():
-            tables: tuple[Any, ...] = (vars(m), m._parameters, m._buffers, m._modules, m._non_persistent_buffers_set)
-            for table in (*tables, m._forward_hooks, m._forward_pre_hooks):
+            for table in tables_of(m):
                 if isinstance(table, dict):
                     self._tables.append((table, dict(table)))
         self._held = [(c, _contents(c)) for c in _containers(module)]
@@ -177,7 +179,7 @@ class _Writes(DispatchMode):
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(op, torch._ops.OpOverload):
+        if not isinstance(op, OpOverload):
             raise CannotRecord(f"{op} takes functions, which may depend on the data")
         self._snapshot.nests |= op.namespace == "aten" and op._schema.name.startswith("aten::_nested_tensor_from_mask")
         with functions_off():
@@ -200,7 +202,7 @@ class RandomStates:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._cuda = torch.cuda.get_rng_state(device) if able(device).random_states else None
         self._python = random.getstate()
         self._numpy = np.random.get_state(legacy=False)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.cuda_driver import load_function
-from nimble_jobs.engine.private import launch_kernel
+from nimble_jobs.engine.private.runtime import launch_kernel
 from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import CompiledKernel
 

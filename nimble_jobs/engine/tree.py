@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nimble_jobs.engine.private import tree_children
+from nimble_jobs.engine.private.tensors import tree_children
 
 
 def named_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Every leaf of a nested value with its name, in the order of `private.tree_flatten`."""
+    """Every leaf of a nested value with its name, in the order of `private.tensors.tree_flatten`."""
     children = tree_children(value)
     if children is None:
         return [(path, value)]

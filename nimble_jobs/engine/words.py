@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nimble_jobs.engine.private import dict_behind, storage_id, tensor_id
+from nimble_jobs.engine.private.tensors import dict_behind, storage_id, tensor_id
 
 _WORD = 8
 _MOST_DIMS = 5  # more are kept elsewhere

@@ -11,6 +11,7 @@ import re
 
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.schedule import Plan, Program
 
 _HOPPER, _HOPPER_BYTES = (9, 0), 32 << 20
@@ -24,7 +25,7 @@ def workspace_bytes(program: Program, plan: Plan, device: torch.device) -> int:
 
     cuDNN's for convolutions are not in it: they come and go with each call, in sizes that it tells nobody before.
     """
-    if device.type != "cuda":
+    if not able(device).streams:
         return 0
     streams = {plan.stream_of[task.index] for task in program.tasks if _is_product(task.op)}
     if not streams:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import global_hooks
+from nimble_jobs.engine.private.modules import global_hooks
 from nimble_jobs.engine.words import Words, layout
 from nimble_jobs.nimble.signature import PLAIN
 from nimble_jobs.planner.module.modes import own_mode

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine.private import tree_flatten, tree_unflatten
+from nimble_jobs.engine.private.tensors import tree_flatten, tree_unflatten
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.nimble.signature import PLAIN, Signature

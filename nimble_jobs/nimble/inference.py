@@ -14,7 +14,7 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.observe import Observed
-from nimble_jobs.engine.private import tree_flatten, tree_unflatten
+from nimble_jobs.engine.private.tensors import tree_flatten, tree_unflatten
 from nimble_jobs.errors import CheckFailed, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.flat import Structure, flat
@@ -61,8 +61,8 @@ class Inference:
         self._turns = itertools.cycle(self.instances)
         # What a replay writes cannot be taken back, and on a CPU nothing is gained by asking afterwards.
         program = self.schedule.program
-        self._asks_first = self.device.type == "cpu" or bool(self.written or names_written(program))
-        self._done = {id(i): torch.cuda.Event() for i in self.instances if self.device.type == "cuda"}
+        self._asks_first = not devices.able(self.device).asynchronous or bool(self.written or names_written(program))
+        self._done = {id(i): torch.cuda.Event() for i in self.instances if devices.able(self.device).streams}
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:

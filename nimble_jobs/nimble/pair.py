@@ -11,7 +11,8 @@ import torch
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance, capture
-from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.device import able, synchronize
+from nimble_jobs.engine.device import seed as seed_all
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import GENERATOR, Step, differentiate, gradient_name
 from nimble_jobs.errors import CheckFailed
@@ -28,7 +29,6 @@ from nimble_jobs.planner.step.compare import (
     noise_of,
     put,
     rms,
-    seed_device,
     unit_roundoff,
 )
 from nimble_jobs.schedule import Plan
@@ -92,7 +92,7 @@ class Forward:
         for name, source in step.saved.items():
             if source in self.instance.inputs:
                 self.saved[name] = self.instance.inputs[source]
-            elif device.type == "cpu":  # there each replay makes its outputs anew
+            elif not able(device).graphs:  # each replay makes its outputs anew
                 self.saved[name] = self._twins[source] = _twin(self.instance.outputs[source])
             else:
                 self.saved[name] = self.instance.outputs[source]
@@ -161,7 +161,7 @@ def check(
             noise = _noise(subject, inputs, gradients, expected[0][1], number)
             put(changing, before)
             for (inputs, made, number), right in zip(drawn, expected, strict=True):
-                seed_device(number, device)
+                seed_all(number, device)
                 verify.poison(pair.forward.instance)
                 verify.poison(pair.backward)
                 put(pair.forward.instance.inputs, inputs)
@@ -179,7 +179,7 @@ def _in_eager(
     subject: Subject, step: Step, changing: Tensors, inputs: Tensors, made: Tensors, seed: int
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Outputs, gradients, and what a step leaves in the module."""
-    seed_device(seed, subject.device)
+    seed_all(seed, subject.device)
     outputs, gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
     return copies(outputs), gradients, copies(changing)
 
@@ -217,7 +217,7 @@ def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tens
     before, other = copies(parameters), copies(inputs)
     try:
         disturb([*parameters.values(), *other.values()], unit, seed)
-        seed_device(seed, subject.device)
+        seed_all(seed, subject.device)
         _, found = subject.step(other, gradients)
     finally:
         put(parameters, before)

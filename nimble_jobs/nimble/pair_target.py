@@ -33,7 +33,7 @@ class PairTarget:
     captures_take_long = True
     available_bytes = None
 
-    def __init__(self, module: nn.Module, subject: Subject, *, tolerance: float, below: int, changing: Tensors) -> None:
+    def __init__(self, module: nn.Module, subject: Subject, tolerance: float, below: int, changing: Tensors) -> None:
         """`changing`: tensors of the module that steps in eager change."""
         self.subject = subject
         self.device = subject.device

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine.private import tree_flatten, tree_unflatten
+from nimble_jobs.engine.private.tensors import tree_flatten, tree_unflatten
 from nimble_jobs.engine.tree import named_leaves
 from nimble_jobs.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nimble_jobs.engine.private import in_transform, saved_tensor_hooks
+from nimble_jobs.engine.private.modes import in_transform, saved_tensor_hooks
 from nimble_jobs.errors import UsageError
 
 

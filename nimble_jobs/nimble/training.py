@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.private.operators import copy_
+from nimble_jobs.engine.private.tensors import version
 from nimble_jobs.engine.step import gradient_name
 from nimble_jobs.errors import EngineError, UsageError
 from nimble_jobs.job import Hit
@@ -49,12 +52,12 @@ class Training:
         self._consumes = bool(names_written(self.pair.step.backward.program))
         # What a replay writes cannot be taken back, and on a CPU nothing is gained by asking afterwards.
         program = self.pair.step.forward.program
-        self._asks_first = self.device.type == "cpu" or bool(self.written or names_written(program))
+        self._asks_first = not able(self.device).asynchronous or bool(self.written or names_written(program))
         self._token = torch.empty(0)
         self._leaves = [gradient_name(s.name) for s in self.signature.tensors] + [
             gradient_name(n) for n in self.parameters
         ]
-        self._done = torch.cuda.Event() if self.device.type == "cuda" else None
+        self._done = torch.cuda.Event() if able(self.device).streams else None
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -129,7 +132,7 @@ class Training:
             instance.replay()
             found = {n: t for n, t in instance.outputs.items() if n in self._leaves}
             fresh = {n: torch.empty_like(t) for n, t in found.items()}
-            torch._foreach_copy_(list(fresh.values()), list(found.values()))
+            copy_(list(fresh.values()), list(found.values()))
             self._end()
         given_for = {leaf for name, leaves in self.reached.items() if gradients[name] is not None for leaf in leaves}
         return [fresh.get(name) if name in given_for else None for name in self._leaves]
@@ -144,7 +147,7 @@ class Training:
 
     def versions(self) -> int:
         """Grows whenever a parameter is changed in place."""
-        return sum(p._version for p in (*self.parameters.values(), *self.frozen.values()))
+        return sum(version(p) for p in (*self.parameters.values(), *self.frozen.values()))
 
     def close(self) -> None:
         self._calls += 1

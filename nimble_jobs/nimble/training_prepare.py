@@ -70,10 +70,7 @@ def prepare(
 
     Raises as `inference.prepare` does, and UsageError for a module in evaluation mode.
     """
-    if not module.training:
-        raise UsageError("training: the module is in evaluation mode; call its train() before prepare")
-    refuse_surroundings(device, training=True)
-    refuse_backward_hooks(module)
+    _refuse_beforehand(module, device)
     start = time.perf_counter()
     with (
         no_traces(module, device),
@@ -91,19 +88,14 @@ def prepare(
             snapshot.refuse_resized()
             structure = Structure.of(result)
             with refusing_to_prepare(device, lambda: subject.step(subject.inputs)):
-                taken = {*subject.inputs, *structure.names}
-                subject = replace(subject, parameters=_named_apart(subject.parameters, taken))
+                subject = _named_apart(subject, structure)
                 _refuse_strange_leaves(subject, given, result)
                 subject = subject.probed()
                 reaches = _reaches(subject, given, flatten_outputs(result))
                 del result
-                target = PairTarget(
-                    call,
-                    subject,
-                    tolerance=options.tolerance or tolerance_for(module, tensors[0]),
-                    below=integers_below(module),
-                    changing=watch_steps(module, lambda: subject.step(subject.inputs), device),
-                )
+                changing = watch_steps(module, lambda: subject.step(subject.inputs), device)
+                tolerance = options.tolerance or tolerance_for(module, tensors[0])
+                target = PairTarget(call, subject, tolerance, integers_below(module), changing)
                 choice = _searched(target, options, call, given)
         finally:
             snapshot.put_back_values()  # of parameters too, which no_traces leaves alone
@@ -126,6 +118,13 @@ def prepare(
         meeting=meeting_state(call, schedule.program),
         device=device,
     )
+
+
+def _refuse_beforehand(module: nn.Module, device: torch.device) -> None:
+    if not module.training:
+        raise UsageError("training: the module is in evaluation mode; call its train() before prepare")
+    refuse_surroundings(device, training=True)
+    refuse_backward_hooks(module)
 
 
 def _subject(
@@ -219,14 +218,14 @@ def _refuse_strange_leaves(subject: Subject, given: Tensors, result: Any) -> Non
         )
 
 
-def _named_apart(parameters: Tensors, taken: set[str]) -> dict[str, torch.Tensor]:
-    """Parameters by names under which neither they nor their gradients are mistaken for what is called `taken`."""
-    found = {}
-    for name, parameter in parameters.items():
+def _named_apart(subject: Subject, structure: Structure) -> Subject:
+    """The same with other names for parameters that, or whose gradients, are called like an input or an output."""
+    taken, found = {*subject.inputs, *structure.names}, {}
+    for name, parameter in subject.parameters.items():
         while name in taken or gradient_name(name) in taken or name in found:
             name = f"module.{name}"
         found[name] = parameter
-    return found
+    return replace(subject, parameters=found)
 
 
 def _reaches(subject: Subject, given: Tensors, outputs: Tensors) -> dict[str, frozenset[str]]:

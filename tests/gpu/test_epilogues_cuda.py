@@ -10,7 +10,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine import epilogues
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.epilogues import Group, Way
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.planner.forward.build import build_best

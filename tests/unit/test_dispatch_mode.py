@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys
 import torch
-from nimble_jobs.engine.private import DispatchMode
+from nimble_jobs.engine.private.modes import DispatchMode
 
 class Names(DispatchMode):
     supports_higher_order_operators = True

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from nimble_jobs.engine import epilogues
 from nimble_jobs.engine.encode import operator
 from nimble_jobs.engine.epilogues import Group, Way, choose_ways
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.runtime import forget_compiled
 
 CPU = torch.device("cpu")
 Run = Callable[[nn.Module, torch.Tensor, Callable[[Group], Way]], tuple[Any, Counter[Any]]]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from nimble_jobs.engine.into import into_buffers
-from nimble_jobs.engine.private import TorchDispatchMode, modes_off
+from nimble_jobs.engine.private.modes import TorchDispatchMode, modes_off
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.errors import CannotRecord
 

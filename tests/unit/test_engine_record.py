@@ -11,7 +11,7 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.memory import Memory
-from nimble_jobs.engine.private import draws_random
+from nimble_jobs.engine.private.operators import draws_random
 from nimble_jobs.engine.record import Recording, flatten_outputs, record, state_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError

@@ -14,7 +14,7 @@ from torch import nn
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
-from nimble_jobs.planner.forward import samples
+from nimble_jobs.planner.forward import target as targets
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
 from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
@@ -228,7 +228,7 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
         timing = False
         return took
 
-    class Watched(samples.Samples):
+    class Watched(targets.Samples):
         def fill(self, instance: Instance) -> None:
             assert not timing
             super().fill(instance)

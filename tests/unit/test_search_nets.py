@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ Searched = Callable[[], tuple[Candidate, ...]]
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The CPU is given compilers. Notes each time that they are stopped."""
-    able = devices.Abilities(streams=False, compilers=True, separate_memory=False)
+    able = replace(devices.able(CPU), compilers=True)
     monkeypatch.setattr(devices, "able", lambda _: able)
     noted: list[str] = []
     module = sys.modules["nimble_jobs.planner.search.search"]

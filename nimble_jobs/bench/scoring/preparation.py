@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 from nimble_jobs.bench.loops.normal import MEAN, STD
+from nimble_jobs.engine.private.modules import BatchNorm
 from nimble_jobs.models.build import build
 from nimble_jobs.spec.model import ModelSpec
 
@@ -29,7 +30,7 @@ def fitted(name: str, files: Sequence[Path], side: int) -> nn.Module:
     model = build(ModelSpec(source=f"torchvision:{name}", seed=0))
     x = torch.stack([_pixels(file, side) for file in files[:PICTURES]])
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BatchNorm):
             module.reset_running_stats()
             module.momentum = None  # the mean over all batches
             module.train()

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.device import able
 from nimble_jobs.payback import Costs
 from nimble_jobs.planner.jobs.loaded import Loaded
 from nimble_jobs.plural import count
@@ -125,7 +126,7 @@ def idle_cores(device: torch.device) -> float:
     """
     usable = len(os.sched_getaffinity(0))
     load = float(os.getloadavg()[0]) if usable == os.cpu_count() else 0.0
-    own = float(torch.get_num_threads()) if device.type == "cpu" else 1.0
+    own = float(torch.get_num_threads()) if not able(device).asynchronous else 1.0
     return max(0.0, usable - max(own, load))
 
 

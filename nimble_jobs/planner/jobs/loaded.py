@@ -14,6 +14,7 @@ from torch import nn
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import able, allocated_bytes
 from nimble_jobs.engine.flight import Flight, Landed
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
@@ -109,10 +110,10 @@ class Loaded:
 
     def take_off(self) -> Flight | None:
         """What carries batches through the instances, made once; None where they are run one by one, on the host."""
-        if self._flight is None and self.instances and self.device.type == "cuda":
-            before = _allocated(self.device)
+        if self._flight is None and self.instances and able(self.device).streams:
+            before = allocated_bytes(self.device)
             self._flight = Flight(self.instances, self.device)
-            self._staging_bytes = _allocated(self.device) - before
+            self._staging_bytes = allocated_bytes(self.device) - before
         return self._flight
 
     @property
@@ -163,7 +164,7 @@ class Loaded:
         return instance.outputs
 
     def _in_eager(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
-        if self.device.type != "cuda":
+        if not able(self.device).streams:
             return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
         stream = torch.cuda.current_stream(self.device)
         outputs = flatten_outputs(self.module(batch.take(stream)))
@@ -220,10 +221,6 @@ def keep_resident(loaded: Loaded, residents: Residents) -> None:
         loaded.take_off()
         _ = loaded.arrivals
     residents.put(resident_key(loaded.key, loaded.request), loaded)
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def pinned_buffers(nbytes: int, device: torch.device, *, most: int, fewest: int, limit_bytes: int) -> Buffers:

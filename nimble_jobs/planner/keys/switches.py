@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from nimble_jobs.engine.private import deterministic
+from nimble_jobs.engine.device import current
+from nimble_jobs.engine.private.runtime import deterministic
 
 VARIES = r"(\S+) does not have a deterministic implementation"  # torch's warning; its first word is the operator
 _CUBLAS = "Deterministic behavior was enabled .* uses CuBLAS"  # where streams share a workspace; here each has its own
@@ -30,7 +31,7 @@ def as_in_training(device: torch.device) -> Iterator[None]:
     cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
     deterministic(True, warn_only=True)
     try:
-        with warnings.catch_warnings(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with warnings.catch_warnings(), current(device):
             for known in (VARIES, _CUBLAS):
                 warnings.filterwarnings("ignore", known)
             yield

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import functions_off
+from nimble_jobs.engine.private.modes import functions_off
+from nimble_jobs.engine.private.tensors import version
 from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 
 
@@ -65,7 +66,7 @@ def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> str |
 def _versions(module: nn.Module) -> dict[str, int | None]:
     """How often each parameter was written; None in inference mode, which does not count."""
     with functions_off():
-        return {n: None if p.is_inference() else p._version for n, p in module.named_parameters()}
+        return {n: None if p.is_inference() else version(p) for n, p in module.named_parameters()}
 
 
 def _sums(module: nn.Module) -> dict[str, int | None]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from nimble_jobs.data import Batch
 from nimble_jobs.engine.inputs import Below
-from nimble_jobs.engine.private import DispatchMode
+from nimble_jobs.engine.private.modes import DispatchMode
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
 from nimble_jobs.models.preprocessed import Preprocessed, inner
 from nimble_jobs.planner.module.modes import eval_mode

@@ -11,7 +11,9 @@ from torch import nn
 
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.observe import refuse_advance, refuse_modes, refuse_random
-from nimble_jobs.engine.private import backward_hooks, forget_compiled, gradient_hooks
+from nimble_jobs.engine.private.modules import backward_hooks
+from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.engine.private.tensors import gradient_hooks
 from nimble_jobs.engine.state import RandomStates, Snapshot, attributes
 from nimble_jobs.errors import CannotRecord, DeviceFault, NimbleError, first_line
 

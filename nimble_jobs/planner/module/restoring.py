@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
-from nimble_jobs.engine.private import forget_compiled
+from nimble_jobs.engine.private.modules import buffers_of, parameters_of
+from nimble_jobs.engine.private.runtime import forget_compiled, may_have_compiled
 from nimble_jobs.engine.state import RandomStates, Snapshot
 from nimble_jobs.errors import CannotRecord, EngineError
 
@@ -39,8 +39,8 @@ def no_traces(module: nn.Module, device: torch.device) -> Iterator[Snapshot]:
     finally:
         snapshot.put_back()
         states.put_back()
-        if "torch._inductor.compile_fx" in sys.modules:  # the reset itself imports all of Inductor
-            forget_compiled()  # compilers keep what they compiled, and with it the module
+        if may_have_compiled():  # compilers keep what they compiled, and with it the module
+            forget_compiled()
     if grown is not None:
         raise CannotRecord(f"the model changes the shape of its tensor {grown!r} at its first call")
 
@@ -56,7 +56,7 @@ class Places:
         """Of a module's parameters, buffers and attributes with these dotted names."""
         found: dict[str, tuple[str, dict[str, Any], str, torch.Tensor, int]] = {}
         for prefix, child in module.named_modules():
-            holders: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, vars(child))
+            holders: tuple[dict[str, Any], ...] = (parameters_of(child), buffers_of(child), vars(child))
             for holder in holders:
                 for key, tensor in holder.items():
                     name = f"{prefix}.{key}" if prefix else key

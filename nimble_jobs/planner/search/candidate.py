@@ -70,7 +70,7 @@ def left_out(name: str, reason: str, *, error: float | None = None, streams: int
 def failed(name: str, error: Exception, device: torch.device, *, streams: int | None = None) -> Candidate:
     """The row of a candidate that raised. Whatever it raised, others may work: models rely on details of their own.
 
-    Raises DeviceFault where the device does not answer any more, for then no other can.
+    Raises DeviceFault if the device no longer responds, for then no other candidate can work.
     """
     if isinstance(error, DeviceFault):
         raise error

@@ -16,7 +16,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.inductor import stop_compilers
-from nimble_jobs.engine.private import tested_version
+from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import CheckFailed, OutOfMemory

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
+from nimble_jobs.engine.private.modules import BatchNorm, Convolution, calls_forward_alone
 from nimble_jobs.engine.state import tensors_in
 from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import Arg, Program, View
@@ -68,15 +68,15 @@ def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
             first, second = twin.get_submodule(convolution), twin.get_submodule(normalisation)
         except AttributeError as e:
             raise EngineError(f"the module cannot be folded as its schedule says: {e}") from e
-        assert isinstance(first, nn.modules.conv._ConvNd)
-        assert isinstance(second, nn.modules.batchnorm._BatchNorm)
+        assert isinstance(first, Convolution)
+        assert isinstance(second, BatchNorm)
         _fold(first, second)
         parent, _, name = normalisation.rpartition(".")
         setattr(twin.get_submodule(parent), name, nn.Identity())
     return twin
 
 
-def _fold(convolution: nn.modules.conv._ConvNd, normalisation: nn.modules.batchnorm._BatchNorm) -> None:
+def _fold(convolution: Convolution, normalisation: BatchNorm) -> None:
     weight, bias = convolution.weight, convolution.bias
     mean, variance = normalisation.running_mean, normalisation.running_var
     assert mean is not None
@@ -116,13 +116,7 @@ def _folds(
         and type(second) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         and not second.training
         and second.running_mean is not None
-        and is_plain(first)
-        and is_plain(second)
+        and calls_forward_alone(first)
+        and calls_forward_alone(second)
         and all(isinstance(end, View) and len(readers[end.buffer]) == 1 for end in ends)
     )
-
-
-def is_plain(child: nn.Module) -> bool:
-    """Whether a call of the child is its forward method and nothing else."""
-    hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
-    return not any(hooks) and not parametrize.is_parametrized(child) and "forward" not in vars(child)

@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from nimble_jobs.engine.private.modules import calls_forward_alone
+from nimble_jobs.engine.private.tensors import version
 from nimble_jobs.errors import EngineError
-from nimble_jobs.planner.sources.fold import is_plain, owner
+from nimble_jobs.planner.sources.fold import owner
 from nimble_jobs.schedule import Program, View
 
 Groups = tuple[tuple[str, ...], ...]  # names of linear layers, in each group those that read the same
@@ -42,7 +44,7 @@ def mergeable(program: Program, module: nn.Module) -> Groups:
         *bias, x, weight = task.args[:3] if task.op.startswith(_WITH_BIAS) else task.args[:2]
         name = owner(weight, names)
         layer = children.get(name) if name is not None else None
-        if name is None or type(layer) is not nn.Linear or not is_plain(layer):
+        if name is None or type(layer) is not nn.Linear or not calls_forward_alone(layer):
             continue
         ends = [weight, *bias]
         if not isinstance(x, View) or written[x.buffer] > 1 or (layer.bias is not None) != bool(bias):
@@ -94,8 +96,8 @@ class _Shared:
     def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x @ weight.T + bias`; the one before if it was of the same x, unchanged since."""
         kept = self._kept
-        if kept is None or kept.x() is not x or kept.version != x._version:
-            kept = _Kept(weakref.ref(x), x._version, functional.linear(x, weight, bias), self._layers)
+        if kept is None or kept.x() is not x or kept.version != version(x):
+            kept = _Kept(weakref.ref(x), version(x), functional.linear(x, weight, bias), self._layers)
         left = kept.left - 1
         self._kept = replace(kept, left=left) if left else None
         return kept.product

@@ -16,6 +16,7 @@ import torch
 
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import seed as seed_all
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.keys.roles import Role
@@ -32,7 +33,6 @@ from nimble_jobs.planner.step.compare import (
     noise_of,
     put,
     rms,
-    seed_device,
     unit_roundoff,
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
@@ -72,16 +72,16 @@ def check_step(
     lr = 0.0
     for turn in range(verify.ROUNDS):
         batches = [_fresh(examples, seed + 7 * turn + i) for i in range(len(instances))]
-        seed_device(seed + turn, device)
+        seed_all(seed + turn, device)
         _set_out(eager, live, batches, seed + turn, device)
         before = copies(live)
-        seed_device(seed + turn, device)
+        seed_all(seed + turn, device)
         losses, right = _in_eager(eager, batches)
         expected = copies(live)
         put(live, before)
         noise = _noise(eager, live, batches, expected, seed + turn, device)
         put(live, before)
-        seed_device(seed + turn, device)
+        seed_all(seed + turn, device)
         for (x, y), instance, loss, correct in zip(batches, instances.values(), losses, right, strict=True):
             inputs["x"].copy_(x)
             inputs["y"].copy_(y)
@@ -126,26 +126,16 @@ def _compare_course(
     ) -> list[Update]:
         found: list[Update] = []
         for i, parts in enumerate(updates):
-            seed_device(seed + i, device)
+            seed_all(seed + i, device)
             found.append((step(parts), copies(live)))
         put(live, start)
         return found
-
-    def replayed(parts: Sequence[Batch]) -> list[torch.Tensor]:
-        losses = []
-        for (x, y), instance in zip(parts, instances.values(), strict=True):
-            inputs["x"].copy_(x)
-            inputs["y"].copy_(y)
-            instance.replay()
-            synchronize(device)
-            losses.append(instance.outputs["loss"].clone())
-        return losses
 
     def in_eager(parts: Sequence[Batch]) -> list[torch.Tensor]:
         return _in_eager(eager, parts)[0]
 
     expected = course(in_eager, batches)
-    found = course(replayed, batches)
+    found = course(lambda parts: _replayed(instances, inputs, parts, device), batches)
     parameters = list(eager.arithmetic.parameters)
     size = max((rms(start[n]) for n in parameters), default=0.0)
     floors = [_floors(state, parameters, size) for _, state in expected]
@@ -167,6 +157,23 @@ def _compare_course(
         _compare_update(i, *pair, floors[i], allowed_norm(tolerance, noise[i]))
         for i, pair in enumerate(zip(found, expected, strict=True))
     )
+
+
+def _replayed(
+    instances: Mapping[Role, Instance],
+    inputs: Mapping[str, torch.Tensor],
+    batches: Sequence[Batch],
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """Replay each program on its batch; their losses."""
+    losses = []
+    for (x, y), instance in zip(batches, instances.values(), strict=True):
+        inputs["x"].copy_(x)
+        inputs["y"].copy_(y)
+        instance.replay()
+        synchronize(device)
+        losses.append(instance.outputs["loss"].clone())
+    return losses
 
 
 def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str, float], tolerance: float) -> float:
@@ -212,7 +219,7 @@ def _set_out(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: in
         for slots in optimizer.slots.values():
             for tensor in slots.values():
                 tensor.zero_()
-        seed_device(seed, device)
+        seed_all(seed, device)
         _in_eager(eager, batches)
         if optimizer.scale is None or not bool(eager.found_inf):
             break
@@ -242,7 +249,7 @@ def _noise(
     other = [(x.clone(), y) for x, y in batches]
     disturb([*parameters.values(), *(x for x, _ in other)], unit, seed)
     start = copies(parameters)
-    seed_device(seed, device)
+    seed_all(seed, device)
     _in_eager(eager, other)
     if eager.arithmetic.optimizer.scale is not None and bool(eager.found_inf):
         return {}  # the update was skipped, which says nothing about rounding

@@ -54,14 +54,6 @@ def rms(tensor: torch.Tensor) -> float:
     return float(verify.in_double(tensor).norm()) / math.sqrt(max(1, tensor.numel()))
 
 
-def seed_device(seed: int, device: torch.device) -> None:
-    """Set the random states of the host and of this device, and of no other."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
 def copies(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Copies of tensors, to put back later."""
     return {n: t.detach().clone() for n, t in tensors.items()}

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from nimble_jobs.engine.private.modules import buffers_of
+
 _NAME = "num_batches_tracked"
 _COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -45,12 +47,12 @@ class Counters:
     @contextlib.contextmanager
     def apart(self) -> Iterator[list[torch.Tensor]]:
         """Around a forward pass: the counters that it does not raise, and that must be raised by one."""
-        members = [m for m in self._once or () if m.training and m._buffers.get(_NAME) is not None]
-        taken = [(m, m._buffers[_NAME]) for m in members]
+        members = [m for m in self._once or () if m.training and buffers_of(m).get(_NAME) is not None]
+        taken = [(m, buffers_of(m)[_NAME]) for m in members]
         for module, _ in taken:
-            module._buffers[_NAME] = None
+            buffers_of(module)[_NAME] = None
         try:
             yield [counter for _, counter in taken if counter is not None]
         finally:
             for module, counter in taken:
-                module._buffers[_NAME] = counter
+                buffers_of(module)[_NAME] = counter

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nimble_jobs.engine.private import tree_leaves
+from nimble_jobs.engine.private.operators import add_, zero_
+from nimble_jobs.engine.private.tensors import tree_leaves
 from nimble_jobs.engine.state import state_of, writable
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.planner.keys.roles import Role
@@ -156,7 +157,7 @@ class Arithmetic:
         gradients = {n: laid_out_as(g, self.parameters[n]) for n, g in found.items()}
         if self.accumulated:
             sums = [self.accumulated[n] for n in gradients]
-            torch._foreach_add_(sums, list(gradients.values()))
+            add_(sums, list(gradients.values()))
             self._given |= gradients.keys()
             if not update:
                 return None
@@ -164,7 +165,7 @@ class Arithmetic:
             self._given.clear()
         done = self.optimizer.apply(gradients)
         if self.accumulated:
-            torch._foreach_zero_(list(gradients.values()))
+            zero_(list(gradients.values()))
         return done
 
 
@@ -214,7 +215,7 @@ class EagerStep:
         with torch.enable_grad():
             (loss, self.correct), counters = self.arithmetic.forward(objective, x, y)
         if counters:
-            torch._foreach_add_(counters, 1)
+            add_(counters, 1)
         found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))
         self.loss = loss.detach()
         done = self.arithmetic.finish(found, update=update)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.device import release_free_memory
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.memory import MemoryPlan
@@ -59,8 +60,7 @@ class LiveStep:
 
     def use(self, layout: Layout) -> None:
         """Lay weights, state and inputs out, with the values that they had at first."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what is laid out in a large free block would keep all of it
+        release_free_memory(self.device)  # what is laid out in a large free block would keep all of it
         self._variants.use(Source(kernels="eager", layout=layout))
         self.eager.arithmetic.follow_layout()
         x = self._example["x"]

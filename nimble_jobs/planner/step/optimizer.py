@@ -14,7 +14,8 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from nimble_jobs.engine.private import storage_id, unscale_, update_scale_
+from nimble_jobs.engine.private.operators import multiply_, unscale_, update_scale_
+from nimble_jobs.engine.private.tensors import storage_id
 from nimble_jobs.errors import UsageError
 from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 
@@ -77,7 +78,7 @@ class Optimizer:
         norm = None
         if self._clip_norm is not None:
             norm = torch.nn.utils.get_total_norm(given)
-            torch._foreach_mul_(given, torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+            multiply_(given, torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
         by_decay: dict[float, list[str]] = {}
         for name in gradients:
             by_decay.setdefault(self.recipe.weight_decay_of(name), []).append(name)

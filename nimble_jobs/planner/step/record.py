@@ -15,6 +15,7 @@ import torch
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import compile_module, kernels_to, refusing_compilers
+from nimble_jobs.engine.private.operators import add_
 from nimble_jobs.engine.recompute import draw_once
 from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
@@ -111,7 +112,7 @@ def _watched(
         with recorder:
             seed = arithmetic.seed(loss.detach())
             if counters:
-                torch._foreach_add_(counters, 1)
+                add_(counters, 1)
         forward, _ = recorder.counts
         with kernels_to(recorder) if compiled else watching(recorder):
             found = arithmetic.gradients(loss, seed, accumulate=accumulate)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
+from nimble_jobs.engine.private.operators import copy_
 from nimble_jobs.errors import ModelError
 from nimble_jobs.planner.step.optimizer import seen_as
 
@@ -84,7 +85,7 @@ class Flat:
             self._sources = [(t, lies(t)) for t in now]
             self._together = _together(self._views, now)
         for views, values in self._together.values():
-            torch._foreach_copy_(views, values)
+            copy_(views, values)
         if self._device.type == "cuda":
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):

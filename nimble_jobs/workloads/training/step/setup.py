@@ -18,6 +18,7 @@ from torch import nn
 
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.private.modules import WithStatistics
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
@@ -35,8 +36,7 @@ from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
 from nimble_jobs.workloads.training.step.losses import make_loss
 
-_WITH_STATISTICS = (nn.modules.batchnorm._NormBase,)  # training changes their statistics
-_NORMS = (*_WITH_STATISTICS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def in_training(module: nn.Module) -> None:
     module.train()
     for part in module.modules():
         own = list(part.parameters(recurse=False))
-        if isinstance(part, _WITH_STATISTICS) and own and not any(p.requires_grad for p in own):
+        if isinstance(part, WithStatistics) and own and not any(p.requires_grad for p in own):
             part.eval()
 
 
