@@ -172,7 +172,7 @@ class _Launch:
 
 @contextlib.contextmanager
 def _launches_of(autotuner: Any) -> Iterator[list[_Launch]]:
-    """While inside, note what the autotuner's only launcher gives to torch's; nothing where it launches otherwise."""
+    """While inside, note what the autotuner's only launcher gives to torch's; nothing if it launches otherwise."""
     launches: list[_Launch] = []
     launcher: Any = autotuner.launchers[0] if len(autotuner.launchers) == 1 else None
     if not getattr(launcher, "_is_static", False):
@@ -197,7 +197,7 @@ def _launches_of(autotuner: Any) -> Iterator[list[_Launch]]:
 
 
 def _static(autotuner: Any, launches: list[_Launch]) -> tuple[StaticKernel, tuple[Any, ...]] | None:
-    """The kernel without its compiler, and the arguments of its launch; None where it cannot do without."""
+    """The kernel without its compiler, and the arguments of its launch; None if it cannot do without."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 

@@ -50,12 +50,12 @@ Values = tuple[tuple[str, Any], ...]
 class Fact:
     """One thing that must stay."""
 
-    thing: object = None  # the object that must be there; None where an equal one does as well
+    thing: object = None  # the object that must be there; None if an equal one does as well
     attribute: str = ""  # of a module, by dotted name: the one that this belongs to
     values: Values = ()  # what else must be equal, each with its name; an empty one for the thing as a whole
 
     def difference(self, now: Fact) -> str | None:
-        """How it is another one now, for a sentence that begins with its name; None where it is not."""
+        """How it is another one now, for a sentence that begins with its name; None if it is not."""
         if self.thing is not now.thing:
             return "was replaced"
         if len(self.values) != len(now.values):
@@ -106,7 +106,7 @@ class Facts:
         return all(container == copy for container, copy in self._others)
 
     def difference(self, now: Facts) -> str | None:
-        """The first thing that is not as it was; None where there is none."""
+        """The first thing that is not as it was; None if there is none."""
         for name, fact in self.named.items():
             other = now.named.get(name)
             what = "was removed" if other is None else fact.difference(other)

@@ -34,7 +34,7 @@ class Flat(nn.Module):
 
 
 def flat(module: nn.Module, signature: Signature) -> nn.Module:
-    """The module itself where it takes nothing but tensors by position, else a `Flat` around it."""
+    """The module itself if it takes nothing but tensors by position, else a `Flat` around it."""
     return module if signature.plain else Flat(module, signature)
 
 

@@ -28,7 +28,7 @@ class Guard:
         self._facts = Facts.of(module, training=training, but_for=but_for)
 
     def check(self) -> None:
-        """Raises ModuleChanged, naming what is not as it was, and how. Takes microseconds where nothing was written."""
+        """Raises ModuleChanged, naming what is not as it was, and how. Takes microseconds if nothing was written."""
         if not self._facts.untouched():
             self._look()
 

@@ -32,7 +32,7 @@ from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.lookup.obtain import Fresh, obtain
 from nimble_jobs.planner.lookup.stored import Obtained
 from nimble_jobs.planner.module.modes import eval_mode, own_modes
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.sources.source import Source, record_source
 from nimble_jobs.schedule import FORMAT_VERSION, Program, Schedule
 from nimble_jobs.store import Store
@@ -49,7 +49,7 @@ class Inference:
     instances: tuple[Instance, ...]
     guard: Guard | None
     written: tuple[str, ...]  # inputs that the model writes into
-    layouts: Layouts | None  # None where any will do
+    layouts: Layouts | None  # None if any will do
     meeting: dict[str, torch.Tensor]  # the module's own tensors that inputs must not share memory with
     device: torch.device
     any_order: bool  # of keys in dicts among the arguments
@@ -157,11 +157,11 @@ def prepare(
     """Capture and check the schedule of a call in evaluation mode: from the store, or else by a search for the fastest,
     which the store then keeps.
 
-    Raises UsageError for several replays in flight where the module writes into its state, CannotRecord, CheckFailed
-    where no candidate agrees with eager, EngineError, OutOfMemory; the module is then as it was.
+    Raises UsageError for several replays in flight if the module writes into its state, CannotRecord, CheckFailed
+    if no candidate agrees with eager, EngineError, OutOfMemory; the module is then as it was.
     """
     names = [slot.name for slot in signature.tensors]
-    with eval_mode(module), no_traces(module, device), torch.inference_mode(False):
+    with eval_mode(module), restoring_state(module, device), torch.inference_mode(False):
         call = flat(module, signature)
         example = {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
         with refusing_copies(module, signature, tensors), changed_by_calls(module, training=False) as changed:
@@ -218,7 +218,7 @@ def _found(
 ) -> Obtained[Built | Restored]:
     """What is stored, or else the result of a search, which the store keeps.
 
-    Raises CheckFailed where nothing agrees with eager.
+    Raises CheckFailed if nothing agrees with eager.
     """
     key = schedule_key(parts)
 

@@ -52,7 +52,7 @@ class Nimble:
 
     Weights that change in place (an optimizer's step, `load_state_dict`) are seen by the next call. A schedule may lay
     weights and buffers of four dimensions out in another memory format, inside of the same tensors; `release` undoes
-    that. On a GPU `prepare` also makes torch forget what it compiled, so that functions of the caller's under
+    that. On a GPU `prepare` also resets torch.compile's caches, so functions of the caller's under
     `torch.compile` are compiled again when they are called next.
     """
 
@@ -89,15 +89,15 @@ class Nimble:
         evaluation mode, whatever mode it is in. With it, calls take part in autograd as the module's own would, with
         gradients for its parameters and for inputs that require grad in `example`; each backward must come before the
         next call. With `store`, a state folder or an open store, a schedule is looked up there and kept there. Up to
-        `in_flight` calls, made on different CUDA streams, run at once; more than one only where the module writes
+        `in_flight` calls, made on different CUDA streams, run at once; more than one only if the module writes
         nothing into its own state.
 
-        Raises UsageError for arguments that do not fit, CannotRecord where the module does what no schedule can hold,
-        CheckFailed where no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
+        Raises UsageError for arguments that do not fit, CannotRecord if the module does what no schedule can hold,
+        CheckFailed if no schedule agrees with eager, EngineError, OutOfMemory; the module is then as it was. With
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
 
-        Where the module as it is was measured to be faster than every schedule, calls run it, and `schedule.runs` says
-        "eager"; with `eager="reference"` they replay the fastest schedule nevertheless.
+        If the module itself was measured to be faster than every schedule, calls run it, and `schedule.runs` says
+        "eager". With `eager="reference"` they replay the fastest schedule nevertheless.
 
         Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or
         plain attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"`
@@ -161,7 +161,7 @@ class Nimble:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs, in its own structure; the tensors are the caller's to keep.
 
-        Raises UsageError, naming the argument, where a call fits no prepared signature, and EngineError, naming the
+        Raises UsageError, naming the argument, if a call fits no prepared signature, and EngineError, naming the
         change, where the module is not what it was when it was prepared. With `fallback` the latter and calls whose
         tensors share memory that the module writes into run in eager.
         """
@@ -207,20 +207,20 @@ class Nimble:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule of the signature prepared or called last; None where there is none. Its `runs` is "eager" where
+        """The schedule of the signature prepared or called last; None if there is none. Its `runs` is "eager" where
         the module itself is called, which was measured to be faster.
         """
         return self._latest().schedule
 
     @property
     def backward_schedule(self) -> Schedule | None:
-        """The schedule of the backward pass, where the signature prepared or called last has one."""
+        """The schedule of the backward pass, if the signature prepared or called last has one."""
         found: Schedule | None = getattr(self._latest(), "backward_schedule", None)
         return found
 
     @property
     def fallback(self) -> str | None:
-        """Why the signature prepared or called last has no schedule and runs in eager; None where it has one."""
+        """Why the signature prepared or called last has no schedule and runs in eager; None if it has one."""
         return self._latest().fallback
 
     @property
@@ -293,7 +293,7 @@ class Nimble:
         return prepared, tensors
 
     def _in_another_order(self, args: Args, kwargs: Kwargs) -> tuple[Prepared, list[torch.Tensor]] | None:
-        """What fits a call but for the order of keys in its dicts, where the order has no influence."""
+        """What fits a call but for the order of keys in its dicts, if that order has no influence."""
         for (expected, training), prepared in self._prepared.items():
             free = isinstance(prepared, Eager) or (isinstance(prepared, inference.Inference) and prepared.any_order)
             if free and (not training or own_mode(self.module)):
@@ -328,7 +328,7 @@ def _check_options(streams: object, fuse: object, in_flight: object) -> None:
 
 
 def _device_of(module: nn.Module, signature: Signature) -> torch.device:
-    """The one device of a module and its tensor arguments. Raises UsageError where there are several, or none."""
+    """The one device of a module and its tensor arguments. Raises UsageError if there are several, or none."""
     if not signature.tensors:
         raise UsageError("example: holds no tensor; expected one or more")
     own = {t.device: name for name, t in reversed(state_of(module).items())}

@@ -19,8 +19,8 @@ from nimble_jobs.nimble.writes import written_inputs
 
 @contextlib.contextmanager
 def refusing_copies(module: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Around a call with copies of the example: raises CannotRecord where the model fails for those alone, since they
-    lie otherwise.
+    """Around a call with copies of the example: raises CannotRecord if the model fails only for them, since they lie
+    otherwise.
     """
     try:
         yield
@@ -43,10 +43,10 @@ class Layouts:
 
     @classmethod
     def of(cls, signature: Signature, tensors: Sequence[torch.Tensor], recording: Recording) -> Layouts | None:
-        """None where any layout will do: the model neither asks for it nor writes into its inputs, of which some views
+        """None if any layout will do: the model neither asks for it nor writes into its inputs, of which some views
         are copies in another layout.
 
-        Raises CannotRecord where the example lies in a way that a schedule's own copy of it cannot.
+        Raises CannotRecord if the example lies in a way that a schedule's own copy of it cannot.
         """
         written = written_inputs(recording.program)
         if recording.layout_question is None and not written:
@@ -66,7 +66,7 @@ class Layouts:
         return cls(signature=signature, expected=expected, reason=reason)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises Unfit, naming the argument, where one lies otherwise than the example's."""
+        """Raises Unfit, naming the argument, if one lies otherwise than the example's."""
         for slot, tensor, (strides, offset) in zip(self.signature.tensors, tensors, self.expected, strict=True):
             if tensor.stride() != strides or offset not in (-1, tensor.storage_offset()):
                 found = f"strides {list(tensor.stride())} and offset {tensor.storage_offset()}"

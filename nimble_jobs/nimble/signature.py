@@ -113,7 +113,7 @@ def split(example: Any) -> tuple[Args, Kwargs]:
 
 
 def named_keywords(module: nn.Module) -> frozenset[str] | None:
-    """The keyword arguments that reach `forward` under a name of its own, so that their order cannot matter; None where
+    """The keyword arguments that reach `forward` under a name of its own, so that their order cannot matter; None if
     all do.
     """
     try:

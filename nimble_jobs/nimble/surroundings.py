@@ -9,11 +9,11 @@ from nimble_jobs.errors import UsageError
 
 
 class Unfit(UsageError):
-    """This call cannot be replayed, where the module's own would do."""
+    """This call cannot be replayed; a call of the module itself can do it."""
 
 
 def refuse_surroundings(device: torch.device, *, training: bool) -> None:
-    """Raises Unfit under autocast, inside of a transform, and with gradients where hooks wait for saved tensors."""
+    """Raises Unfit under autocast, inside of a transform, and with gradients if hooks wait for saved tensors."""
     if torch.is_autocast_enabled(device.type):
         raise Unfit("called under torch.autocast, which a schedule knows nothing of")
     transform = in_transform()

@@ -76,7 +76,7 @@ class Training:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """The model's outputs for these inputs, part of autograd's graph.
 
-        Raises UsageError as `refuse_shared`, Unfit where autograd would want what no replay has, ModuleChanged.
+        Raises UsageError as `refuse_shared`, Unfit if autograd would want what no replay has, ModuleChanged.
         """
         refuse_shared(self.signature, tensors, self.written, self.meeting)
         if torch.is_grad_enabled():

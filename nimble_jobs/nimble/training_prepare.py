@@ -36,7 +36,7 @@ from nimble_jobs.planner.module.refusals import (
     watch_steps,
     watched,
 )
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.search.candidate import Found
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search
@@ -73,7 +73,7 @@ def prepare(
     _refuse_beforehand(module, device)
     start = time.perf_counter()
     with (
-        no_traces(module, device),
+        restoring_state(module, device),
         gradient_hooks_off(module.parameters()),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -98,7 +98,7 @@ def prepare(
                 target = PairTarget(call, subject, tolerance, integers_below(module), changing)
                 choice = _searched(target, options, call, given)
         finally:
-            snapshot.put_back_values()  # of parameters too, which no_traces leaves alone
+            snapshot.put_back_values()  # of parameters too, which restoring_state leaves alone
     schedule, backward = _schedules(choice, target, options, time.perf_counter() - start)
     if schedule.runs == "eager":
         choice.pair.close()
@@ -206,7 +206,7 @@ def _schedules(choice: _Choice, target: PairTarget, options: BuildOptions, build
 
 
 def _refuse_strange_leaves(subject: Subject, given: Tensors, result: Any) -> None:
-    """Raises CannotRecord where autograd would give gradients to tensors that a replay gives none."""
+    """Raises CannotRecord if autograd would give gradients to tensors that a replay gives none."""
     for name, tensor in given.items():
         if tensor.is_leaf and tensor.requires_grad and name not in subject.input_leaves:
             raise CannotRecord(f"the model has its input {name!r} require grad; the example did not")

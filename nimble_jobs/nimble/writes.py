@@ -39,7 +39,7 @@ def refuse_shared(
     written: Sequence[str],
     state: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raises Unfit, naming both, where a tensor that the program writes into shares bytes with another one, be
+    """Raises Unfit, naming both, if a tensor that the program writes into shares bytes with another one, be
     it an input named in `written` or part of the module's own, of which `state` holds what `meeting_state` says.
 
     A replay works on copies of its inputs, so the other would not see what is written.

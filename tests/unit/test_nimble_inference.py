@@ -14,7 +14,7 @@ import nimble_jobs
 from nimble_jobs import Nimble
 from nimble_jobs.engine import verify
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, UsageError
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.sources.source import Source, Variants
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -493,7 +493,7 @@ def test_a_failure_lays_weights_and_buffers_out_as_they_were() -> None:
     before, places = strides(net), [t.data_ptr() for t in net.state_dict().values()]
 
     def fail() -> None:
-        with no_traces(net, torch.device("cpu")):
+        with restoring_state(net, torch.device("cpu")):
             Variants(net).use(Source(kernels="eager", layout="channels-last"))
             raise ZeroDivisionError
 

@@ -16,7 +16,7 @@ _CYCLES_PER_US = 2000  # no GPU's clock is much faster
 
 
 def tested_version() -> str | None:
-    """None where this torch was tested, else a sentence for the user."""
+    """None if this torch was tested, else a sentence for the user."""
     if torch.__version__.startswith(TESTED):
         return None
     return f"torch {torch.__version__} was not tested with this version; tested: {', '.join(TESTED)}"
@@ -55,7 +55,7 @@ def launch_kernel(
 
 
 def forget_compiled() -> None:
-    """Let go of everything that was compiled in this process, for anybody: it is compiled again when it is called."""
+    """Resets torch.compile's caches. Whatever was compiled in this process is compiled again when it is called."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what this imports: all of Inductor, the first time
         torch._dynamo.reset()

@@ -47,7 +47,7 @@ class Built:
 
     stored: Storable  # of no key parts yet
     recording: Recording
-    instances: tuple[Instance, ...]  # as many as the schedule wants in flight; none where eager is faster
+    instances: tuple[Instance, ...]  # as many as the schedule wants in flight; none if eager is faster
     module: nn.Module  # whose weights the instances read: the given one, or its folded copy
     observed: Observed  # the module, as it was before its first call
 
@@ -103,7 +103,7 @@ def fresh(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = ""
 
 
 def memory_left(request: Request, module: nn.Module) -> int | None:
-    """Bytes of the user's limit that the module's state leaves; None where there is no limit."""
+    """Bytes of the user's limit that the module's state leaves; None if there is no limit."""
     return None if request.memory_bytes is None else max(0, request.memory_bytes - state_bytes(module))
 
 
@@ -122,12 +122,12 @@ def build_best(
     """The fastest schedule found for a module that lies on `device`, captured.
 
     `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
-    another memory layout, as the schedule says; where it says that some are folded, the module is not needed any more,
-    and its twin in the answer takes its place. With `keep_integers` checks use the integers of `inputs`, in another
+    another memory layout, as the schedule says. If it says that some are folded, the twin in the answer
+    takes the module's place. With `keep_integers` checks use the integers of `inputs`, in another
     order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
     given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `told` is called with the
-    name of each candidate as it is begun. Raises CannotRecord where the module does what no schedule can hold,
-    EngineError where it cannot be captured, OutOfMemory.
+    name of each candidate as it is begun. Raises CannotRecord if the module does what no schedule can hold,
+    EngineError if it cannot be captured, OutOfMemory.
     """
     start, states = time.perf_counter(), RandomStates(device)
     first = next(iter(inputs.values()))

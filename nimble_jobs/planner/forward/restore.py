@@ -48,8 +48,8 @@ def restore(
     *,
     own: bool = False,
 ) -> Restored:
-    """Capture a stored schedule over the module's weights, and let `check` raise where an instance is wrong. With
-    `own`, weights may be moved: nobody else has them.
+    """Capture a stored schedule over the module's weights, and let `check` raise if an instance is wrong. With
+    `own`, weights may be moved.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
@@ -90,8 +90,8 @@ def check_loaded(
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,
 ) -> float:
-    """`verify.check` of instances that were loaded; where they have depthwise convolutions of ours, first against eager
-    without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
+    """`verify.check` of instances that were loaded. If they have depthwise convolutions of ours, eager first
+    does without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
     """
 
     def against(call: Callable[..., Any]) -> float:
@@ -124,7 +124,7 @@ def source_of(schedule: Schedule) -> Source:
 
 def recording_of(material: Material, record: Callable[[], Recording]) -> Recording:
     """What was recorded when the schedule was built. Kernels that cannot do without their compiler are compiled again,
-    by `record`. Raises EngineError where others come of that.
+    by `record`. Raises EngineError if others come of that.
     """
     schedule = material.schedule
     if compiles_again(schedule):

@@ -64,7 +64,7 @@ class Ahead:
         fallback: str | None,
         build_s: float | None = None,
     ) -> Ahead:
-        """With the figures of a schedule, where there is one; `build_s` is in place of its own."""
+        """With the figures of a schedule, if there is one; `build_s` replaces its own."""
         return cls(
             key=key,
             input=input,
@@ -128,7 +128,7 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, to
 
 
 def _built(answer: Answer, request: Request, device: torch.device, store: Store, told: Told) -> Answer:
-    """The answer after a miss, once the schedule was built; or loaded, where another process was quicker."""
+    """The answer after a miss: the schedule was built now, or loaded because another process was quicker."""
 
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
     prepared = prepare(
@@ -175,7 +175,7 @@ def build_ahead(request: Request, *, device: torch.device, store: Store, told: T
 def explain_schedule(
     request: Request, *, device: torch.device, store: Store, build: bool = True, told: Told = lambda _: None
 ) -> tuple[dict[str, Any], Schedule | None]:
-    """What there is to say, and the schedule itself where there is one. On a miss it is built and stored, unless told
+    """What there is to say, and the schedule itself if there is one. On a miss it is built and stored, unless told
     not to.
 
     Where no schedule can be had, `fallback` says why. Raises ModelError, OutOfMemory.

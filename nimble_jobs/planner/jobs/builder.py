@@ -27,7 +27,7 @@ _NICENESS = 10
 
 
 def main() -> int:
-    """Exit code 0 where the schedule is stored now, TRY_AGAIN where another build may store it."""
+    """Exit code 0 if the schedule is stored now, TRY_AGAIN if another build may store it."""
     logging.basicConfig(level=logging.WARNING, format="builder: %(message)s")
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0) as pipe:
         order = json.loads(pipe.readline())

@@ -1,5 +1,6 @@
-"""What a build is expected to cost and to bring for one model on one device: from builds that the store remembers, and
-where it remembers none from measurements in `docs/measurements`.
+"""What a build is expected to cost and to bring, for one model on one device.
+
+The estimate comes from builds that the store remembers or, if it remembers none, from `docs/measurements`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def expected(
     """Costs for a model whose call takes `call_s` in eager. `builds`: those that the store remembers of this device.
 
     `kernels_s`: what its kernels take without the gaps between them, if that was measured. Builds of the same model
-    count alone where there are any. Times scale with a call's time in eager, ratios are medians.
+    count alone if there are any. Times scale with a call's time in eager, ratios are medians.
     """
     defaults = _GPU if on_gpu else _CPU
     own = [b for b in builds if b.model == model]
@@ -121,8 +122,8 @@ def kernels_and_call_s(loaded: Loaded, example: torch.Tensor) -> tuple[float, fl
 
 
 def idle_cores(device: torch.device) -> float:
-    """Cores that nobody uses now: what this process needs taken off, or the load of the last minute where that is
-    more. The load counts only where all cores of the machine may be used, since it is the whole machine's.
+    """Cores that are idle now: all cores less what this process needs, or less the load of the last minute if that is
+    more. The load is the whole machine's, so it counts only if this process may use all cores.
     """
     usable = len(os.sched_getaffinity(0))
     load = float(os.getloadavg()[0]) if usable == os.cpu_count() else 0.0

@@ -18,7 +18,7 @@ from nimble_jobs.store import Store
 
 
 def leave(prepared: Prepared, residents: Residents) -> None:
-    """A job that did without a schedule has ended: its model stays for the next one, where it is as it was first, and
+    """A job that did without a schedule has ended: its model stays for the next one if it is as it was first, and
     is closed otherwise.
     """
     loaded = prepared.loaded
@@ -37,7 +37,7 @@ def improve(
     """Move a progressive job to its better schedule, once its build has ended; until then, the same as was given.
 
     To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, what ran
-    before is captured anew, and `stays_because` says why. Raises OutOfMemory where not even that fits, DeviceFault.
+    before is captured anew, and `stays_because` says why. Raises OutOfMemory if not even that fits, DeviceFault.
     """
     loaded = prepared.loaded
     if builders.running(loaded.key):  # what it has on the device would not leave room, though all be stored

@@ -54,7 +54,7 @@ class Residents(Protocol):
     """What a worker keeps on its device between jobs."""
 
     def get(self, key: str) -> Any:
-        """The value kept under `key`, now the most recently used; None where there is none."""
+        """The value kept under `key`, now the most recently used; None if there is none."""
 
     def put(self, key: str, value: Any) -> None:
         """Keep `value` (a Resident); may close others."""
@@ -65,7 +65,7 @@ class Residents(Protocol):
 
 @dataclass(kw_only=True)
 class Loaded:
-    """A module on its device, with a captured schedule or, where there is none, the reason why it runs in eager. One
+    """A module on its device, with a captured schedule or, if there is none, the reason why it runs in eager. One
     whose schedule says that eager is faster has neither.
     """
 
@@ -109,7 +109,7 @@ class Loaded:
         return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
 
     def take_off(self) -> Flight | None:
-        """What carries batches through the instances, made once; None where they are run one by one, on the host."""
+        """What carries batches through the instances, made once; None if they run one by one, on the host."""
         if self._flight is None and self.instances and able(self.device).streams:
             before = allocated_bytes(self.device)
             self._flight = Flight(self.instances, self.device)
@@ -127,7 +127,7 @@ class Loaded:
         return self._arrivals
 
     def buffers(self, nbytes: int) -> Buffers:
-        """Host memory for batches of so many bytes, pinned where there is a device to copy to; kept for later jobs."""
+        """Host memory for batches of so many bytes, pinned if there is a device to copy to; kept for later jobs."""
         if self._buffers is None or self._buffers.nbytes < nbytes:
             if self._buffers is not None:
                 self._buffers.close()
@@ -172,7 +172,7 @@ class Loaded:
         return outputs
 
     def begin(self) -> bool:
-        """Put back what earlier batches have written into the module's state; False where that cannot be done."""
+        """Put back what earlier batches have written into the module's state; False if that cannot be done."""
         if self.instances and self.observed is not None:
             if self.observed.changing:
                 self.observed.put_back()

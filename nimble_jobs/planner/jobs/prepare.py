@@ -35,7 +35,7 @@ def prepare(
     another process builds the schedule, `waiting` is called again and again; what it raises comes through. With
     `builders`, and unless `schedule.progressive` is false, a miss does not wait: see `improve`. Raises
     ModelError for a model that cannot be built, ModelChanged for one whose code was edited meanwhile, OutOfMemory, and
-    JobFailed where `schedule.on_miss` is `fail`.
+    JobFailed if `schedule.on_miss` is `fail`.
     """
     start = time.perf_counter()
     parts = key_parts(request, device)

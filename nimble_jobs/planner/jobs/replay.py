@@ -114,7 +114,7 @@ def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: 
 
 
 def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python: tuple[Path, ...]) -> Request:
-    """The request that has these key parts. Raises ValueError where none can be told from them."""
+    """The request that has these key parts. Raises ValueError if none can be told from them."""
     source, given = _source(parts, folders), _input(parts)
     args: dict[str, Any] = json.loads(parts.get("model.args", "{}"))
     streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
@@ -142,7 +142,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
             allowed_python=allowed_python,
         )
     except (KeyError, NimbleError) as e:
-        raise ValueError(f"its key does not tell how to ask for it: {e}") from e
+        raise ValueError(f"the request cannot be rebuilt from its key: {e}") from e
 
 
 def _told(difference: Difference) -> str:

@@ -93,7 +93,7 @@ def _restore(
     observed: Observed,
     watched: Watched | None = None,
 ) -> None:
-    """Raises CheckFailed, and EngineError where calls that were watched left traces; the module is then as it was."""
+    """Raises CheckFailed, and EngineError if calls that were watched left traces; the module is then as it was."""
 
     def check(instances: Sequence[Instance]) -> None:
         check_loaded(

@@ -27,7 +27,7 @@ def main_files(parts: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_main_files(parts: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The parts as they were if these files had other names; unchanged where another file has one."""
+    """The parts as they would be if these files had other names; a part stays if another file has that name."""
     found = dict(parts)
     for source, before in main_files(parts).items():
         begin = FILES[source]
@@ -41,5 +41,5 @@ def with_main_files(parts: Mapping[str, str], names: Mapping[str, str]) -> dict[
 
 
 def unnamed(parts: Mapping[str, str]) -> dict[str, str]:
-    """The parts as they were if these files had no names."""
+    """The parts as they would be if these files had no names."""
     return with_main_files(parts, dict.fromkeys(FILES, ""))

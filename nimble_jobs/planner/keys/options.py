@@ -15,7 +15,7 @@ class BuildOptions:
     streams: Literal["auto"] | int = "auto"  # auto: as many as measure fastest; N: at most N
     fuse: Literal["auto", "off", "max"] = "auto"  # off: eager kernels; auto: Inductor's too; max: also max-autotune
     purpose: Literal["latency", "throughput"] = "latency"  # the shortest replay, or the most records a second
-    in_flight: Literal["auto"] | int = "auto"  # replays in flight at once, where the purpose is throughput
+    in_flight: Literal["auto"] | int = "auto"  # replays in flight at once, if the purpose is throughput
     layout: Literal["auto", "given"] = "auto"  # given: the weights stay where they lie
     fold: bool = False  # normalisations may be folded into convolutions: the weights will not change
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype

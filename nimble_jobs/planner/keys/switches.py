@@ -18,7 +18,7 @@ _CUBLAS = "Deterministic behavior was enabled .* uses CuBLAS"  # where streams s
 
 @contextmanager
 def as_in_training(device: torch.device) -> Iterator[None]:
-    """While inside, torch and cuDNN choose implementations that give equal bits each time, where they have any, as an
+    """While inside, torch and cuDNN choose implementations that give equal bits each time, if they have any, as an
     exact resume needs; streams and events are those of the device.
 
     Nothing is said of operators that have none.

@@ -41,7 +41,7 @@ def build_it(miss: Miss) -> Miss | Refused:
 
 def by_spec(on_miss: str, meaning: str = "") -> Callable[[Miss], Miss | Refused]:
     """The answer to a miss that `schedule.on_miss` gives. `meaning` says which schedule is missing, if it is not the
-    job's own. The answer raises JobFailed where the spec says `fail`.
+    job's own. The answer raises JobFailed if the spec says `fail`.
     """
 
     def answer(miss: Miss) -> Miss | Refused:
@@ -70,7 +70,7 @@ def obtain(
 
     On a miss `on_miss` says whether to build. Only one process builds a key: whoever finds another at it waits for up
     to BUILD_WAIT_S, while `waiting` is called again and again, and loads what was stored meanwhile. Before a new
-    schedule is kept, `check_code` raises where the code is not what the key says. Whatever the four functions raise
+    schedule is kept, `check_code` raises if the code is not what the key says. Whatever the four functions raise
     comes through; StoreError too.
     """
     found: Taken[T] | Miss | Refused | Later = load()
@@ -129,7 +129,7 @@ def use_stored(
 ) -> Taken[T] | Miss | Refused:
     """What `make` makes of stored material, which is given by key. Counts as a use of each key.
 
-    Material that proves unfit is quarantined, and a miss; `disagrees` answers where it differs from eager. Raises
+    Material that proves unfit is quarantined, and a miss; `disagrees` answers if it differs from eager. Raises
     OutOfMemory, DeviceFault, StoreError, and what `disagrees` raises.
     """
     outcome: Miss | Refused

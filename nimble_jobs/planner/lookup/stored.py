@@ -64,7 +64,7 @@ class Obtained(Generic[T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """A stored schedule and its artifacts, all of their bytes hashed. Empty where kernels are compiled again."""
+    """A stored schedule and its artifacts, all of their bytes hashed. No artifacts if kernels are compiled again."""
 
     schedule: Schedule
     constants: Mapping[str, torch.Tensor]  # uint8, by the SHA-256 that the program names
@@ -79,7 +79,7 @@ class Storable:
     schedule: Schedule
     parts: Mapping[str, str]
     constants: Mapping[str, torch.Tensor]
-    binaries: bytes  # machine code; empty where kernels are compiled again, or are operators
+    binaries: bytes  # machine code; empty if kernels are compiled again, or are operators
     refused: str | None = None  # why it must not be used, nor built again
 
 

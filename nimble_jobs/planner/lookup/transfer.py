@@ -43,7 +43,7 @@ class Taken:
 class Import:
     """What became of a file."""
 
-    schedules: tuple[Taken, ...]  # empty where nobody agreed
+    schedules: tuple[Taken, ...]  # empty if nobody agreed
     removed: tuple[ScheduleEntry, ...] = ()  # the least recently used here, which went to keep to the size that is set
 
 

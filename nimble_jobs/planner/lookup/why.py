@@ -17,7 +17,7 @@ from nimble_jobs.store.prune import aged
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A part of a key that two keys do not share. None where a key has no such part."""
+    """A part of a key that two keys do not share. None if a key has no such part."""
 
     part: str
     wanted: str | None
@@ -32,7 +32,7 @@ class Why:
     parts: dict[str, str]
     hit: bool
     reason: str | None  # of a miss
-    nearest: ScheduleEntry | None  # of a miss; None where nothing is stored
+    nearest: ScheduleEntry | None  # of a miss; None if nothing is stored
     differences: tuple[Difference, ...]  # from the nearest
     schedule: Schedule | None = None  # of a hit
 

@@ -41,7 +41,7 @@ class Carried:
         return self.altered() is None
 
     def altered(self) -> str | None:
-        """The name of something of the module's that is not as it was; None where all is."""
+        """The name of something of the module's that is not as it was; None if all is."""
         tensors = {n: id(t) for n, t in tensors_in(self._module).items()}
         for name in (*self._tensors, *tensors):
             if self._tensors.get(name) != tensors.get(name):

@@ -21,7 +21,7 @@ from nimble_jobs.engine.private.modes import DispatchMode
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
 from nimble_jobs.models.preprocessed import Preprocessed, inner
 from nimble_jobs.planner.module.modes import eval_mode
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.preprocess import BITS
 
 _FREE = np.iinfo(np.int64)
@@ -75,7 +75,7 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
     module = inner(module)  # whose numbers are those of the records, in a wider type
     below = integers_below(module)
     try:
-        with no_traces(module, device) as snapshot, eval_mode(module), torch.no_grad(), snapshot.watching():
+        with restoring_state(module, device) as snapshot, eval_mode(module), torch.no_grad(), snapshot.watching():
             x = torch.randint(0, below, tuple(shape), device=device)
             with _Lookups(x) as lookups:
                 module(x)

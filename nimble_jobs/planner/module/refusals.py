@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 def watched(snapshot: Snapshot, call: Callable[[], Result]) -> Result:
     """What a call gives. The snapshot keeps the values of parameters that it writes into.
 
-    Raises what the call raises, also where nobody watches.
+    Raises what the call raises, also if nobody watches.
     """
     try:
         with snapshot.watching():
@@ -105,7 +105,7 @@ def refusing_to_prepare(device: torch.device, again: Callable[[], object]) -> It
     """Around what a model is prepared by: raises CannotRecord for whatever it raises there and `again`, a step in
     eager, does not.
 
-    What `again` raises comes through, as do errors of our own and of too little memory. Raises DeviceFault where the
+    What `again` raises comes through, as do errors of our own and of too little memory. Raises DeviceFault if the
     device does not answer.
     """
     try:

@@ -18,12 +18,12 @@ from nimble_jobs.errors import CannotRecord, EngineError
 
 
 @contextlib.contextmanager
-def no_traces(module: nn.Module, device: torch.device) -> Iterator[Snapshot]:
+def restoring_state(module: nn.Module, device: torch.device) -> Iterator[Snapshot]:
     """Whatever runs inside, tensors, attributes and what they contain, random states and compilers are then as before.
 
-    Parameters are put back where calls are made under the `watching` mode of what is given. The memory layout of
-    weights and buffers is restored where an error leaves the block, and left as chosen otherwise. What a model keeps
-    outside of itself cannot be restored. Raises CannotRecord where a tensor has another shape then.
+    Parameters are put back if calls are made under the `watching` mode of the snapshot. The memory layout of weights
+    and buffers is restored if an error leaves the block, and left as chosen otherwise. What a model keeps outside of
+    itself cannot be restored. Raises CannotRecord if a tensor has another shape then.
     """
     snapshot, states = Snapshot(module), RandomStates(device)
     laid_out = [(t, t.data) for t in (*module.parameters(), *module.buffers()) if is_dense(t)]
@@ -65,7 +65,7 @@ class Places:
         return cls(tuple(found.values()))
 
     def check(self) -> None:
-        """Raises EngineError, naming the tensor, where one was replaced or moved: replays would read the old one."""
+        """Raises EngineError, naming the tensor, if one was replaced or moved: replays would read the old one."""
         for name, holder, key, tensor, address in self.tensors:
             if holder.get(key) is not tensor or tensor.data_ptr() != address:
                 raise EngineError(

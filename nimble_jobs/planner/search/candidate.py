@@ -26,7 +26,7 @@ class Found:
     error: float | None
     failure: str | None = None  # why it must not be used: it disagrees with eager
     in_flight: int = 1
-    available_bytes: int | None = None  # what it may use of the device's memory; None where that is no question
+    available_bytes: int | None = None  # what it may use of the device's memory; None if that is no question
 
     @property
     def only(self) -> Planned:

@@ -34,7 +34,7 @@ class Clock:
 
     @contextmanager
     def time(self, stage: Stage) -> Iterator[None]:
-        """Count the time inside, also where it ends in an error."""
+        """Count the time inside, even if it ends in an error."""
         start = time.perf_counter()
         try:
             yield

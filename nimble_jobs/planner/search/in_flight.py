@@ -84,7 +84,7 @@ class InFlight:
         return self._best or single
 
     def _near(self, single: Found, passed: Sequence[Found]) -> list[Found]:
-        """The best of each other source, where it is not far behind; the others' rows say that they are."""
+        """The best of each other source, unless it is far behind; then its row says so."""
         best_of: dict[Source, Found] = {}
         for found in sorted(passed, key=lambda f: f.cost):
             best_of.setdefault(found.source, found)
@@ -104,7 +104,7 @@ class InFlight:
         return True
 
     def _measured(self, found: Found, count: int) -> float | None:
-        """Records a second with `count` replays in flight; None where they do not fit, or may not overlap."""
+        """Records a second with `count` replays in flight; None if they do not fit, or may not overlap."""
         name = f"{found.candidate.name}, {count} in flight"
         program, limit = found.only.recording.program, self._options.memory_bytes
         streams = found.only.plan.streams
@@ -143,7 +143,7 @@ class InFlight:
 
 
 def _one_stream(found: Found, passed: Sequence[Found]) -> list[Found]:
-    """The same source on one stream, where that is another plan: replays in flight fill the device without streams."""
+    """The same source on one stream, if that is another plan: replays in flight fill the device without streams."""
     if found.only.plan.streams == 1:
         return []
     return [f for f in passed if f.source == found.source and f.only.plan.streams == 1][:1]

@@ -59,7 +59,7 @@ def foldable(program: Program, module: nn.Module) -> Pairs:
 def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
     """A copy of the module with these pairs folded. It shares every other tensor with the module.
 
-    Raises EngineError where the module has no such children.
+    Raises EngineError if the module has no such children.
     """
     shared = {id(t): t for t in (*module.parameters(), *module.buffers(), *tensors_in(module).values())}
     twin = copy.deepcopy(module, dict(shared))

@@ -57,7 +57,7 @@ def mergeable(program: Program, module: nn.Module) -> Groups:
 def merge(module: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
     """Put the linear layers of each group over one weight, in place; the tensors that they had are left alone.
 
-    Raises EngineError where the module has no such layers.
+    Raises EngineError if the module has no such layers.
     """
     for group in groups:
         try:

@@ -125,7 +125,7 @@ def record_source(
     records as they are stored.
 
     With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
-    CannotRecord where the module does what no schedule can hold.
+    CannotRecord if the module does what no schedule can hold.
     """
     layout = "given" if isinstance(module, Preprocessed) else source.layout
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}

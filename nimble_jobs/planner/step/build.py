@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -17,9 +16,10 @@ from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemor
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, default_tolerance_of, program_parts
+from nimble_jobs.planner.lookup.obtain import Fresh
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.refusals import refusing_to_prepare, watch_steps
-from nimble_jobs.planner.module.restoring import Places, no_traces
+from nimble_jobs.planner.module.restoring import Places, restoring_state
 from nimble_jobs.planner.search.candidate import Found
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search
@@ -31,7 +31,7 @@ from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.step.target import StepTarget
 from nimble_jobs.schedule import Schedule
 
-__all__ = ["BuiltStep", "CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
+__all__ = ["CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "TrainingStep", "prepare_step"]
 
 Report = Callable[..., None]
 Parts = Mapping[str, str]
@@ -108,24 +108,16 @@ class CapturedStep:
         self._latest = self._updated = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltStep:
-    """A step that was built now, and what of it can be stored: nothing where it runs in eager."""
-
-    step: TrainingStep
-    storables: tuple[Storable, ...] = ()
-
-
 def prepare_step(
     request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
 ) -> TrainingStep:
     """The step of `build_step`."""
-    return build_step(request, device=device, parts=parts, report=report).step
+    return build_step(request, device=device, parts=parts, report=report).value
 
 
 def build_step(
     request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
-) -> BuiltStep:
+) -> Fresh[TrainingStep]:
     """The fastest checked step of `request.module`, which lies on `device`.
 
     `parts` are those of its key, as far as it is to be found again. Weights, statistics and random states are
@@ -142,7 +134,7 @@ def build_step(
         raise
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
-        return BuiltStep(step=eager)
+        return Fresh(value=eager, storables=(), close=eager.close)
 
 
 class _Build:
@@ -156,10 +148,10 @@ class _Build:
         self._search = Search(self._target, live.request.options, told=lambda _: report(phase="build"))
         self._start = time.perf_counter()
 
-    def run(self) -> BuiltStep:
+    def run(self) -> Fresh[TrainingStep]:
         """Search, choose between the winner and eager, and capture the choice. Raises EngineError."""
         live, device = self._live, self._live.device
-        with no_traces(live.eager.arithmetic.objective, device), torch.inference_mode(False):
+        with restoring_state(live.eager.arithmetic.objective, device), torch.inference_mode(False):
             try:
                 live.refuse_what_replays_leave_out()
                 eager_us = _eager_us(live)
@@ -189,7 +181,7 @@ class _Build:
             step = live.eager
         else:
             step = CapturedStep(live, captured.instances, schedules)
-        return BuiltStep(step=step, storables=tuple(storables.values()))
+        return Fresh(value=step, storables=tuple(storables.values()), close=step.close)
 
     def _against_eager(self, found: Found, instance: Instance, eager_us: float) -> Contest | None:
         """An update in eager and replayed, timed in turns; None if the replay is faster beyond doubt, or eager may not

@@ -70,7 +70,7 @@ def put(tensors: Tensors, values: Tensors) -> None:
 
 
 def unit_roundoff(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
-    """The largest relative error of rounding to the narrowest of the floating types, or to TF32 where that is on."""
+    """The largest relative error of rounding to the narrowest of the floating types, or to TF32 if that is on."""
     kinds = [d for d in dtypes if d.is_floating_point] or [torch.float32]
     if multiplies_in_tf32(device):
         kinds.append(torch.float16)  # as many bits
@@ -83,7 +83,9 @@ def matters(unit: float) -> bool:
 
 
 def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
-    """Move floating-point values in place by up to `unit` of themselves, or one place where their type is no finer."""
+    """Move floating-point values in place by up to `unit` of themselves, or by one unit in the last place if their type
+    is no finer.
+    """
     generators: dict[torch.device, torch.Generator] = {}
     with torch.no_grad():
         for tensor in tensors:
@@ -98,7 +100,7 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
 
 
 def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
-    """By name, the relative norm that the disturbed run differs by; 0 where nothing can be told."""
+    """By name, the relative norm that the disturbed run differs by; 0 if nothing can be told."""
     norms = {name: verify.relative_norm(tensor, expected[name]) for name, tensor in found.items()}
     return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
 
@@ -113,9 +115,9 @@ def allowed_norm(tolerance: float, noise: float) -> float:
 def compare_gradient(
     name: str, found: torch.Tensor, expected: torch.Tensor, slack: float, floor: float, noise: float
 ) -> float:
-    """As `compare`, with `slack` or, where it is more, what `noise` allows; 0 where sizes alone can be compared.
+    """As `compare`, with `slack` or, if that is more, what `noise` allows; 0 if only sizes can be compared.
 
-    `noise` is relative to `expected`, also where that is below the floor. Raises CheckFailed, naming the tensor.
+    `noise` is relative to `expected`, even if that is below the floor. Raises CheckFailed, naming the tensor.
     """
     size = rms(expected)
     allowed = _MARGIN * noise

@@ -26,7 +26,7 @@ class TrainingStep(Protocol):
 
     schedule: Schedule | None  # of the batches that end with an update; its `runs` may say that eager is faster
     schedules: Mapping[Role, Schedule]
-    fallback: str | None  # why steps run in eager; None where they replay a schedule, or eager is faster
+    fallback: str | None  # why steps run in eager; None if they replay a schedule, or eager is faster
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -38,7 +38,7 @@ class TrainingStep(Protocol):
 
     @property
     def correct(self) -> torch.Tensor:
-        """How many of the last batch were classified right, int64; 0 where the labels are no classes."""
+        """How many of the last batch were classified right, int64; 0 if the labels are no classes."""
 
     @property
     def found_inf(self) -> torch.Tensor:
@@ -46,7 +46,7 @@ class TrainingStep(Protocol):
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """Norm of all gradients at the last update, before they were clipped; None where nothing is clipped."""
+        """Norm of all gradients at the last update, before they were clipped; None if nothing is clipped."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         """Launch one batch on the current stream; with `last_of_accumulation` also the update.
@@ -61,7 +61,7 @@ class TrainingStep(Protocol):
         """
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Take over the values of such tensors, exactly. Raises UsageError where they do not fit."""
+        """Take over the values of such tensors, exactly. Raises UsageError if they do not fit."""
 
     def close(self) -> None:
         """Give memory back. The step cannot be run afterwards."""
@@ -153,7 +153,7 @@ class Arithmetic:
 
     @torch.no_grad()
     def finish(self, found: Tensors, *, update: bool) -> Update | None:
-        """Accumulate gradients where that is asked for, and update the weights."""
+        """Accumulate gradients if that is asked for, and update the weights."""
         gradients = {n: laid_out_as(g, self.parameters[n]) for n, g in found.items()}
         if self.accumulated:
             sums = [self.accumulated[n] for n in gradients]

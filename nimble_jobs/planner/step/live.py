@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,18 +22,7 @@ from nimble_jobs.planner.step.record import objective_with, record_step
 from nimble_jobs.planner.step.request import StepRequest
 from nimble_jobs.schedule import Plan, Program
 
-
-class Capturable(Protocol):
-    """What it takes to capture one program."""
-
-    @property
-    def recording(self) -> Recording: ...
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def memory(self) -> MemoryPlan: ...
+Capturable = tuple[Recording, Plan, MemoryPlan]  # what it takes to capture one program
 
 
 class LiveStep:
@@ -88,7 +77,7 @@ class LiveStep:
         self.eager.run_with(self.eager.arithmetic.objective, *self.inputs.values(), update=True)
 
     def refuse_marked_inputs(self) -> None:
-        """Raises CannotRecord where a step had its batch require grad, as some do for reentrant checkpoints."""
+        """Raises CannotRecord if a step had its batch require grad, as some do for reentrant checkpoints."""
         for name, tensor in self.inputs.items():
             if tensor.requires_grad:
                 raise CannotRecord(f"the model has its input {name!r} require grad, which a replay would not")
@@ -134,8 +123,7 @@ class LiveStep:
         made: dict[Role, Instance] = {}
         try:
             for role in self.request.programs:
-                each = programs[role]
-                made[role] = self.capture_one(each.recording, each.plan, each.memory)
+                made[role] = self.capture_one(*programs[role])
         except BaseException:
             for instance in made.values():
                 instance.close()

@@ -67,7 +67,7 @@ class Optimizer:
     def apply(self, gradients: Tensors) -> Update:
         """Update the parameters that have a gradient, in place; gradients are overwritten.
 
-        Skipped where loss scaling finds one that is not finite.
+        Skipped if loss scaling finds one that is not finite.
         """
         gradients = _apart(gradients)
         given = list(gradients.values())
@@ -151,13 +151,13 @@ def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
 
 
 def laid_out_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where it lies as `model` does, else a copy that does. Strides are exactly those of `model`."""
+    """The tensor itself if it lies as `model` does, else a copy that does. Strides are exactly those of `model`."""
     found = seen_as(tensor, model)
     return found if found is not None else torch.empty_like(model).copy_(tensor)
 
 
 def seen_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor | None:
-    """The tensor with the strides of `model`, of the same shape, where both lie alike; else None."""
+    """The tensor with the strides of `model`, of the same shape, if both lie alike; else None."""
     if tensor.stride() == model.stride():
         return tensor
     if all(n == 1 or a == b for n, a, b in zip(model.shape, tensor.stride(), model.stride(), strict=True)):
@@ -166,7 +166,7 @@ def seen_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor | None:
 
 
 def load_state(live: Tensors, given: Tensors) -> None:
-    """Copy values into live tensors, exactly. Raises UsageError, naming the tensor, where they do not fit."""
+    """Copy values into live tensors, exactly. Raises UsageError, naming the tensor, if they do not fit."""
     for name in live.keys() ^ given.keys():
         where = "is missing" if name in live else "is not known"
         raise UsageError(f"the state of the training step does not fit: {name!r} {where}")

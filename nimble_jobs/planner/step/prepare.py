@@ -16,15 +16,14 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.forward.restore import recording_of, source_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, program_key
-from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, touch, use_stored
+from nimble_jobs.planner.lookup.obtain import Waiting, by_spec, obtain, touch, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import CapturedStep, Parts, Report, build_step, step_tolerance
 from nimble_jobs.planner.step.eager import EagerStep, TrainingStep
-from nimble_jobs.planner.step.live import LiveStep
+from nimble_jobs.planner.step.live import Capturable, LiveStep
 from nimble_jobs.planner.step.request import StepRequest
-from nimble_jobs.schedule import Plan
 from nimble_jobs.store import Store
 
 _MEANT = {Role.UPDATE: "", Role.ACCUMULATE: "for batches without an update, "}
@@ -53,21 +52,17 @@ def prepare_stored_step(
 ) -> PreparedStep:
     """The step whose key has these parts, from the store, or built and stored now.
 
-    With `request.only` nothing but that source will do: the same bits, where the stored schedule is the same. What is
+    With `request.only` nothing but that source will do: the same bits, if the stored schedule is the same. What is
     damaged, or fails its check, is quarantined and built again. Before a new schedule is stored, `check_code` raises
-    where the code is not what the key says. On a miss `on_miss` decides, as for scoring. Raises JobFailed, OutOfMemory,
+    if the code is not what the key says. On a miss `on_miss` decides, as for scoring. Raises JobFailed, OutOfMemory,
     DeviceFault, StoreError, and what `waiting` raises.
     """
     key = program_key(parts, Role.UPDATE)
 
-    def build() -> Fresh[TrainingStep]:
-        built = build_step(request, device=device, parts=parts, report=report)
-        return Fresh(value=built.step, storables=built.storables, close=built.step.close)
-
     found = obtain(
         key,
         lambda: _take(request, parts, device, store, report),
-        build,
+        lambda: build_step(request, device=device, parts=parts, report=report),
         store=store,
         on_miss=by_spec(on_miss),
         check_code=check_code,
@@ -78,7 +73,7 @@ def prepare_stored_step(
 
 
 def eager_by_choice(request: StepRequest, parts: Parts, *, device: torch.device, store: Store) -> PreparedStep | None:
-    """The step as it is, where the store says that it is faster than a schedule; None where it does not."""
+    """The step in eager if the store says that this is faster than a schedule; None otherwise."""
     keys = _keys(request, parts)
     materials: dict[Role, Material] = {}
     for role, key in keys.items():
@@ -146,7 +141,7 @@ def _loaded(
         graph.check_plan(schedule.program, schedule.plan)
     live = LiveStep(request, EagerStep(request, device), device, tolerance=step_tolerance(request, device))
     instances: dict[Role, Instance] = {}
-    with no_traces(live.eager.arithmetic.objective, device), torch.inference_mode(False):
+    with restoring_state(live.eager.arithmetic.objective, device), torch.inference_mode(False):
         try:
             live.refuse_what_replays_leave_out()
             live.use(source.layout)
@@ -162,23 +157,11 @@ def _loaded(
     return CapturedStep(live, instances, schedules)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Program:
-    """What it takes to capture a stored program."""
-
-    recording: Recording
-    plan: Plan
-    memory: MemoryPlan
-
-
-def _program(live: LiveStep, source: Source, role: Role, material: Material) -> _Program:
+def _program(live: LiveStep, source: Source, role: Role, material: Material) -> Capturable:
     schedule = material.schedule
 
     def record() -> Recording:
         return live.record(source, live.objective(source), role, like=schedule.program)
 
-    return _Program(
-        recording=recording_of(material, record),
-        plan=schedule.plan,
-        memory=MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes),
-    )
+    memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
+    return recording_of(material, record), schedule.plan, memory

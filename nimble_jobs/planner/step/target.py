@@ -28,7 +28,7 @@ class StepTarget:
     available_bytes = None
 
     def __init__(self, live: LiveStep, *, seed: int) -> None:
-        """`seed`: of checks that must pass again, where a training goes on with the source that it began with."""
+        """`seed`: of checks that must pass again when a training goes on with the source that it began with."""
         self._live = live
         self._request = live.request
         self._seed = seed
@@ -63,8 +63,9 @@ class StepTarget:
             self._live.restore()
 
     def capture(self, source: Source, programs: Programs) -> StepInstances:
+        wanted = {role: (each.recording, each.plan, each.memory) for role, each in programs.items()}
         seed = secrets.randbits(31) if self._request.only is None else self._seed
-        return StepInstances(self._live, self._live.capture(programs), seed)
+        return StepInstances(self._live, self._live.capture(wanted), seed)
 
     @contextmanager
     def alone(self, source: Source, role: Role, recording: Recording, plan: Plan) -> Iterator[Callable[[], object]]:

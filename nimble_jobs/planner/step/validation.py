@@ -10,9 +10,9 @@ from torch import nn
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.job import Hit
-from nimble_jobs.planner.forward.build import build_best, fresh
+from nimble_jobs.planner.forward.build import Built, build_best, fresh
 from nimble_jobs.planner.forward.calls import observe_calls
-from nimble_jobs.planner.forward.restore import check_loaded, restore
+from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
@@ -51,21 +51,20 @@ def prepare_forward(
     """The schedule whose key has these parts, captured over the live weights of `module`, which is in evaluation mode.
 
     Weights stay where they lie. What is damaged, or fails its check, is quarantined and built again. On a miss
-    `on_miss` decides, as for scoring. Before a new schedule is stored, `check_code` raises where the code is not what
+    `on_miss` decides, as for scoring. Before a new schedule is stored, `check_code` raises if the code is not what
     the key says. Raises JobFailed, EngineError, OutOfMemory, StoreError, and what `told` and `waiting` raise.
     """
     key = schedule_key(parts)
 
-    def take() -> Taken[_Ready] | Miss | Refused:
+    def take() -> Taken[Built | Restored] | Miss | Refused:
         stored = read_stored(key, store)
         if not isinstance(stored, Taken):
             return stored
-        material = stored.value
-        return use_stored({key: material}, lambda: _Ready(_restored(module, x, material), material.schedule), store)
+        return use_stored({key: stored.value}, lambda: _restored(module, x, stored.value), store)
 
-    def build() -> Fresh[_Ready]:
+    def build() -> Fresh[Built | Restored]:
         built = build_best(module, {"x": x}, key, options, x.device, keep_integers=True, told=told)
-        return fresh(built, parts, _Ready(next(iter(built.instances), None), built.schedule))
+        return fresh(built, parts, built)
 
     found = obtain(
         key,
@@ -76,28 +75,22 @@ def prepare_forward(
         check_code=check_code,
         waiting=waiting,
     )
-    ready = found.value or _Ready()
+    ready = found.value
     return PreparedForward(
         key=key,
         input=parts["input"],
-        instance=ready.instance,
-        schedule=ready.schedule,
+        instance=next(iter(ready.instances), None) if ready is not None else None,
+        schedule=ready.schedule if ready is not None else None,
         hit=found.hit,
         miss_reason=found.miss_reason,
         failure=found.fallback,
     )
 
 
-@dataclass(frozen=True)
-class _Ready:
-    instance: Instance | None = None  # None: eager is faster
-    schedule: Schedule | None = None
-
-
-def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instance | None:
-    """Captured and checked; None where eager is faster."""
+def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Restored:
+    """Captured and checked; without an instance if eager is faster."""
     if material.schedule.runs == "eager":
-        return None
+        return Restored(schedule=material.schedule, module=module, instances=())
     observed = observe_calls(module, {"x": x}, x.device)
 
     def check(instances: Sequence[Instance]) -> None:
@@ -114,7 +107,6 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Instanc
         )
 
     try:
-        (instance, *_) = restore(module, material, {"x": x}, x.device, check).instances
+        return restore(module, material, {"x": x}, x.device, check)
     finally:
         observed.put_back()
-    return instance

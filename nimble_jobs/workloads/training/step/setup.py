@@ -28,7 +28,7 @@ from nimble_jobs.planner.keys.step import code_parts, step_options, step_parts
 from nimble_jobs.planner.keys.switches import VARIES, as_in_training
 from nimble_jobs.planner.lookup.obtain import check_unchanged
 from nimble_jobs.planner.module.limits import Limits, find_limits
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
@@ -205,7 +205,7 @@ def unsteady(request: StepRequest) -> tuple[str, ...]:
     device = request.x.device
     with (
         as_in_training(device),
-        no_traces(request.module, device),
+        restoring_state(request.module, device),
         torch.enable_grad(),
         warnings.catch_warnings(record=True) as caught,
     ):
@@ -225,7 +225,7 @@ def _try_loss(train: TrainSpec, request: StepRequest) -> None:
     if not train.loss.startswith("python:"):
         return
     file, device = Path(parse_source(train.loss).target).resolve(), request.x.device
-    with no_traces(request.module, device), torch.enable_grad(), autocast(request.precision, device):
+    with restoring_state(request.module, device), torch.enable_grad(), autocast(request.precision, device):
         outputs = request.module(request.x)
         with explained(file, "train.loss"):
             loss: Any = request.loss(outputs, request.y)
@@ -247,7 +247,7 @@ def _classes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, train: TrainSp
     """How many classes the model has; None if labels or outputs are not classes. Raises ModelError."""
     if y.is_floating_point():
         return None
-    with no_traces(module, x.device), evaluating(module), autocast(dtype, x.device):
+    with restoring_state(module, x.device), evaluating(module), autocast(dtype, x.device):
         outputs = flatten_outputs(module(x))
     try:
         return logits_of(outputs).shape[1]

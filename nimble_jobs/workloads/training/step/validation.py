@@ -16,7 +16,7 @@ from nimble_jobs.data import BadRecord
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, DeviceFault, EngineError
-from nimble_jobs.planner.module.restoring import no_traces
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.request import Loss
 from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.workloads.context import Event, Stop
@@ -54,7 +54,7 @@ class Forward:
         """
         whole = _Outputs(self._module, self._dtype)
         try:
-            with no_traces(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
+            with restoring_state(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
                 if not isinstance(self._module(x), torch.Tensor):
                     return "the model returns more than one tensor"
                 prepared = prepare(whole)
