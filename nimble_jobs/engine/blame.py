@@ -13,9 +13,9 @@ from nimble_jobs.errors import CannotRecord
 
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 _PYTHON_FOLDER = f"{Path(os.__file__).parent}/"
-_OWN_FILES = tuple(
-    str(Path(__file__).with_name(f"{name}.py"))
-    for name in ("blame", "memory", "recorder", "host_reads", "private", "rewrites")
+_OWN_FILES = (
+    *(str(Path(__file__).with_name(f"{n}.py")) for n in ("blame", "memory", "recorder", "host_reads", "rewrites")),
+    f"{Path(__file__).with_name('private')}/",
 )
 
 
@@ -48,7 +48,7 @@ class Blame:
         while frame.f_back is not None:
             file = frame.f_code.co_filename
             library = file.startswith(_PYTHON_FOLDER) and "site-packages" not in file
-            library = library or file.startswith((_TORCH_FOLDER, "<")) or file in _OWN_FILES
+            library = library or file.startswith((_TORCH_FOLDER, "<", *_OWN_FILES))
             if not library:
                 break
             frame = frame.f_back

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.blame import Blame
-from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
@@ -123,7 +122,7 @@ class Memory(Blame):
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
-        if not able(self.device).separate_memory:
+        if self.device.type == "cpu":
             return args, kwargs
         # With a mask, the number is filled in; with positions it would be copied.
         masks = any(isinstance(t, torch.Tensor) and t.dtype in MASKS for t in tree_leaves(args))

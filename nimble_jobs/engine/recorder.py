@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import encode
 from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.memory import MASKS, Memory
@@ -278,7 +277,7 @@ class Recorder(Memory, DispatchMode):
     def _is_constant_work(self, op: OpOverload, tensors: list[torch.Tensor]) -> bool:
         """Work on host constants, for a program on another device, has the same result at every replay: do it once."""
         return (
-            able(self.device).separate_memory
+            self.device.type != "cpu"
             and bool(tensors)
             and all(t.device.type == "cpu" and storage_id(t) not in self._index for t in tensors)
             and torch.Tag.nondeterministic_seeded not in op.tags

@@ -41,7 +41,7 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
 
 def saved_names(module: nn.Module) -> set[str]:
     """The names of a module's own tensors that are saved with it."""
-    return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
+    return {*module._parameters.keys(), *module._buffers.keys()} - module._non_persistent_buffers_set  # also scripted
 
 
 def tables_of(module: nn.Module) -> tuple[Any, ...]:
