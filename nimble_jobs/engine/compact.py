@@ -1,6 +1,6 @@
 """Weights side by side in memory of their own, so that what lay between them can be given back to the device.
 
-A search leaves weights in segments of the caching allocator that they share with what is long gone.
+A search leaves weights in segments of the caching allocator that they share with tensors that are long gone.
 """
 
 from __future__ import annotations
@@ -35,3 +35,9 @@ def compact(module: nn.Module, device: torch.device) -> None:
                 tensor.data = moved
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Memory of a module's parameters and buffers; what several share counts once."""
+    storages = (t.untyped_storage() for t in state_of(module).values())
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

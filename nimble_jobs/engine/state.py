@@ -36,12 +36,6 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def state_bytes(module: nn.Module) -> int:
-    """Memory of a module's parameters and buffers; what several share counts once."""
-    storages = (t.untyped_storage() for t in state_of(module).values())
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
-
-
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
     """`state_of`, and the tensors in a module's containers and objects, by where they are."""
     found = state_of(module)

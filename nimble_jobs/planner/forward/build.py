@@ -14,11 +14,11 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.compact import compact
+from nimble_jobs.engine.compact import compact, state_bytes
 from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.engine.state import RandomStates, state_bytes
+from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
 from nimble_jobs.planner.forward.calls import example_of, observe_calls, random_like, takes, time_calls
 from nimble_jobs.planner.forward.target import Example, ForwardTarget

@@ -14,12 +14,12 @@ from torch import nn
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.compact import state_bytes
 from nimble_jobs.engine.device import able, allocated_bytes
 from nimble_jobs.engine.flight import Flight, Landed
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.engine.state import state_bytes
 from nimble_jobs.engine.tail import Head
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
