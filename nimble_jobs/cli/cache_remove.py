@@ -96,7 +96,7 @@ def prune(
 def _compact(store: Store) -> None:
     try:
         store.compact()
-    except StoreError as e:  # what was to be removed is removed; new schedules will use the space in the file
+    except StoreError as e:  # the rows are removed, and new schedules will reuse their space in the file
         output.note(f"the database's file did not shrink: {e}")
 
 

@@ -39,7 +39,7 @@ def verify(
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
-    """Hash every stored schedule and artifact again. Exits 0 when all schedules are sound, 100 when any is not."""
+    """Hash every stored schedule and artifact again. Exits 0 if all schedules are sound, 100 if any is not."""
     from nimble_jobs.client import allowed_python
 
     allowed = allowed_python(allow_python or (), settings=options.configured(ctx))

@@ -26,7 +26,7 @@ COLUMNS = (
 
 @app.command()
 def show(ctx: typer.Context, json: options.Json = False) -> None:
-    """Show every value that is in force here, and where it comes from."""
+    """Show every value in force, and its origin."""
     from nimble_jobs.settings import variable
 
     settings, folder = options.configured(ctx), f"{options.chosen_home(ctx)}/"
@@ -70,7 +70,7 @@ def check(
 
 @app.command()
 def path(ctx: typer.Context) -> None:
-    """Print where config.yaml is, or would be."""
+    """Print the path of config.yaml, which need not exist yet."""
     from nimble_jobs.settings import FILE
 
     output.emit(str(options.chosen_home(ctx) / FILE))

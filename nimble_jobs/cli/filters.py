@@ -1,4 +1,4 @@
-"""Conditions of `--filter`: each is read once, by what its key holds, before any row is looked at."""
+"""Conditions of `--filter`. Each is parsed once, by the type of its key, before any row is read."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 class Kind(Enum):
-    """What a key of the JSON rows holds; any may be null."""
+    """The type of a key in the JSON rows; any may be null."""
 
     TEXT = auto()
-    TEXTS = auto()  # a list, told apart by what is in it, or by whether it is empty
+    TEXTS = auto()  # a list, matched by its items, or by being empty
     FLAG = auto()  # yes or no
     NUMBER = auto()
     FACTOR = auto()  # 2.5, or 2.5x
@@ -47,7 +47,7 @@ Keys = Mapping[str, Kind | tuple[str, ...]]  # a tuple: a text that is one of th
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A key, and what its value must be."""
+    """A condition on the value of a key."""
 
     key: str
     compare: str  # =, !=, >, <, >= or <=
@@ -58,7 +58,7 @@ class Condition:
 def parse(text: str, keys: Keys, now: float, *, more: Sequence[str] = ()) -> Condition:
     """Read `KEY=VALUE` or another comparison; ages are counted from `now`, Unix seconds. Errors name `more` keys, too.
 
-    Raises UsageError for a key that rows do not have, a value that it cannot hold, and an order of what has none.
+    Raises UsageError for an unknown key, a value of the wrong type, and a comparison that the type does not have.
     """
     found = _CONDITION.fullmatch(text.strip())
     if not found:
@@ -86,7 +86,7 @@ def parse(text: str, keys: Keys, now: float, *, more: Sequence[str] = ()) -> Con
 
 
 def known(key: str, keys: Keys, where: str, *, more: Sequence[str] = ()) -> str:
-    """The key itself, or the one that it is short for: `used` for last_used_at, `size` for bytes. Raises UsageError."""
+    """The full name of a key, for instance last_used_at for `used`, or bytes for `size`. Raises UsageError."""
     if key in keys:
         return key
     word = {"used": "last_used", "size": "bytes"}.get(key, key)
@@ -193,7 +193,7 @@ def _duration(operand: str) -> float | None:
 
 
 def _date(key: str, operand: str) -> float:
-    """Unix seconds of a date or a time, in UTC where it names no zone."""
+    """Unix seconds of a date or a time, in UTC if it names no zone."""
     try:
         at = datetime.fromisoformat(operand)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store.listed import Match
 
 TABLE_ROWS = 100  # on a terminal, unless --limit says otherwise
-SHORTHANDS = ("since", "until", "text")  # what a filter may name beside the keys
+SHORTHANDS = ("since", "until", "text")  # names for filters in addition to the keys
 _SPAN = re.compile(r"\s*(since|until)\s*=(.*)", re.DOTALL)
 _SEARCH = re.compile(r"\s*text\s*=(.*)", re.DOTALL)
 
@@ -125,7 +125,7 @@ def ls(
 
 
 def job_rows(store: Store, selection: Selection, *, ids_only: bool = False) -> list[Row]:
-    """The rows that `ls` shows. The database filters, sorts and cuts as far as it can. Raises UsageError.
+    """The rows of `ls`. The database filters, sorts and limits as far as it can. Raises UsageError.
 
     With `ids_only` rows may hold nothing but their `id`.
     """
@@ -153,7 +153,7 @@ def job_rows(store: Store, selection: Selection, *, ids_only: bool = False) -> l
 
 
 def _conditions(selection: Selection) -> tuple[list[Match], list[Condition]]:
-    """What the database checks, and what is left to be checked in the rows. Raises UsageError."""
+    """The conditions for the database, and those left for the rows. Raises UsageError."""
     from nimble_jobs.store.listed import TEXT, Match
 
     matches: list[Match] = []
@@ -171,17 +171,17 @@ def _conditions(selection: Selection) -> tuple[list[Match], list[Condition]]:
 
 
 def _span(text: str, now: float) -> str:
-    """`since=7d` as the condition on created_at that it is short for; any other text as it is. Raises UsageError."""
+    """`since=7d` as a condition on created_at; any other text unchanged. Raises UsageError."""
     found = _SPAN.fullmatch(text)
     if found is None:
         return text
     _, age = span_of(found[1], found[2].strip(), now)
-    later = (found[1] == "since") != age  # a lower age is a later time
+    later = (found[1] == "since") != age  # a smaller age is a later time
     return f"created_at{'>=' if later else '<='}{found[2]}"
 
 
 def _total(store: Store, selection: Selection) -> int | None:
-    """How many jobs the filters let through; None where only the rows can tell."""
+    """How many jobs match the filters; None if only the rows can tell."""
     matches, left = _conditions(selection)
     return None if left else store.jobs.count(matches, selection.now)
 

@@ -15,7 +15,7 @@ _LISTED = 8  # events of one kind in a row; JSON has all
 
 
 def job_row(job: Job, now: float, waits: str | None = None) -> Row:
-    """The JSON row of a job in `ls`; `waits` is why it does not run yet."""
+    """The JSON row of a job in `ls`; `waits` says why it does not run yet."""
     elapsed = None if job.started_at is None else max(0.0, (job.finished_at or now) - job.started_at)
     return {
         "id": job.id,
@@ -54,7 +54,7 @@ def counts(jobs: Sequence[Job]) -> dict[str, int]:
 
 
 def records_per_s(job: Job, now: float) -> float | None:
-    """What the job measured, else a mean since its attempt began."""
+    """The measured rate, else the mean rate since the attempt began."""
     measured = job.timings.get("records_per_s")
     if measured:
         return round(float(measured), 3)
@@ -120,7 +120,7 @@ def progress(row: dict[str, Any]) -> str:
 
 
 def state_text(row: Row) -> str:
-    """The state of a job's row; of one that prepares its run, what it does."""
+    """The state in a job's row, with the phase while the job prepares its run."""
     if row["held"] and row["state"] == JobState.QUEUED:
         return "queued held"
     if row["state"] == JobState.RUNNING and row["phase"] not in (None, "run"):
@@ -128,7 +128,7 @@ def state_text(row: Row) -> str:
     return str(row["state"])
 
 
-_BEGUN = {  # where a job stands that began in eager
+_BEGUN = {  # the schedule's progress of a job that began in eager
     "eager": "not built, in eager",
     "quick": "not built, eager's kernels captured",
     "building": "being built beside the job",
@@ -137,7 +137,7 @@ _BEGUN = {  # where a job stands that began in eager
 
 
 def first_run(job: Job) -> list[tuple[str, str]]:
-    """What a job that began in eager decided, why, and what each move brought."""
+    """The decision of a job that began in eager, its reason, and the gain of each move."""
     found = job.schedule.get("first_run") or {}
     lines = [("first run", str(found["why"]))] if found.get("why") else []
     for move in found.get("moves", ()):
@@ -150,7 +150,7 @@ def first_run(job: Job) -> list[tuple[str, str]]:
 
 
 def schedule_state(job: Job) -> str:
-    """How the job came by its schedule, in words; empty before it is known."""
+    """How the job got its schedule, in words; empty before it is known."""
     if fallback(job):
         return "eager"
     begun = _BEGUN.get(str(job.schedule.get("progress")))
@@ -161,19 +161,19 @@ def schedule_state(job: Job) -> str:
 
 
 def phase(job: Job) -> str | None:
-    """What a running job does right now; of a build, the candidate that is tried: build: eager kernels, 2 streams."""
+    """The phase of a running job, with the current candidate of a build: build: eager kernels, 2 streams."""
     trying = job.schedule.get("trying")
     return f"build: {trying}" if job.phase == "build" and trying else job.phase
 
 
 def fallback(job: Job) -> str | None:
-    """Why the job ran in eager instead of its schedule, if it did."""
+    """Why the job ran in eager, if it did."""
     reason = job.schedule.get("fallback")
     return str(reason) if reason else None
 
 
 def weights(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Where weights come from that no file holds, as the job said it last; nothing for others."""
+    """The origin of weights that come from no file, as the job reported it; nothing for other jobs."""
     said = [event.message for event in events if event.kind == "weights"]
     return [("weights", text) for text in said[-1:]]
 
@@ -201,7 +201,7 @@ def summary(job: Job) -> str:
 
 
 def training(timings: dict[str, Any]) -> str:
-    """How a training goes: loss 0.0812, accuracy 97.5%. Empty where nothing of it was measured yet."""
+    """A training's figures: loss 0.0812, accuracy 97.5%. Empty if nothing was measured yet."""
     parts = []
     if "loss" in timings:
         parts.append(f"loss {timings['loss']:.3g}")
@@ -211,13 +211,13 @@ def training(timings: dict[str, Any]) -> str:
 
 
 def steps_rate(timings: dict[str, Any]) -> str:
-    """Of a training: 312 steps/s. Empty where it was not measured yet."""
+    """A training's rate: 312 steps/s. Empty if it was not measured yet."""
     found = timings.get("steps_per_s")
     return f"{render.rate(found).removesuffix('/s')} steps/s" if found else ""
 
 
 def history(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Time and text of events; of many of one kind in a row the first and the last ones."""
+    """Time and text of events; for many of one kind in a row, only the first and the last ones."""
     lines: list[tuple[str, str]] = []
     for kind, group in itertools.groupby(events, key=lambda event: event.kind):
         alike = [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in group]

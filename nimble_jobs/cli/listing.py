@@ -1,4 +1,4 @@
-"""Rows to be filtered, sorted, cut and printed: as JSON, ids, tables on terminals, tab-separated text in pipes."""
+"""Filters, sorts, limits and prints rows: as JSON, ids, tables on terminals, or tab-separated text in pipes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Literal
 from nimble_jobs.cli import output
 from nimble_jobs.cli.filters import Condition, Keys, known, parse
 
-Row = dict[str, Any]  # as JSON has it
+Row = dict[str, Any]  # a JSON object
 
-_GAP = 2  # blanks between columns
-_NARROWEST = 8  # of a flexible column
+_GAP = 2  # spaces between columns
+_NARROWEST = 8  # least width of a flexible column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class Selection:
     now: float = field(default_factory=time.time)  # Unix seconds; ages are counted from here
 
     def apply(self, rows: list[Row], keys: Keys) -> list[Row]:
-        """The rows that pass every filter. Raises UsageError for a key that rows do not have, and for a condition that
-        makes no sense, whether there are rows or not.
+        """The rows that match every filter. Raises UsageError for an unknown key or a senseless condition, even without
+        rows.
         """
         return self.chosen(rows, self.conditions(keys), self.sort_key(keys))
 
     def chosen(self, rows: list[Row], conditions: Sequence[Condition], sort: str | None) -> list[Row]:
-        """The rows that pass these conditions, sorted by a key and cut."""
+        """The rows that match these conditions, sorted and limited."""
         rows = [row for row in rows if all(condition.holds(row.get(condition.key)) for condition in conditions)]
         if sort is not None:
             present = [row for row in rows if row.get(sort) is not None]
@@ -41,11 +41,11 @@ class Selection:
         return rows[: self.limit]
 
     def conditions(self, keys: Keys) -> list[Condition]:
-        """What rows must pass. Raises UsageError, as `apply` does."""
+        """The parsed conditions. Raises UsageError, as `apply` does."""
         return [parse(condition, keys, self.now) for condition in self.filters]
 
     def sort_key(self, keys: Keys) -> str | None:
-        """The key to sort by, None for the order as it is. Raises UsageError."""
+        """The key to sort by, None to keep the order. Raises UsageError."""
         return known(self.sort.lstrip("-"), keys, "--sort") if self.sort else None
 
     @property
@@ -61,16 +61,16 @@ class Column:
     cell: Callable[[Row], str]
     style: Callable[[Row], str] | None = None
     justify: Literal["left", "right"] = "left"
-    flexible: bool = False  # gives way, with an ellipsis, where the terminal is narrow
-    gives_first: bool = False  # of those that are flexible
+    flexible: bool = False  # shrinks, with an ellipsis, on a narrow terminal
+    gives_first: bool = False  # least width if it is flexible
     from_width: int = 0  # left out on narrower terminals
-    telling: bool = False  # but not where rows differ in it and there is room
+    telling: bool = False  # but kept if rows differ in it and there is room
 
 
 def print_rows(
     rows: list[Row], columns: Sequence[Column], *, id_key: str, json: bool, quiet: bool, empty: str, caption: str = ""
 ) -> None:
-    """Rows on stdout in the form that was asked for."""
+    """Print rows on stdout in the requested form."""
     if json:
         output.emit_json(rows)
     elif quiet:
@@ -87,7 +87,7 @@ def print_rows(
 
 
 def fits(rows: list[Row], columns: Sequence[Column], available: int) -> bool:
-    """Whether a terminal of this width has room for the columns as they are."""
+    """Whether the columns fit on a terminal of this width without shrinking."""
     return _total(_whole(rows, columns)) <= available
 
 
@@ -135,7 +135,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _widths(rows: list[Row], columns: Sequence[Column], available: int) -> list[int]:
-    """As wide as what each column holds. Where that is too much, flexible ones give way, the widest first."""
+    """The width of each column's contents. If they do not fit, flexible columns shrink, the widest first."""
     widths = _whole(rows, columns)
     over = _total(widths) - available
     while over > 0:

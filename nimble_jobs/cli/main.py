@@ -1,4 +1,4 @@
-"""The application: global options, and the one place where errors become lines on stderr and exit codes."""
+"""The application: global options, and the only place that turns errors into lines on stderr and exit codes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note, refusal
 from nimble_jobs.errors import NimbleError
 
-_COMPLETE = "_NIMBLE_JOBS_COMPLETE"  # set by a shell that completes a line
+_COMPLETE = "_NIMBLE_JOBS_COMPLETE"  # set by a shell during completion
 
 app = typer.Typer(
     name="nimble-jobs",
-    rich_markup_mode=None,  # plain help: Rich would double the time of --help
+    rich_markup_mode=None,  # plain help, because Rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 specs.register(app)
@@ -91,7 +91,7 @@ def root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code. Never raises for what a user did, nor for what stdout is."""
+    """Run one command line and return its exit code. Never raises for user errors, nor for a broken stdout."""
     streams.present()
     args = _global_options_first(list(sys.argv[1:] if argv is None else argv))
     before = sys.stdout, sys.stderr
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         sys.stdout, sys.stderr = before
     refused = stdout.settle()
-    if isinstance(refused, BrokenPipeError):  # the reader of a pipe, `head` for instance, has seen enough
+    if isinstance(refused, BrokenPipeError):  # the reader of a pipe, such as `head`, has closed it
         code = streams.BROKEN_PIPE
     elif refused is not None:
         _say(f"nimble-jobs: standard output cannot be written: {refused.strerror}")
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # there is nowhere left to say that nothing can be said
+    with suppress(OSError):  # stderr cannot be written either, so the error is dropped
         note(text)
 
 
@@ -138,12 +138,12 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
     except typer.Abort:
         _say("nimble-jobs: aborted")
         return 1
-    except (Exception, SystemExit) as e:  # the last line of defence: a user never sees a traceback unasked
-        if stdout.refused is not None:  # then it is about that
+    except (Exception, SystemExit) as e:  # last resort: users see a traceback only with --debug
+        if stdout.refused is not None:  # then report that error
             return 1
-        cause = e.__context__ if isinstance(e, SystemExit) else e  # Typer makes an exit of any broken pipe
+        cause = e.__context__ if isinstance(e, SystemExit) else e  # Typer turns any broken pipe into an exit
         if cause is None:
-            if isinstance(e, SystemExit) and isinstance(e.code, int | None):  # a shell was given its completions
+            if isinstance(e, SystemExit) and isinstance(e.code, int | None):  # the shell got its completions
                 return e.code or 0
             raise
         if debug:
@@ -162,7 +162,7 @@ def _command() -> Any:
 
 
 def _global_options_first(args: list[str]) -> list[str]:
-    """`--debug` and then `--home` in front, wherever they stood before a `--`."""
+    """Move `--debug` and `--home` to the front, from anywhere before a `--`."""
     debug: list[str] = []
     home: list[str] = []
     rest: list[str] = []
@@ -187,7 +187,7 @@ def _wants_help(args: list[str]) -> bool:
 
 
 def _help(command: Any, args: list[str]) -> str:
-    """The help of the command that the words name. Typer's own way to it loads pydantic and takes twice the time."""
+    """The help of the named command. Typer's own way loads pydantic and takes twice the time."""
     context = typer.Context(command, info_name="nimble-jobs", **command.context_settings)
     for word in args:
         child = getattr(context.command, "commands", {}).get(word)
@@ -197,7 +197,7 @@ def _help(command: Any, args: list[str]) -> str:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """One line, with the command whose help would tell more; a bare group shows its help."""
+    """One line that names the command's --help; a bare group shows its help."""
     message = error.format_message()
     if "\n" in message:
         return message
@@ -207,14 +207,14 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process: at once where torch is loaded, whose threads and devices take long to go.
+    """End the process; at once if torch is loaded, because its threads and devices take long to shut down.
 
-    Whatever a command has to keep is durable by now, and the kernel takes back the rest.
+    Everything that a command must keep is durable by now, and the kernel frees the rest.
     """
     if "torch" not in sys.modules:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # `main` has said what could not be written
+        with suppress(AttributeError, OSError, ValueError):  # `main` has reported what could not be written
             stream.flush()
     os._exit(code)
 

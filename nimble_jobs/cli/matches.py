@@ -1,4 +1,4 @@
-"""What of `--filter` and `--sort` the database can do, so that `ls` need not look at every job."""
+"""The part of `--filter` and `--sort` that the database can do, so that `ls` need not read every job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nimble_jobs.cli.filters import Condition, Keys, Kind, flag_of, number_of, s
 if TYPE_CHECKING:
     from nimble_jobs.store.listed import Match
 
-_SHOWN = 0.001  # rows show times and rates to the third digit, the database has them whole
+_SHOWN = 0.001  # rows round times and rates to three digits, the database does not
 _DAY_S = 86400.0
 _TURNED: dict[str, str] = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
 _NUMBERS = (Kind.NUMBER, Kind.SECONDS)
@@ -18,7 +18,7 @@ _ROUNDED = ("elapsed_s", "records_per_s")
 
 
 def matches_of(condition: Condition, keys: Keys, now: float) -> list[Match]:
-    """The condition for the database, of which every part must hold; empty where it cannot check it."""
+    """Conditions for the database, all of which must hold; empty if it cannot check the filter."""
     from nimble_jobs.store.listed import COLUMNS, Match
 
     key, compare, operand = condition.key, condition.compare, condition.operand
@@ -47,7 +47,7 @@ def matches_of(condition: Condition, keys: Keys, now: float) -> list[Match]:
         return within(number - _SHOWN / 2, _SHOWN) if compare == "=" else []
     if kind is Kind.TIME and compare in _TURNED:
         at, age = span_of(key, operand, now)
-        return made(_TURNED[compare] if age else compare, at)  # longer ago is earlier
+        return made(_TURNED[compare] if age else compare, at)  # a larger age is an earlier time
     if kind is Kind.TIME and compare == "=" and "*" not in operand:
         at, age = span_of(key, operand, now)
         return [] if age else within(at, _SHOWN if ":" in operand else _DAY_S)
@@ -61,6 +61,6 @@ def _text(compare: str, operand: str) -> tuple[str, str]:
 
 
 def _class(compare: str, operand: str, made: Any) -> list[Match]:
-    """Of a pattern such as job-[23] the part before the bracket; the rest is checked in the rows."""
+    """The part of a pattern such as job-[23] before the bracket; the rows are checked against the rest."""
     found: list[Match] = made("like", operand.partition("[")[0] + "*", exact=False) if compare == "=" else []
     return found

@@ -1,4 +1,4 @@
-"""Two streams: what machines read goes to stdout, what people read about it goes to stderr. Rich only on terminals."""
+"""Output for machines goes to stdout, messages for people go to stderr. Rich is used on terminals only."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Characters that would steer a terminal, or that no encoding has: all controls but tab and line feed, lone surrogates.
+# Characters that control a terminal or cannot be encoded: control characters except tab and line feed, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """The text with such characters escaped, as JSON does: what is stored may come from elsewhere."""
+    """The text with such characters escaped as in JSON, since stored text may come from anywhere."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def emit(text: str) -> None:
-    """One line, or several, on stdout."""
+    """Print one or more lines on stdout."""
     sys.stdout.write(visible(text) + "\n")
 
 
 def emit_json(value: Any) -> None:
-    """`value` as indented JSON on stdout."""
+    """Print `value` as indented JSON on stdout."""
     emit(_rows(value) or json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
 
 
@@ -53,7 +53,7 @@ def _rows(value: Any) -> str | None:
 
 
 def note(text: str) -> None:
-    """Something for people, on stderr, after what stdout holds so far. Terminals get it wrapped between words."""
+    """Print a message on stderr, after flushing stdout. On terminals it is wrapped between words."""
     shown = visible(text)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -64,7 +64,7 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """As `note`, and hard to overlook on a terminal."""
+    """As `note`, but highlighted on a terminal."""
     if not sys.stderr.isatty():
         note(text)
         return
@@ -75,13 +75,13 @@ def warn(text: str) -> None:
 
 
 def refusal(error: NimbleError) -> None:
-    """The lines of an error on stderr; those about a spec begin with its file."""
+    """Print the lines of an error on stderr. Lines about a spec begin with its file."""
     prefix = "" if isinstance(error, SpecError) else "nimble-jobs: "
     note("\n".join(prefix + line for line in str(error).splitlines()))
 
 
 def _wrapped(line: str, width: int) -> str:
-    """As lines that fit, each indented as the first; a word that is longer than a line stays whole."""
+    """Lines that fit, indented like the first; a word longer than a line stays whole."""
     if len(line) <= width:
         return line
     words = line.lstrip()

@@ -1,4 +1,4 @@
-"""Live views of running jobs on stderr, fed by the database: the same for `run`, `wait` and `submit --wait`."""
+"""Live views of running jobs on stderr, read from the database, for `run`, `wait` and `submit --wait`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from nimble_jobs.store import Store
 
 _POLL_S = 0.2
-_RECOVER_S = 2.0  # how often jobs are looked for whose process died: without a worker nobody else would
-_MANY = 8  # with more jobs than this, those that ended make room
-_WIDE = 100  # columns of a terminal that has room for a long bar and for counts
+_RECOVER_S = 2.0  # how often to recover jobs whose process died; without a worker nothing else does
+_MANY = 8  # with more jobs than this, ended ones are hidden
+_WIDE = 100  # columns of a terminal with room for a long bar and counts
 
 
 class View(Protocol):
-    """Something that shows how jobs stand."""
+    """A view of jobs' progress."""
 
     def update(self, jobs: Sequence[Job]) -> None: ...
 
@@ -112,7 +112,7 @@ def watch(
     quiet: bool,
     attend: Callable[[Job], None] | None = None,
 ) -> list[Job]:
-    """The jobs once all have ended; `attend` sees those that have not, again and again, and cares for a worker.
+    """Wait for the jobs and return them; `attend` is called repeatedly with unfinished ones, to ensure a worker.
 
     Raises NotFinishedInTime after `timeout_s` seconds.
     """
@@ -155,7 +155,7 @@ def watch(
 
 @contextmanager
 def beside(home: Path, job_id: str, *, quiet: bool) -> Iterator[None]:
-    """Shows a job that this very process runs, from a thread with its own connection."""
+    """Show a job of this process, from a thread with its own connection."""
     if quiet:
         yield
         return

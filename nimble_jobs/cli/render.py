@@ -73,7 +73,7 @@ def rate(records_per_s: float | None) -> str:
 
 
 def speedup(values: dict[str, Any]) -> str:
-    """Replay against eager, with the device that both were measured on; empty where nothing was measured."""
+    """Replay against eager, with the device of the measurement; empty if nothing was measured."""
     replay_us, eager_us = values.get("replay_us"), values.get("eager_us")
     if not replay_us or not eager_us:
         return ""
@@ -85,7 +85,7 @@ def speedup(values: dict[str, Any]) -> str:
 
 
 def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
-    """One panel with a line for each way to run the model that was built and measured; none where there were none."""
+    """One panel with a line for each candidate that was built and measured; none if there were none."""
     lines = []
     for candidate in found:
         parts = []
@@ -102,7 +102,7 @@ def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
 
 
 def short_path(path: str) -> str:
-    """Relative where it lies in the current folder."""
+    """The path, relative if it is in the current folder."""
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
@@ -130,7 +130,7 @@ def sections(parts: Sequence[Section]) -> None:
 def _value_style(name: str, value: str) -> str:
     if name == "state":
         return STATE_STYLE.get(value.split()[0], "")
-    if name == "error":  # of a job, in words; a schedule's is a relative norm
+    if name == "error":  # a job's error is text; a schedule's is a relative norm
         return "" if value[:1].isdigit() else "red"
     return "red" if name == "fallback" else ""
 
@@ -147,12 +147,12 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first three, and how many more there are."""
+    """The first three items, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value in the unit that its name ends with."""
+    """A value with the unit in which its name ends."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):

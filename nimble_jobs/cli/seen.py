@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store.seen import SeenSource
 
 _AT_MOST = 1000  # files listed, unless --limit says otherwise
-_NAMED = 3  # files that a question names
+_NAMED = 3  # files named in a question
 
 app = typer.Typer(name="seen", help="The files that jobs with input.only_new have scored.", no_args_is_help=True)
 
@@ -120,7 +120,7 @@ def forget(
 
 
 def _known(store: Store, name: str) -> int:
-    """How many files of a name are seen. Raises NotFound for none."""
+    """The number of seen files of a name. Raises NotFound if there are none."""
     known = sum(source.files for source in store.seen.sources(name))
     if not known:
         raise NotFound(f"no seen files of {name}; list the names with: nimble-jobs seen ls")

@@ -51,7 +51,7 @@ def validate(
 
 
 def _look(spec: JobSpec, allowed: tuple[Path, ...], *, json: bool) -> None:
-    """Print what a first look finds. Raises UsageError with all that is wrong."""
+    """Print the findings of `--data`. Raises UsageError with all problems."""
     from nimble_jobs.spec import dump
     from nimble_jobs.workloads.look import look  # loads torch
 
@@ -101,7 +101,7 @@ def explain(
     drawings = [make(path) for make, path in asked if path is not None]
     loaded = as_of_a_tick(load(spec, overrides or ()))
     named, settings = allow_python or (), options.configured(ctx, gpu_memory=gpu_memory)
-    # A look runs no code.
+    # A lookup runs no code.
     allowed = allowed_python(named, settings=settings) if no_build else permitted(loaded, named, settings=settings)
     with options.store(ctx) as store, telling(quiet=quiet) as told:
         from nimble_jobs.workloads.explain import explain as plan  # loads torch

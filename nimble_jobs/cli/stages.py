@@ -1,4 +1,4 @@
-"""How busy the stages of a job are, which one holds up the others, and what would help."""
+"""How busy the stages of a job are, which one is the bottleneck, and what would help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from nimble_jobs.plural import count
 
-_IDLE = 0.5  # a stage that is less busy than that holds up nobody
+_IDLE = 0.5  # a less busy stage is no bottleneck
 
 _HELP = {
     "read and decode": "more CPU cores or a faster disk, and for pictures input.decode: gpu",
@@ -27,7 +27,7 @@ def without(timings: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
-    """A line for each stage, and one for the busiest; none where nothing was measured."""
+    """A line for each stage, and one for the bottleneck; none if nothing was measured."""
     stages = timings.get("stages") or []
     if not stages:
         return []

@@ -1,4 +1,4 @@
-"""What the standard streams may be, and still no command ends in a traceback: closed, broken, or on a full disk."""
+"""Handles standard streams that are closed, broken, or on a full disk, so that no command ends in a traceback."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-BROKEN_PIPE = 141  # what a shell gives a program that a broken pipe ended: 128 + SIGPIPE
+BROKEN_PIPE = 141  # a shell's exit code for a program ended by a broken pipe: 128 + SIGPIPE
 
 
 def present() -> None:
-    """Puts /dev/null where a standard stream is closed: else the next file that is opened, a database perhaps, would be
-    what `print` writes to.
+    """Open /dev/null in place of a closed standard stream. Otherwise the next opened file, perhaps a database, would
+    get the output of `print`.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
@@ -27,7 +27,7 @@ def present() -> None:
 
 
 class Watched:
-    """A text stream that remembers why it could not be written, whoever met that: not every caller hands it on."""
+    """A text stream that remembers its write error, since not every caller passes errors on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -42,7 +42,7 @@ class Watched:
             self._stream.flush()
 
     def settle(self) -> OSError | None:
-        """Writes out what is held; where that failed, or fails now, drops it with whatever comes after. Returns why."""
+        """Flush a stream. If a write failed, drop its pending and later output, and return the error."""
         with suppress(OSError):
             self.flush()
         if self.refused is not None:

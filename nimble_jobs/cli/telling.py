@@ -1,4 +1,4 @@
-"""What a command that takes long does right now, on stderr."""
+"""Shows on stderr what a long command is doing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nimble_jobs.cli import output
 
 @contextmanager
 def telling(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is told to the function appears beside the time so far, in one line that vanishes at the end; where stderr
-    is no terminal, as a line of its own when it changes; with `quiet` not at all.
+    """Messages passed to the function appear beside the elapsed time, in one line that vanishes at the end. If stderr
+    is no terminal, each change gets its own line. With `quiet` nothing is printed.
     """
     if quiet:
         yield lambda _: None
@@ -25,7 +25,7 @@ def telling(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
     columns = (SpinnerColumn(), TimeElapsedColumn(), text)
-    redirect = sys.stdout.isatty()  # what goes to a file or a pipe must stay there
+    redirect = sys.stdout.isatty()  # output to a file or a pipe must stay
     with Progress(*columns, console=output.error_console(), transient=True, redirect_stdout=redirect) as progress:
         task = progress.add_task("starting")
         yield lambda doing: progress.update(task, description=doing)

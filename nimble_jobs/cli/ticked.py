@@ -1,4 +1,4 @@
-"""A timer's spec where a command looks at its model or data: with the templates of a tick filled in."""
+"""A timer's spec for commands that check its model or data, with the templates of a tick filled in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_of_a_tick(spec: JobSpec) -> JobSpec:
-    """The job of the last tick, said on stderr where it has templates; any other spec as it is."""
+    """The job of the last tick, with a note on stderr if it has templates; any other spec unchanged."""
     if spec.cron is None:
         return spec
     from nimble_jobs import cron

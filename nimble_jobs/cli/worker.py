@@ -188,7 +188,7 @@ def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now:
 
 
 def _progress(row: Row) -> str:
-    """Of the job: when there was some; that there is none is said once it is worth a look."""
+    """The time of the job's last progress, or a warning if there was none for long."""
     seconds = row["progress_s"]
     if seconds is None:
         return "-"
