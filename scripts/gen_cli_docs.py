@@ -25,8 +25,8 @@ gets tab-separated text, or JSON with `--json`. `NO_COLOR` is honoured.
 | exit code | meaning |
 |---|---|
 | 0 | success |
-| 1 | anything unforeseen; `--debug` shows the traceback |
-| 2 | bad usage or bad spec: one line a problem, nothing queued |
+| 1 | any other error; `--debug` shows the traceback |
+| 2 | bad usage or bad spec: one line per problem, nothing queued |
 | 100 | job failed |
 | 101 | not finished in time |
 | 102 | not found |

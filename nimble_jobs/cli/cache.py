@@ -20,9 +20,7 @@ from nimble_jobs.cli.listing import Selection, print_rows
 
 _EXPLAINED = 5  # reasons under a list
 
-app = typer.Typer(
-    name="cache", help="Look at stored schedules, build, check, remove and carry them.", no_args_is_help=True
-)
+app = typer.Typer(name="cache", help="Manage stored schedules.", no_args_is_help=True)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from nimble_jobs.cli.listing import Column, Row, print_rows
 
 app = typer.Typer(
     name="config",
-    help="The state folder's configuration: config.yaml and what overrides it.",
+    help="Show and check the configuration: config.yaml and what overrides it.",
     no_args_is_help=True,
 )
 

@@ -13,7 +13,7 @@ from nimble_jobs.cli.listing import Selection, print_rows
 if TYPE_CHECKING:
     from nimble_jobs.cron import Added
 
-app = typer.Typer(name="cron", help="Timers that submit a job again and again.", no_args_is_help=True)
+app = typer.Typer(name="cron", help="Add, list and control timers, which submit jobs.", no_args_is_help=True)
 
 _TICKS_SHOWN, _AHEAD = 10, 5
 

@@ -80,7 +80,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Batch jobs on models whose GPU task schedules are made once, stored, and replayed.
+    """Run PyTorch models over files as batch jobs, with GPU schedules that are built once, stored, and replayed.
 
     --home and --debug may come anywhere on the line.
 

@@ -45,7 +45,7 @@ def retry(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Queue jobs again that failed, were cancelled or were quarantined. Their attempts count anew.
+    """Run jobs again. They must have failed, or were cancelled or quarantined. Their attempts count anew.
 
     Either all named jobs are queued or none. Of an array, only the jobs that can be retried. Earlier attempts stay in
     the history.

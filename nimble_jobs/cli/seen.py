@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _AT_MOST = 1000  # files listed, unless --limit says otherwise
 _NAMED = 3  # files named in a question
 
-app = typer.Typer(name="seen", help="The files that jobs with input.only_new have scored.", no_args_is_help=True)
+app = typer.Typer(name="seen", help="List or forget files that input.only_new has seen.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the jobs, or of their timer.", show_default=False)]
 MaybeName = Annotated[

@@ -88,8 +88,9 @@ def explain(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Show a spec's schedule: its key, build stages, graph, bounds, memory and candidates, with the reason for each
-    choice.
+    """Show a spec's schedule, and why it was chosen.
+
+    Prints its key, build stages, graph, bounds, memory, and candidates with the reason for or against each.
 
     On a miss the schedule is built and stored. Exits 100 if jobs will run in eager.
     """
