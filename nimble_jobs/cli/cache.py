@@ -67,8 +67,8 @@ def size(ctx: typer.Context, json: options.Json = False) -> None:
 
         from nimble_jobs.store.sizes import sizes
 
-        found = sizes(store)
-        values = asdict(found) | {"total_bytes": found.total_bytes, "limit_bytes": store.settings.now().cache.size}
+        usage = sizes(store)
+        values = asdict(usage) | {"total_bytes": usage.total_bytes, "limit_bytes": store.settings.now().cache.size}
     if json:
         output.emit_json(values)
     else:

@@ -50,14 +50,14 @@ def why(
             answer = replace(answer, nearest=None)  # set aside: the reason says all
         near = rows_of(store, [answer.nearest])[0] if answer.nearest else None
     if json:
-        told: dict[str, Any] = {
+        row: dict[str, Any] = {
             "key": answer.key,
             "hit": answer.hit,
             "reason": answer.reason,
             "key_parts": answer.parts,
         }
-        told |= {"nearest": near, "differences": [asdict(d) for d in answer.differences]}
-        output.emit_json(told | {"changed_files": answer.changed_files})
+        row |= {"nearest": near, "differences": [asdict(d) for d in answer.differences]}
+        output.emit_json(row | {"changed_files": answer.changed_files})
         return
     render.sections(_sections(answer))
 

@@ -24,11 +24,11 @@ def stats(ctx: typer.Context, json: options.Json = False) -> None:
     include schedules that were removed since.
     """
     with options.store(ctx) as store:
-        found = _statistics(store)
+        figures = _statistics(store)
     if json:
-        output.emit_json(found)
+        output.emit_json(figures)
     else:
-        render.sections(_sections(found))
+        render.sections(_sections(figures))
 
 
 def _statistics(store: Store) -> dict[str, Any]:
@@ -59,19 +59,19 @@ def _statistics(store: Store) -> dict[str, Any]:
     }
 
 
-def _sections(found: dict[str, Any]) -> list[render.Section]:
-    states = [f"{found[state]:,} {state}" for state in ("ready", "stale", "quarantined") if found[state]]
-    uses = found["uses"]
+def _sections(figures: dict[str, Any]) -> list[render.Section]:
+    states = [f"{figures[state]:,} {state}" for state in ("ready", "stale", "quarantined") if figures[state]]
+    uses = figures["uses"]
     schedules = [
-        ("stored", count(found["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
-        ("size", f"{render.size(found['bytes'])} with {count(found['artifacts'], 'artifact')}"),
-        ("hits", f"{found['hits']:,} of these schedules"),
+        ("stored", count(figures["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
+        ("size", f"{render.size(figures['bytes'])} with {count(figures['artifacts'], 'artifact')}"),
+        ("hits", f"{figures['hits']:,} of these schedules"),
     ]
     asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
-    saved = [("build time", f"{render.duration(found['saved_s'])}: each hit saves what its schedule took to build")]
+    saved = [("build time", f"{render.duration(figures['saved_s'])}: each hit saves what its schedule took to build")]
     parts = [("Schedules", schedules), ("Uses", asked), ("Saved", saved)]
-    if found["misses"]:
-        parts.append(("Misses", [(f"{number:,}", reason) for reason, number in found["misses"].items()]))
+    if figures["misses"]:
+        parts.append(("Misses", [(f"{number:,}", reason) for reason, number in figures["misses"].items()]))
     return parts
 
 

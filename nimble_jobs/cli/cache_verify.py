@@ -56,8 +56,8 @@ def verify(
         _tell(rows, leftovers, replay=replay)
     unsound = sum(not row["sound"] for row in rows)
     if unsound:
-        said = f"{unsound:,} of {count(len(rows), 'schedule')} not sound; jobs do not use quarantined schedules"
-        raise JobFailed(f"{said}; `nimble-jobs cache prune --quarantined` removes it")
+        text = f"{unsound:,} of {count(len(rows), 'schedule')} not sound; jobs do not use quarantined schedules"
+        raise JobFailed(f"{text}; `nimble-jobs cache prune --quarantined` removes them")
 
 
 def _hashed(store: Store, entries: list[ScheduleEntry]) -> list[Row]:

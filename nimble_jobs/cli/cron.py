@@ -120,11 +120,11 @@ def next_(
 
     now = time.time()
     with options.store(ctx) as store:
-        found = cron.upcoming(name, count, store=store, now=now)
+        ticks = cron.upcoming(name, count, store=store, now=now)
         if name is not None and store.timers.get(name).state == "paused":
             output.note(f"{name} is paused; if you resume it, its next ticks are:")
         rows = [
-            row for timer, due in found for row in cron_rows.due_rows(timer.name, cron_rows.zone_of(timer), [due], now)
+            row for timer, due in ticks for row in cron_rows.due_rows(timer.name, cron_rows.zone_of(timer), [due], now)
         ]
         print_rows(rows, cron_rows.DUE_COLUMNS, id_key="name", json=json, quiet=False, empty="no more ticks")
         if rows:

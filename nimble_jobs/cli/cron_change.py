@@ -66,14 +66,14 @@ def rm(
     from nimble_jobs import cron
 
     with options.store(ctx) as store:
-        found = [cron.show(name, store=store).timer for name in dict.fromkeys(names)]
-        what = ", ".join(timer.name for timer in found)
+        chosen = [cron.show(name, store=store).timer for name in dict.fromkeys(names)]
+        what = ", ".join(timer.name for timer in chosen)
         done = not dry_run and options.confirmed(f"Remove {what}?", yes=yes)
         if done:
-            for timer in found:
+            for timer in chosen:
                 cron.remove(timer.name, store=store)
         if json:
-            output.emit_json({"removed": done, "timers": [timer.name for timer in found]})
+            output.emit_json({"removed": done, "timers": [timer.name for timer in chosen]})
         else:
             output.note(f"would remove {what}" if dry_run else f"removed {what}" if done else "nothing was removed")
 
@@ -103,18 +103,18 @@ def backfill(
     from nimble_jobs.ticks import local_text
 
     with options.store(ctx) as store:
-        found = cron.backfill(name, since, until, max_running=max_running, dry_run=dry_run, store=store)
-        zone = cron_rows.zone_of(found.timer)
+        plan = cron.backfill(name, since, until, max_running=max_running, dry_run=dry_run, store=store)
+        zone = cron_rows.zone_of(plan.timer)
         if json:
-            output.emit_json(_backfill_json(found, zone, kept=not dry_run))
+            output.emit_json(_backfill_json(plan, zone, kept=not dry_run))
         else:
-            for tick in found.ticks:
+            for tick in plan.ticks:
                 before = "" if tick.before is None else f"; it was {tick.before.outcome}"
                 output.emit(f"{local_text(tick.due, zone)}: {'runs' if tick.runs else 'has a job'}{before}")
             verb = "would run" if dry_run else "to run"
-            ticks = f"{len(found.runs):,} of {count(len(found.ticks), 'tick')}"
+            ticks = f"{len(plan.runs):,} of {count(len(plan.ticks), 'tick')}"
             output.note(f"{name}: {ticks} {verb}, {max_running:,} at once")
-        if not dry_run and found.runs:
+        if not dry_run and plan.runs:
             cron_health.warn(store)
 
 

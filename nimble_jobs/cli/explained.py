@@ -9,55 +9,55 @@ from nimble_jobs.cli import render
 _HITS = {"stored": "stored hit", "miss": "miss"}
 
 
-def explained(found: dict[str, Any]) -> list[render.Section]:
+def explained(answer: dict[str, Any]) -> list[render.Section]:
     """Panels for the answer of `planner.explain_schedule`; fewer panels for a miss that was not built."""
-    parts: list[render.Section] = [("Schedule", _head(found))]
-    if "graph" in found:
+    parts: list[render.Section] = [("Schedule", _head(answer))]
+    if "graph" in answer:
         parts += [
-            ("Stages", _stages(found["stages"])),
-            ("Graph", _graph(found["graph"])),
-            ("Bounds", _bounds(found)),
-            ("Memory", _memory(found["memory"])),
-            *render.candidates(found["candidates"]),
+            ("Stages", _stages(answer["stages"])),
+            ("Graph", _graph(answer["graph"])),
+            ("Bounds", _bounds(answer)),
+            ("Memory", _memory(answer["memory"])),
+            *render.candidates(answer["candidates"]),
         ]
-    if "accumulate" in found:
-        parts += _accumulating(found["accumulate"])
-    return [*parts, ("Key", render.flat(found["key_parts"]))]
+    if "accumulate" in answer:
+        parts += _accumulating(answer["accumulate"])
+    return [*parts, ("Key", render.flat(answer["key_parts"]))]
 
 
-def _accumulating(found: dict[str, Any]) -> list[render.Section]:
+def _accumulating(answer: dict[str, Any]) -> list[render.Section]:
     """What differs in a step's batches that do not update the weights."""
-    head = _head(found)
-    if "graph" in found:
-        head += [*_graph(found["graph"]), *_bounds(found), *_memory(found["memory"])]
+    head = _head(answer)
+    if "graph" in answer:
+        head += [*_graph(answer["graph"]), *_bounds(answer), *_memory(answer["memory"])]
     return [("Batches without an update", head)]
 
 
-def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
-    reason = found["miss_reason"]
+def _head(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    reason = answer["miss_reason"]
     lines = [
-        ("key", found["key"][:16]),  # enough for `cache show`
-        ("answer", _HITS[found["hit"]] + (f": {reason}" if reason else "")),
-        ("fallback", found["fallback"]),
-        ("first run", _first_run(found.get("first_run") or {})),
-        ("speed", render.speedup(found)),
+        ("key", answer["key"][:16]),  # enough for `cache show`
+        ("answer", _HITS[answer["hit"]] + (f": {reason}" if reason else "")),
+        ("fallback", answer["fallback"]),
+        ("first run", _first_run(answer.get("first_run") or {})),
+        ("speed", render.speedup(answer)),
     ]
-    if "graph" in found:
-        folded = f", {found['folded']:,} normalisations folded" if found["folded"] else ""
-        merged = f", {found['merged']:,} linear layers merged" if found["merged"] else ""
-        error = "not finite" if found["error"] is None else f"{found['error']:.2g}"
+    if "graph" in answer:
+        folded = f", {answer['folded']:,} normalisations folded" if answer["folded"] else ""
+        merged = f", {answer['merged']:,} linear layers merged" if answer["merged"] else ""
+        error = "not finite" if answer["error"] is None else f"{answer['error']:.2g}"
         lines += [
-            ("kernels", f"{found['kernels']}, layout {found['layout']}{folded}{merged}"),
-            ("in flight", f"{found['in_flight']:,}"),
-            ("error", f"{error} against eager, tolerance {found['tolerance']:.2g}"),
+            ("kernels", f"{answer['kernels']}, layout {answer['layout']}{folded}{merged}"),
+            ("in flight", f"{answer['in_flight']:,}"),
+            ("error", f"{error} against eager, tolerance {answer['tolerance']:.2g}"),
         ]
     return [(name, text) for name, text in lines if text]
 
 
-def _first_run(found: dict[str, Any]) -> str | None:
+def _first_run(answer: dict[str, Any]) -> str | None:
     """What a job decides that finds no schedule: asked of a stored one, too."""
-    why = found.get("why")
-    return f"a job that found none stored: {why}" if found.get("plan") else why
+    why = answer.get("why")
+    return f"a job that found none stored: {why}" if answer.get("plan") else why
 
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
@@ -76,11 +76,11 @@ def _graph(graph: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _bounds(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _bounds(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """How near a replay is to the bounds that hold for any schedule of these tasks."""
-    graph, replay = found["graph"], render.micros(found["replay_us"])
+    graph, replay = answer["graph"], render.micros(answer["replay_us"])
     if graph["critical_path_us"]:
-        replay += f", {found['replay_us'] / graph['critical_path_us']:.2f}× the critical path"
+        replay += f", {answer['replay_us'] / graph['critical_path_us']:.2f}× the critical path"
     return [
         ("critical path", render.micros(graph["critical_path_us"])),
         ("all work", render.micros(graph["total_work_us"])),

@@ -60,13 +60,13 @@ def parse(text: str, keys: Keys, now: float, *, more: Sequence[str] = ()) -> Con
 
     Raises UsageError for an unknown key, a value of the wrong type, and a comparison that the type does not have.
     """
-    found = _CONDITION.fullmatch(text.strip())
-    if not found:
+    matched = _CONDITION.fullmatch(text.strip())
+    if not matched:
         raise UsageError(
             f"--filter: {text!r} is not a condition; expected KEY=VALUE, or !=, >, <, >=, <=; "
             f"KEY is one of {', '.join((*keys, *more))}"
         )
-    key, compare, operand = known(found[1], keys, "--filter", more=more), found[2], found[3].strip()
+    key, compare, operand = known(matched[1], keys, "--filter", more=more), matched[2], matched[3].strip()
 
     def condition(holds: Callable[[Any], bool]) -> Condition:
         return Condition(key=key, compare=compare, operand=operand, holds=holds)

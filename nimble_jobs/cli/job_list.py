@@ -172,12 +172,12 @@ def _conditions(selection: Selection) -> tuple[list[Match], list[Condition]]:
 
 def _span(text: str, now: float) -> str:
     """`since=7d` as a condition on created_at; any other text unchanged. Raises UsageError."""
-    found = _SPAN.fullmatch(text)
-    if found is None:
+    matched = _SPAN.fullmatch(text)
+    if matched is None:
         return text
-    _, age = span_of(found[1], found[2].strip(), now)
-    later = (found[1] == "since") != age  # a smaller age is a later time
-    return f"created_at{'>=' if later else '<='}{found[2]}"
+    _, age = span_of(matched[1], matched[2].strip(), now)
+    later = (matched[1] == "since") != age  # a smaller age is a later time
+    return f"created_at{'>=' if later else '<='}{matched[2]}"
 
 
 def _total(store: Store, selection: Selection) -> int | None:

@@ -49,8 +49,8 @@ def job_row(job: Job, now: float, waits: str | None = None) -> Row:
 
 def counts(jobs: Sequence[Job]) -> dict[str, int]:
     """How many jobs are in each state."""
-    found = Counter(job.state for job in jobs)
-    return {state.value: found[state] for state in JobState}
+    numbers = Counter(job.state for job in jobs)
+    return {state.value: numbers[state] for state in JobState}
 
 
 def records_per_s(job: Job, now: float) -> float | None:
@@ -138,9 +138,9 @@ _BEGUN = {  # the schedule's progress of a job that began in eager
 
 def first_run(job: Job) -> list[tuple[str, str]]:
     """The decision of a job that began in eager, its reason, and the gain of each move."""
-    found = job.schedule.get("first_run") or {}
-    lines = [("first run", str(found["why"]))] if found.get("why") else []
-    for move in found.get("moves", ()):
+    decided = job.schedule.get("first_run") or {}
+    lines = [("first run", str(decided["why"]))] if decided.get("why") else []
+    for move in decided.get("moves", ()):
         to = "eager's kernels, captured" if move["to"] == "quick" else "the stored schedule"
         took = f"in {render.duration(move['took_s'])}" if move.get("took_s") is not None else ""
         before, after = move.get("record_s_before"), move.get("record_s")
@@ -174,8 +174,8 @@ def fallback(job: Job) -> str | None:
 
 def weights(events: Sequence[Event]) -> list[tuple[str, str]]:
     """The origin of weights that come from no file, as the job reported it; nothing for other jobs."""
-    said = [event.message for event in events if event.kind == "weights"]
-    return [("weights", text) for text in said[-1:]]
+    messages = [event.message for event in events if event.kind == "weights"]
+    return [("weights", text) for text in messages[-1:]]
 
 
 def summary(job: Job) -> str:
@@ -212,8 +212,8 @@ def training(timings: dict[str, Any]) -> str:
 
 def steps_rate(timings: dict[str, Any]) -> str:
     """A training's rate: 312 steps/s. Empty if it was not measured yet."""
-    found = timings.get("steps_per_s")
-    return f"{render.rate(found).removesuffix('/s')} steps/s" if found else ""
+    rate_per_s = timings.get("steps_per_s")
+    return f"{render.rate(rate_per_s).removesuffix('/s')} steps/s" if rate_per_s else ""
 
 
 def history(events: Sequence[Event]) -> list[tuple[str, str]]:

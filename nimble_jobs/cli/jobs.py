@@ -49,11 +49,11 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
 
     with options.store(ctx) as store:
         client.recover(store)
-        found = store.jobs.chosen([job_id])
-        if len(found) > 1:
-            show_array(store, found, json=json)
+        chosen = store.jobs.chosen([job_id])
+        if len(chosen) > 1:
+            show_array(store, chosen, json=json)
             return
-        job = found[0]
+        job = chosen[0]
         attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
         notices, tick = store.outbox.list(job=job.id), store.timers.tick_of(job.id)
         now = time.time()

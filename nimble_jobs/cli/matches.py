@@ -62,5 +62,5 @@ def _text(compare: str, operand: str) -> tuple[str, str]:
 
 def _class(compare: str, operand: str, made: Any) -> list[Match]:
     """The part of a pattern such as job-[23] before the bracket; the rows are checked against the rest."""
-    found: list[Match] = made("like", operand.partition("[")[0] + "*", exact=False) if compare == "=" else []
-    return found
+    matches: list[Match] = made("like", operand.partition("[")[0] + "*", exact=False) if compare == "=" else []
+    return matches

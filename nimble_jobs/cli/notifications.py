@@ -126,15 +126,15 @@ def warnings(store: Store) -> list[tuple[str, str]]:
     from nimble_jobs.store.notices import NoticeState
 
     counts = store.outbox.counts()
-    found: list[tuple[str, str]] = []
+    findings: list[tuple[str, str]] = []
     given_up = counts.get(NoticeState.GIVEN_UP, 0)
     if given_up:
         text = f"{given_up} given up; list them with: nimble-jobs notifications ls --filter state=given_up"
-        found.append(("problem", text))
+        findings.append(("problem", text))
     failing = [n for n in store.outbox.list(states=[NoticeState.PENDING], limit=1000) if n.error]
     if failing:
-        found.append(("note", f"{len(failing)} will be retried; the newest error: {failing[0].error}"))
-    return found
+        findings.append(("note", f"{len(failing)} will be retried; the newest error: {failing[0].error}"))
+    return findings
 
 
 def _row(notice: Notice, now: float) -> Row:

@@ -69,8 +69,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 
 
 def settings(ctx: typer.Context) -> Settings:
-    found = ctx.find_root().obj
-    return found if isinstance(found, Settings) else Settings()
+    held = ctx.find_root().obj
+    return held if isinstance(held, Settings) else Settings()
 
 
 def home(ctx: typer.Context) -> Path:

@@ -120,7 +120,7 @@ def watch(
 
     shown = view(quiet=quiet)
     started = time.monotonic()
-    told = quiet or attend is not None
+    silent = quiet or attend is not None
     recover_at = started
     done: dict[str, Job] = {}
     try:
@@ -140,8 +140,8 @@ def watch(
             waited = time.monotonic() - started
             if timeout_s is not None and waited >= timeout_s:
                 raise NotFinishedInTime(_late(open_jobs, timeout_s))
-            if not told and waited > 2 and all(job.state is JobState.QUEUED for job in open_jobs):
-                told = True
+            if not silent and waited > 2 and all(job.state is JobState.QUEUED for job in open_jobs):
+                silent = True
                 if not client.live_workers(store=store):
                     output.note(f"no worker is running; {waits.START}")
             time.sleep(_POLL_S if timeout_s is None else max(0.0, min(_POLL_S, timeout_s - waited)))

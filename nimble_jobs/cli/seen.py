@@ -115,8 +115,8 @@ def forget(
     elif not count:
         output.note(f"no seen file of {name} matches {path}")
     else:
-        told = f"{'would forget' if dry_run else 'forgot'} {what} ({named})"
-        output.note(told if dry_run or done else "nothing was forgotten")
+        summary = f"{'would forget' if dry_run else 'forgot'} {what} ({named})"
+        output.note(summary if dry_run or done else "nothing was forgotten")
 
 
 def _known(store: Store, name: str) -> int:

@@ -31,7 +31,7 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
     stages = timings.get("stages") or []
     if not stages:
         return []
-    found = [(str(stage["name"]), _stage(stage)) for stage in stages]
+    rows = [(str(stage["name"]), _stage(stage)) for stage in stages]
     busiest = max(stages, key=lambda stage: stage["busy"])
     if busiest["busy"] < _IDLE:
         text = f"none: each stage is idle most of the time ({busiest['name']}: {busiest['busy']:.0%} busy)"
@@ -39,7 +39,7 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"{busiest['name']}: {busiest['busy']:.0%} busy; {_workers(busiest)}"
         if helps := _HELP.get(busiest["name"]):
             text += f". What would help: {helps}"
-    return [*found, ("bottleneck", text)]
+    return [*rows, ("bottleneck", text)]
 
 
 def _stage(stage: dict[str, Any]) -> str:

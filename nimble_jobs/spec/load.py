@@ -140,8 +140,8 @@ def check_files(spec: JobSpec, *, file: str, base: Path, home: Path) -> None:
 
     Raises SpecError for missing files, and for an output folder that is not apart from other files.
     """
-    found = files.check(spec, lambda _fields: True, base=base, check_files=True, home=home)
-    problems = [Problem(file=file, line=0, field=f.field, problem=f.problem, expected=f.expected) for f in found]
+    findings = files.check(spec, lambda _fields: True, base=base, check_files=True, home=home)
+    problems = [Problem(file=file, line=0, field=f.field, problem=f.problem, expected=f.expected) for f in findings]
     if problems:
         raise SpecError(problems)
 
@@ -150,10 +150,10 @@ def check_home(spec: JobSpec, home: Path) -> None:
     """Raises SpecError for an output path in or around the state folder."""
     problem = about_home(spec.output.path, home)
     if problem is not None:
-        found = Problem(
+        issue = Problem(
             file=f"job {spec.name}", line=0, field="output.path", problem=problem, expected="a folder of its own"
         )
-        raise SpecError([found])
+        raise SpecError([issue])
 
 
 def dump(spec: JobSpec) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def load_lines(
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not 1 <= len(numbered) <= MOST_JOBS:
         raise _refused(file, f"found {len(numbered):,} specs", f"from 1 to {MOST_JOBS:,}, one a line, in JSON")
-    found: list[Labelled] = []
+    specs: list[Labelled] = []
     problems: list[Problem] = []
     for index, (number, line) in enumerate(numbered):
         try:
@@ -69,10 +69,10 @@ def load_lines(
         except SpecError as e:
             problems += e.problems
         else:
-            found.append(Labelled(file=file, line=number, spec=spec))
+            specs.append(Labelled(file=file, line=number, spec=spec))
     _raise(problems, file)
-    check_outputs(found, hint="{{ index }}")
-    return [each.spec for each in found]
+    check_outputs(specs, hint="{{ index }}")
+    return [each.spec for each in specs]
 
 
 def load_grid(
@@ -90,7 +90,7 @@ def load_grid(
     """
     file, base = name_of(path), base_of(path)
     parsed = parse(read(path), file)
-    found: list[Labelled] = []
+    specs: list[Labelled] = []
     problems: dict[Problem, None] = {}
     for index, combination in enumerate(grid):
         values = {f"grid:{key}": _safe(text) for key, text in combination} | {"index": str(index)}
@@ -107,18 +107,18 @@ def load_grid(
         except SpecError as e:
             problems |= dict.fromkeys(e.problems)
         else:
-            found.append(Labelled(file=f"{file} with {' '.join(f'{k}={v}' for k, v in combination)}", spec=spec))
+            specs.append(Labelled(file=f"{file} with {' '.join(f'{k}={v}' for k, v in combination)}", spec=spec))
     _raise(list(problems), file)
-    check_outputs(found, hint=" ".join("{{ grid:" + key + " }}" for key, _ in grid[0]))
-    return [each.spec for each in found]
+    check_outputs(specs, hint=" ".join("{{ grid:" + key + " }}" for key, _ in grid[0]))
+    return [each.spec for each in specs]
 
 
-def check_outputs(found: Sequence[Labelled], *, hint: str = "") -> None:
+def check_outputs(specs: Sequence[Labelled], *, hint: str = "") -> None:
     """Raises SpecError if the output folders of two specs are the same, or one lies in the other."""
     by_path: dict[Path, Labelled] = {}
     problems: list[Problem] = []
     expected = "a folder of its own" + (f", for instance with {hint} in the path" if hint else "")
-    for each in sorted(found, key=lambda each: len(each.spec.output.path.parts)):
+    for each in sorted(specs, key=lambda each: len(each.spec.output.path.parts)):
         path = each.spec.output.path
         around = next((folder for folder in (path, *path.parents) if folder in by_path), None)
         if around is None:

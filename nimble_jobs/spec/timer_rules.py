@@ -124,13 +124,13 @@ def _alike(text: str, written: str, expression: Expression, bounds: tuple[float,
     if fixed:
         yield f"found {show(written)}, the same for every tick", f"a template such as {_SUGGESTED}"
         return
-    found = clash(text, expression, *bounds)
-    if found is None:
+    shared = clash(text, expression, *bounds)
+    if shared is None:
         return
     zone = expression.zone
-    first, second = (local(tick, zone) for tick in (found.first, found.second))
+    first, second = (local(tick, zone) for tick in (shared.first, shared.second))
     ticks = " and ".join(f"{moment:%Y-%m-%d %H:%M %z}" for moment in (first, second))
-    alike = render(written, tick=found.first, previous=expression.before(found.first), zone=zone.key)
+    alike = render(written, tick=shared.first, previous=expression.before(shared.first), zone=zone.key)
     again = first.replace(tzinfo=None, fold=0) == second.replace(tzinfo=None, fold=0)
     expected = "%z in the template, since this hour comes twice" if again else "a finer template"
     yield f"the ticks {ticks} both give {show(alike)}", expected

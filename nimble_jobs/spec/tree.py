@@ -54,8 +54,8 @@ class Tree:
 
     def report_at(self, origin: Origin, where: Where, problem: str, expected: str = "") -> None:
         """Add a problem of the field `where` at `origin`. Equal problems are kept once."""
-        found = Problem(file=origin.file, line=origin.line, field=dotted(where), problem=problem, expected=expected)
-        self._problems[found] = None
+        entry = Problem(file=origin.file, line=origin.line, field=dotted(where), problem=problem, expected=expected)
+        self._problems[entry] = None
 
     @property
     def problems(self) -> list[Problem]:

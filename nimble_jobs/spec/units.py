@@ -99,8 +99,8 @@ def parse_bytes(value: object) -> int:
     size = -1.0
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
-    elif isinstance(value, str) and (found := _BYTES.fullmatch(value)):
-        number, unit = found.groups()
+    elif isinstance(value, str) and (matched := _BYTES.fullmatch(value)):
+        number, unit = matched.groups()
         if (factor := BYTES.get(unit.lower() or "b")) is not None:
             size = int(number) * factor if number.isdigit() else float(number) * factor
     if size < 0 or size > LARGEST_BYTES:

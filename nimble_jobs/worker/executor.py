@@ -84,7 +84,7 @@ def execute(
     with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report, on_move=on_move) as pulse:
         patience = patience_of(pulse, on_wait, store.settings.usable().limits.patience)
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
-        found: NimbleError | None = None
+        failure: NimbleError | None = None
         try:
             with watched(pulse):
                 outcome = _run(job, station, pulse, patience)
@@ -92,26 +92,26 @@ def execute(
             if not _owned(store, pulse, patience):
                 log.warning("attempt %d no longer owns the job; its results are dropped", job.attempt)
                 return True
-            found = _bare(DataError(str(fenced)))  # it still owns the job, so somebody else removed its files
-            log.error("%s", found)
+            failure = _bare(DataError(str(fenced)))  # it still owns the job, so somebody else removed its files
+            log.error("%s", failure)
         except KeyboardInterrupt:  # the second signal of a `run` command
             raise
         except BaseException as error:  # the model is user code and may raise anything
-            found = explain(error, station.device)
-            log.error("%s", found, exc_info=None if foreseen(error) else error)
-            found = _bare(found)
+            failure = explain(error, station.device)
+            log.error("%s", failure, exc_info=None if foreseen(error) else error)
+            failure = _bare(failure)
         with store.patient(patience.unconditional()):  # the attempt has ended and only needs to be recorded
             ended: Job | None = None
-            if found is None:
+            if failure is None:
                 ended = _record(job, store, outcome)
             else:
-                endings.failed(jobs, job, found, retry=retry)
+                endings.failed(jobs, job, failure, retry=retry)
             tidy(store, job.id, ended)
-    if found is None:
+    if failure is None:
         return True
-    if isinstance(found, OutOfMemory):
+    if isinstance(failure, OutOfMemory):
         _free(station)
-    return not found.ends_process
+    return not failure.ends_process
 
 
 def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Station:

@@ -103,13 +103,13 @@ class Child:
 
     def messages(self) -> list[Ready | Refused | Waits | Done]:
         """Its messages since the last call."""
-        said: list[Ready | Refused | Waits | Done] = []
+        received: list[Ready | Refused | Waits | Done] = []
         try:
             while self.link.poll():
-                said.append(self.link.recv())
+                received.append(self.link.recv())
         except (EOFError, OSError):  # dead; the sentinel says so
             pass
-        return said
+        return received
 
     def kill(self) -> None:
         """Send SIGKILL to it and to all processes that it started, and wait until it is gone."""

@@ -35,8 +35,8 @@ class Stamps:
 
 def any_of(link: Connection) -> bool:
     """Whether there was progress since the last call. `link` is the supervisor's end, which must be non-blocking."""
-    found = False
+    moved = False
     with suppress(BlockingIOError):
         while os.read(link.fileno(), _AT_ONCE):
-            found = True
-    return found
+            moved = True
+    return moved

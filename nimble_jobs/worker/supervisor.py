@@ -257,7 +257,7 @@ class Supervisor:
 
     def _beat(self, **info: object) -> None:
         """Publish the worker's state. `seen_at` and similar times are of the monotonic clock, which is never set."""
-        running, said = self._running, self._news | info
+        running, news = self._running, self._news | info
         self._beat_at = time.monotonic() + BEAT_S
         try:
             self._lease.update(
@@ -269,7 +269,7 @@ class Supervisor:
                 restarts=self._heed.restarted,
                 moved_at=running and running.moved_at,
                 stall_s=running and running.stall_s,
-                **said,
+                **news,
             )
             self._news.clear()
         except StoreError as error:  # the next beat reports it
