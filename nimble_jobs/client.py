@@ -128,14 +128,14 @@ def cancel(ids: str | Sequence[str], *, store: Store | None = None, home: Home =
     """
     with opened(store, home) as store:
         at = time.time()
-        found = store.jobs.chosen([ids] if isinstance(ids, str) else ids)
-        for job in found:
+        chosen = store.jobs.chosen([ids] if isinstance(ids, str) else ids)
+        for job in chosen:
             state = store.jobs.cancel(job.id, now=at)
             if state is JobState.RUNNING and now:
                 store.jobs.cancelled(job.id, store.jobs.get(job.id).attempt, now=at)
             elif state is JobState.CANCELLED and job.state is JobState.QUEUED and job.attempt:
                 _tidy(store, job.id)  # the worker tidies up a running one
-        return [store.jobs.get(job.id) for job in found]
+        return [store.jobs.get(job.id) for job in chosen]
 
 
 def recover(store: Store) -> None:
@@ -148,9 +148,9 @@ def _tidy(store: Store, job_id: str) -> None:
     from nimble_jobs.data import hidden  # imported here, because it loads numpy, which few commands need
 
     job = store.jobs.get(job_id)
-    told = hidden.tidy(job)
-    if told is not None:
-        store.jobs.event_soon(*told, job.id, job.attempt, {}, now=time.time())
+    event = hidden.tidy(job)
+    if event is not None:
+        store.jobs.event_soon(*event, job.id, job.attempt, {}, now=time.time())
 
 
 def list_jobs(

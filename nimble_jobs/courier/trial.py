@@ -18,13 +18,13 @@ from nimble_jobs.store.routes import Route, routes
 
 def try_all(settings: NotifySettings, own: Mapping[str, Any] | None) -> list[tuple[str, str, str | None]]:
     """Channel, target and error (None: delivered) of each target of the configuration and of a spec's `notify`."""
-    found = routes(settings, own)
+    targets = routes(settings, own)
 
     async def trials() -> list[str | None]:
-        return await asyncio.gather(*(_try(route, settings) for route in found))
+        return await asyncio.gather(*(_try(route, settings) for route in targets))
 
     errors = asyncio.run(trials())
-    return [(route.channel.value, route.target, error) for route, error in zip(found, errors, strict=True)]
+    return [(route.channel.value, route.target, error) for route, error in zip(targets, errors, strict=True)]
 
 
 async def _try(route: Route, settings: NotifySettings) -> str | None:

@@ -127,8 +127,8 @@ class Window:
     def __call__(self, number: int) -> Block:
         """Wait for an announced block and return it. Raises what decoding it raised."""
         with self._lock:
-            found = self._blocks[number]
-        return found.result()
+            block = self._blocks[number]
+        return block.result()
 
     def done(self, first: int, last: int) -> None:
         """Note that rows [first, last) were copied."""

@@ -34,10 +34,10 @@ def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
         return [x]
     chosen: dict[str, None] = {}
     for part in (p.strip() for p in x.split(",")):
-        found = [part] if part in names else [k for k in known if fnmatchcase(k, part)]
-        if not found:
+        matching = [part] if part in names else [k for k in known if fnmatchcase(k, part)]
+        if not matching:
             raise unknown_field(path, "x", part, known)
-        chosen.update(dict.fromkeys(found))
+        chosen.update(dict.fromkeys(matching))
     return list(chosen)
 
 

@@ -164,19 +164,19 @@ class _Column:
 
 def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
     """Examine columns of text, and add their bad cells to `bad`. Raises DataError for a column without any number."""
-    found = {name: _Column() for name in names}
+    columns = {name: _Column() for name in names}
     for number in range(len(blocks.found)) if names else ():
         table, _ = blocks.parsed(number, names, dict.fromkeys(names, pa.binary()))
         for name, cells in zip(names, table.columns, strict=True):
-            _learn(found[name], as_text(cells), name, int(starts[number]))
+            _learn(columns[name], as_text(cells), name, int(starts[number]))
         moves.made()
-    for name, column in found.items():
+    for name, column in columns.items():
         if column.sample is not None and not column.any_number:
             where = f"{path}: input.fields.x: column {name!r}"
             raise DataError(f"{where}: holds text, {column.sample[:40]!r} for instance; expected numbers")
         for i, why in column.bad.items():
             bad.setdefault(i, why)
-    return {name: column.text for name, column in found.items()}
+    return {name: column.text for name, column in columns.items()}
 
 
 def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> None:

@@ -100,15 +100,15 @@ class ImageDecoder:
         if not isinstance(pictures, Files):
             reasons = {i: one for i, one in enumerate(pictures) if isinstance(one, str)}
             blobs = [one for one in pictures if not isinstance(one, str)]
-        there = np.delete(np.arange(len(indexes)), list(reasons))
+        good = np.delete(np.arange(len(indexes)), list(reasons))
         room = into.shape[1]
         work = Work(
             recipe=self.recipe if wanted.crops is None else self.recipe.of_parts,
-            places=np.stack([there * room, np.full(len(there), room)], axis=1),
+            places=np.stack([good * room, np.full(len(good), room)], axis=1),
             files=files,
             encoded=wanted.encoded,
             crops=wanted.crops,
-            indexes=None if wanted.crops is None else indexes[there].astype(np.int64),
+            indexes=None if wanted.crops is None else indexes[good].astype(np.int64),
         )
         if self.crew is None:
             answer, busy_s = do(work, into.reshape(-1), blobs), None
@@ -119,10 +119,10 @@ class ImageDecoder:
             return answer.rows, answer.reasons, busy_s
         rows = np.zeros((len(indexes), answer.rows.shape[1]), dtype=np.int64)
         rows[:, STATUS] = BAD
-        rows[there] = answer.rows
-        return rows, reasons | {int(there[i]): why for i, why in answer.reasons.items()}, busy_s
+        rows[good] = answer.rows
+        return rows, reasons | {int(good[i]): why for i, why in answer.reasons.items()}, busy_s
 
 
 def _bad(rows: np.ndarray, reasons: dict[int, str], moved: Moved) -> dict[int, str]:
-    found = np.flatnonzero(rows[:, STATUS] != GOOD).tolist()
-    return {i: reasons[i] if rows[i, STATUS] == BAD else moved(i, int(rows[i, STATUS])) for i in found}
+    bad_rows = np.flatnonzero(rows[:, STATUS] != GOOD).tolist()
+    return {i: reasons[i] if rows[i, STATUS] == BAD else moved(i, int(rows[i, STATUS])) for i in bad_rows}

@@ -27,9 +27,9 @@ def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
     kept, tables, first = [], [], 0
     for _, loaded in parts:
         assert loaded.rows is not None
-        here = np.delete(np.arange(len(loaded.rows)), list(loaded.bad))
-        kept.append(first + here)
-        tables.append(loaded.rows[here])
+        good = np.delete(np.arange(len(loaded.rows)), list(loaded.bad))
+        kept.append(first + good)
+        tables.append(loaded.rows[good])
         first += len(loaded.rows)
     at = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
     table = np.concatenate(tables) if tables else np.empty((0, 5), dtype=np.int64)

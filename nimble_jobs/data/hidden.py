@@ -82,7 +82,7 @@ def _tidy(job: Job) -> list[Path]:
 
 def left(jobs: Iterable[Job]) -> dict[Path, Job]:
     """Leftovers of ended jobs, except those that an unfinished job uses too."""
-    found: dict[Path, Job] = {}
+    leftovers: dict[Path, Job] = {}
     used: set[Path] = set()
     for job in jobs:
         path = output_of(job)
@@ -94,8 +94,8 @@ def left(jobs: Iterable[Job]) -> dict[Path, Job]:
             used.update(own, shared)
             continue
         with suppress(OSError):  # a folder that we may not read
-            found.update((place, job) for place in (*own, *shared) if place.exists())
-    return {place: job for place, job in sorted(found.items()) if place not in used}
+            leftovers.update((place, job) for place in (*own, *shared) if place.exists())
+    return {place: job for place, job in sorted(leftovers.items()) if place not in used}
 
 
 def strays(outputs: Iterable[str]) -> tuple[set[str], set[str]]:

@@ -154,8 +154,8 @@ def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
 def _with_keys(ids: Ids, wanted: np.ndarray) -> Iterator[int]:
     """Positions of ids with these hashes, in order."""
     for a in range(0, len(ids), STEP):
-        found = np.isin(ids.keys(a, min(a + STEP, len(ids))), wanted)
-        yield from (a + np.flatnonzero(found)).tolist()
+        matching = np.isin(ids.keys(a, min(a + STEP, len(ids))), wanted)
+        yield from (a + np.flatnonzero(matching)).tolist()
 
 
 def _texts(values: Sequence[str] | np.ndarray) -> list[str]:

@@ -89,10 +89,10 @@ class ImageSource(Unblocked):
             except Undecodable as e:
                 return str(e)
 
-        found = mapped(size, (s.path for s in self.stamps), threads=usable_cores(), depth=64)
-        for i, (name, this) in enumerate(zip(self.stamps.names, found, strict=True)):
+        sizes = mapped(size, (s.path for s in self.stamps), threads=usable_cores(), depth=64)
+        for i, (name, this) in enumerate(zip(self.stamps.names, sizes, strict=True)):
             if first is not None and i >= HEADERS:  # later ones are checked when they are read
-                found.close()
+                sizes.close()
                 break
             if isinstance(this, str):
                 reason = reason or f"{name}: {this}"

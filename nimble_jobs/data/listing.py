@@ -57,9 +57,9 @@ def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str]
     """
     root = root_of(source)
     if is_glob(source):
-        found = [os.path.relpath(p, root) for p in glob.glob(source, recursive=True)]  # noqa: PTH207  # absolute patterns
-        names = [Path(n).as_posix() for n in found if n.lower().endswith(suffixes) and not (root / n).is_dir()]
-        return root, sorted(names), len(found) - len(names)
+        paths = [os.path.relpath(p, root) for p in glob.glob(source, recursive=True)]  # noqa: PTH207  # absolute patterns
+        names = [Path(n).as_posix() for n in paths if n.lower().endswith(suffixes) and not (root / n).is_dir()]
+        return root, sorted(names), len(paths) - len(names)
     if not Path(source).exists():
         raise DataError(f"{source}: no such file or folder; expected images")
     if not Path(source).is_dir():
@@ -111,18 +111,18 @@ def _as_listed(path: str, name: str) -> Iterator[InputFile]:
     """The file; nothing for a folder or a file that has vanished. A broken link has size -1."""
     name = Path(name).as_posix()
     try:
-        found = os.stat(path)  # noqa: PTH116  # one of a million
+        info = os.stat(path)  # noqa: PTH116  # one of a million
     except OSError:
         if os.path.lexists(path):
             yield InputFile(path=name, size=-1, mtime_ns=0)
         return
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(info.st_mode):
         yield InputFile(
             path=name,
-            size=found.st_size,
-            mtime_ns=found.st_mtime_ns,
-            inode=found.st_ino,
-            ctime_ns=found.st_ctime_ns,
+            size=info.st_size,
+            mtime_ns=info.st_mtime_ns,
+            inode=info.st_ino,
+            ctime_ns=info.st_ctime_ns,
         )
-    elif not stat.S_ISDIR(found.st_mode):
+    elif not stat.S_ISDIR(info.st_mode):
         yield InputFile(path=name, size=-1, mtime_ns=0)

@@ -28,7 +28,7 @@ def _machine() -> int:
 
 def _group(root: Path, own: str) -> int:
     """Bytes left in the control group (v2). File pages count as free, since the kernel can reclaim them."""
-    found = _ENOUGH
+    free = _ENOUGH
     for folder in (root / own.strip("/"), *(root / own.strip("/")).parents):
         if not folder.is_relative_to(root):
             break
@@ -38,7 +38,7 @@ def _group(root: Path, own: str) -> int:
                 continue
             used = int((folder / "memory.current").read_text())
             pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found = min(found, max(0, int(limit) - used + int(pages.get("file", 0))))
+            free = min(free, max(0, int(limit) - used + int(pages.get("file", 0))))
         except (OSError, ValueError):
             continue
-    return found
+    return free

@@ -39,8 +39,8 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
             held = file.read(columns=extra) if extra else pa.table({})
         widths = [_width(schema.field(name).type) for name in names]
         pieces = _pieces(metadata, dict(zip(names, widths, strict=True)))
-        found = [columns.bytes_path(name, schema.field(name).type) for name in names]
-        blocks = _Blocks(stamp, metadata, names, pieces, once=[p for p in found if p])
+        paths = [columns.bytes_path(name, schema.field(name).type) for name in names]
+        blocks = _Blocks(stamp, metadata, names, pieces, once=[p for p in paths if p])
         table = OpenTable(names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held)
         return TableSource(spec, stamp, table)
     except (pa.ArrowException, OSError) as e:

@@ -98,12 +98,12 @@ def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None
     folder = folder or path
     try:
         raw = read_regular(folder / MANIFEST)
-        said = json.loads(raw)
+        contents = json.loads(raw)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or said.get("made_by") != _MADE_BY:
+    if not isinstance(contents, dict) or contents.get("made_by") != _MADE_BY:
         return None
-    return Found(manifest=said, doubt=_doubt(path, folder, said, hashlib.sha256(raw).hexdigest(), ledger))
+    return Found(manifest=contents, doubt=_doubt(path, folder, contents, hashlib.sha256(raw).hexdigest(), ledger))
 
 
 def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: Ledger) -> str | None:
@@ -169,18 +169,18 @@ def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
 
 def published(path: Path, job_id: str, ledger: Ledger) -> dict[str, Any] | None:
     """The manifest of the existing folder, if this job published it; else None."""
-    found = find(path, ledger)
-    return found.manifest if found is not None and found.doubt is None and found.job_id == job_id else None
+    existing = find(path, ledger)
+    return existing.manifest if existing is not None and existing.doubt is None and existing.job_id == job_id else None
 
 
 def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
     """Outputs of the existing folder, if this job published it and died before it recorded that, or, under
     `if_exists: resume`, if it was made from the same basis."""
-    found = find(output.path, ledger)
-    if found is None or found.doubt is not None:
+    existing = find(output.path, ledger)
+    if existing is None or existing.doubt is not None:
         return None
-    same = output.if_exists == "resume" and basis != "" and found.manifest.get("basis") == basis
-    return outputs(output.path, found.manifest) if found.job_id == job_id or same else None
+    same = output.if_exists == "resume" and basis != "" and existing.manifest.get("basis") == basis
+    return outputs(output.path, existing.manifest) if existing.job_id == job_id or same else None
 
 
 def check_apart(output: OutputSpec, ledger: Ledger) -> None:
@@ -196,17 +196,17 @@ def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
         raise OutputExists(f"{path} is a symbolic link; choose another output.path")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    found = find(path, ledger)
-    if found is not None and found.doubt is None and found.job_id == job_id:
+    existing = find(path, ledger)
+    if existing is not None and existing.doubt is None and existing.job_id == job_id:
         return
     match output.if_exists:
         case "fail":
             raise OutputExists(f"{path} exists already; choose another output.path, or set output.if_exists: replace")
         case "resume":
-            why = f" ({found.doubt})" if found is not None and found.doubt is not None else ""
+            why = f" ({existing.doubt})" if existing is not None and existing.doubt is not None else ""
             raise OutputExists(f"{path} holds the output of another job{why}; choose another output.path")
         case _:
-            if refusal := _why_kept(path, found):
+            if refusal := _why_kept(path, existing):
                 raise OutputExists(f"{path}: {refusal}")
 
 
@@ -246,9 +246,9 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledg
     """Move a complete, synced folder, which the ledger has recorded, to the output path. Raises OutputExists."""
     path = output.path
     for _ in range(_TRIES):
-        found = adoptable(output, held["job_id"], held["basis"], ledger)
-        if found is not None:  # another attempt of this job was first
-            return found
+        adopted = adoptable(output, held["job_id"], held["basis"], ledger)
+        if adopted is not None:  # another attempt of this job was first
+            return adopted
         check_free(output, held["job_id"], ledger)
         try:
             folder.rename(path)  # onto a free path or an empty folder
@@ -296,9 +296,9 @@ def remove(folder: Path, job_id: str) -> None:
     A file that came in at the last moment stays, with its folder.
     """
     try:
-        said = json.loads(read_regular(folder / MANIFEST))
-        theirs = said["job_id"] != job_id
-        names = [str(f["name"]) for f in said["files"]] if theirs else []
+        contents = json.loads(read_regular(folder / MANIFEST))
+        theirs = contents["job_id"] != job_id
+        names = [str(f["name"]) for f in contents["files"]] if theirs else []
     except (OSError, ValueError, KeyError, TypeError):
         theirs, names = False, []
     if not theirs or folder.is_symlink():

@@ -103,19 +103,19 @@ class Reader:
 
     def notes(self, *, shuffled: bool = False) -> list[str]:
         """Notes for users about memory or time; `shuffled`: records are read in random order."""
-        found = list(self._source.notes)
+        texts = list(self._source.notes)
         layout = self._source.layout
         if shuffled and layout is not None and layout.count > 1:
             whole = self.total * form_of(self._source, stored=self.preprocess is not None).nbytes
             room = keep_bytes()
             if whole <= room:
-                found.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
+                texts.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
             else:
-                found.append(
+                texts.append(
                     f"is read in random order and takes {format_bytes(whole)}; {format_bytes(room)} of it are held in "
                     "memory and the rest is decoded again and again; an .npy file can be read in any order"
                 )
-        return found
+        return texts
 
     def batches(
         self,
@@ -181,10 +181,10 @@ class Reader:
 
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at these positions, in this order, as one batch."""
-        found = np.asarray(indexes, dtype=np.int64)
-        if found.size and (found.min() < 0 or found.max() >= self.total):
+        positions = np.asarray(indexes, dtype=np.int64)
+        if positions.size and (positions.min() < 0 or positions.max() >= self.total):
             raise IndexError(f"record indexes must lie in [0, {self.total})")
-        (batch,) = self.batches(batch_size=max(1, found.size), order=found, bounds=[(0, found.size)])
+        (batch,) = self.batches(batch_size=max(1, positions.size), order=positions, bounds=[(0, positions.size)])
         return batch
 
     def _load(self, indexes: np.ndarray, into: np.ndarray, *, wanted: Wanted, window: Window | None) -> Loaded:

@@ -157,18 +157,18 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[Path]:
     """
     path = Path(source)
     if is_glob(source):
-        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if not Path(p).is_dir())  # noqa: PTH207  # absolute patterns
+        paths = sorted(Path(p) for p in glob.glob(source, recursive=True) if not Path(p).is_dir())  # noqa: PTH207  # absolute patterns
         expected = "files that match"
     elif path.is_dir():
-        found = sorted(
+        paths = sorted(
             p for p in path.iterdir() if p.suffix.lower() in suffixes and not (p.is_dir() or p.name[0] == ".")
         )
         expected = f"files that end in {' or '.join(suffixes)}"
     else:
         return [path]
-    if not found:
+    if not paths:
         raise DataError(f"{source}: nothing to read; expected {expected}")
-    return found
+    return paths
 
 
 def unknown_field(path: str | Path, which: str, name: str, known: Iterable[str]) -> DataError:

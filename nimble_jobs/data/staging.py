@@ -206,9 +206,9 @@ class Staging:
         """Take over finished shards, the newest attempt's first. Damaged shards and shards of another basis are redone,
         and so are all shards if the model carries state between them.
         """
-        found = list(self._sheets_found())
-        self.begun_again = next((shard.carries for shard, _ in found if shard.carries is not None), None)
-        for shard, source in found if self.begun_again is None else ():
+        sheets = list(self._sheets_found())
+        self.begun_again = next((shard.carries for shard, _ in sheets if shard.carries is not None), None)
+        for shard, source in sheets if self.begun_again is None else ():
             if shard.index not in self.done:
                 try:
                     self._take(shard, source)
@@ -254,12 +254,12 @@ class Staging:
 
     def _attempts(self, kind: str) -> list[tuple[int, Path]]:
         """Folders of this attempt and earlier ones. Folders of newer attempts must not be touched."""
-        found = []
+        attempts = []
         for path in self._root.glob(f"{kind}-*"):
             number = path.name.partition("-")[2]
             if number.isdigit() and int(number) <= self._attempt:
-                found.append((int(number), path))
-        return found
+                attempts.append((int(number), path))
+        return attempts
 
     def _clear(self) -> None:
         with reported(self._root):

@@ -37,13 +37,13 @@ class Stamp:
     def of(cls, path: str | Path) -> Stamp:
         """The stamp of a file. Raises DataError if it does not exist or is not a regular file."""
         try:
-            found = os.stat(path)  # noqa: PTH116  # one of a million
-            check_regular(path, found.st_mode)
+            info = os.stat(path)  # noqa: PTH116  # one of a million
+            check_regular(path, info.st_mode)
         except NotRegular as e:
             raise DataError(f"{path}: {e}") from e
         except OSError as e:
             raise DataError(f"{path}: {os.strerror(e.errno or 0)}; expected a readable file") from e
-        return cls(path=str(path), size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
+        return cls(path=str(path), size=info.st_size, mtime_ns=info.st_mtime_ns, inode=info.st_ino)
 
     def trouble(self) -> str | None:
         """VANISHED or CHANGED if the file is no longer the listed one; else None."""
@@ -219,12 +219,12 @@ def fingerprint(stamps: Iterable[Stamp]) -> str:
 
 def _facts(path: str) -> tuple[int, int, int]:
     try:
-        found = os.stat(path)  # noqa: PTH116  # one of a million
+        info = os.stat(path)  # noqa: PTH116  # one of a million
     except OSError:  # a broken link counts as a bad record
         return -1, 0, 0
-    if not stat.S_ISREG(found.st_mode):  # a pipe or similar
+    if not stat.S_ISREG(info.st_mode):  # a pipe or similar
         return -1, 0, 0
-    return found.st_size, found.st_mtime_ns, signed(found.st_ino)
+    return info.st_size, info.st_mtime_ns, signed(info.st_ino)
 
 
 def _unsigned(inode: int) -> int:

@@ -155,13 +155,13 @@ class TableSource:
 
     def _pictures(self, indexes: np.ndarray, give: Give) -> list[bytes | memoryview | str]:
         """Encoded pictures, or the reasons why they are missing."""
-        found: list[bytes | memoryview | str] = []
+        pictures: list[bytes | memoryview | str] = []
         for index, number in zip(indexes.tolist(), self._of(indexes).tolist(), strict=True):
             block = give(number)
             row = index - int(self._starts[number])
             place = int(block.place[row])
-            found.append(block.bad[row] if place < 0 else block.values[place])
-        return found
+            pictures.append(block.bad[row] if place < 0 else block.values[place])
+        return pictures
 
     def _of(self, indexes: np.ndarray) -> np.ndarray:
         """The block of each row."""

@@ -124,7 +124,7 @@ def crossing(
         channels = None if channels == have else channels
         if resized is not None and any(o > MOST_REDUCED * n for o, n in zip(size, resized, strict=True)):
             return None
-    found = Preprocess(
+    steps = Preprocess(
         shape=shape,
         dtype=dtype,
         result=result_of(shape, layout, resized, cropped, channels),
@@ -136,7 +136,7 @@ def crossing(
         mean=None if done is None else spec.mean,
         std=None if done is None else spec.std,
     )
-    return found if found.always_finite or (dtype in FLOATS and found.largest > 0) else None
+    return steps if steps.always_finite or (dtype in FLOATS and steps.largest > 0) else None
 
 
 def on_host(preprocess: Preprocess, stored: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ def _above(path: Path, device: str) -> bool:
 
 def latest(publications: Iterable[Published]) -> dict[str, float]:
     """The time of each path's last publication."""
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for each in publications:
-        found[each.path] = max(each.at, found.get(each.path, each.at))
-    return found
+        times[each.path] = max(each.at, times.get(each.path, each.at))
+    return times

@@ -238,13 +238,13 @@ class Sweep:
     def _logs(self) -> Iterator[Step]:
         """Logs of workers, and of jobs that are no longer known."""
         started = [worker.started_at for worker in self._store.workers.live()]
-        found = [
+        old_logs = [
             log
             for log in logs.logs(self._store.home)
             if log.job not in self._going and logs.old(log, self._rules.logs_s, self._now, started=started)
         ]
-        known = self._store.expiry.known([log.job for log in found if log.job])
-        for log in found:
+        known = self._store.expiry.known([log.job for log in old_logs if log.job])
+        for log in old_logs:
             if log.job in known:
                 continue
             try:
@@ -268,15 +268,15 @@ class Sweep:
 
     def _publications(self) -> Iterator[Step]:
         """Publications whose job and folder are gone. An existing folder needs its record to be recognised."""
-        found: list[Published] = []
+        forgotten: list[Published] = []
         above = ""
         while page := self._store.expiry.published(above=above, limit=_READ):
             above = page[-1].token
-            found += page
+            forgotten += page
             yield Step(tally=Tally())
-        latest = folders.latest(found)
-        for first in range(0, len(found), _SOME):
-            some = found[first : first + _SOME]
+        latest = folders.latest(forgotten)
+        for first in range(0, len(forgotten), _SOME):
+            some = forgotten[first : first + _SOME]
             known = self._store.expiry.known([each.job for each in some]) - self._going
             gone = [
                 each

@@ -91,8 +91,8 @@ class Manager:
 
     def state(self, name: str) -> State:
         """The unit's state. Raises NimbleError if systemd does not tell."""
-        said = self._must("show", name, f"--property={_SHOWN}")
-        values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        shown = self._must("show", name, f"--property={_SHOWN}")
+        values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         return State(
             load=values.get("LoadState", "unknown"),
             active=values.get("ActiveState", "unknown"),

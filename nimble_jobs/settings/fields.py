@@ -25,8 +25,8 @@ def _daily(value: object) -> str:
 
 
 def _host(text: str) -> str:
-    found = _HOST.fullmatch(text.lower())
-    if len(text) > 255 or found is None or int(found[1] or 1) not in range(1, 65_536):
+    matched = _HOST.fullmatch(text.lower())
+    if len(text) > 255 or matched is None or int(matched[1] or 1) not in range(1, 65_536):
         raise BadValue(f"found {show(text)}", "a host such as hooks.example.org, or localhost:8080")
     return text.lower()
 

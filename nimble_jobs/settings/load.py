@@ -107,14 +107,14 @@ def _as_yaml(field: str, text: str) -> str:
 
 
 def _origins(settings: Settings, tree: Tree, file: str) -> dict[str, str]:
-    found = {}
+    origins = {}
     for field in settings.flat():
         origin = tree.origins.get(tuple(field.split(".")))
         if origin is None:
-            found[field] = DEFAULT
+            origins[field] = DEFAULT
         else:
-            found[field] = f"{file}:{origin.line}" if origin.line else origin.file
-    return found
+            origins[field] = f"{file}:{origin.line}" if origin.line else origin.file
+    return origins
 
 
 def _read(path: Path) -> bytes | None:

@@ -140,14 +140,14 @@ class Settings(Frozen):
 
     def flat(self) -> dict[str, object]:
         """Each value by its dotted field, in the order of the file; all but `version`."""
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Frozen):
-                found |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
+                values |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
             elif name != "version":
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
 
 def json_schema() -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Watched:
 
 def _stamp(path: Path) -> _Stamp:
     try:
-        found = os.stat(path)  # noqa: PTH116 - once a second
+        info = os.stat(path)  # noqa: PTH116 - once a second
     except OSError:
         return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+    return (info.st_mtime_ns, info.st_size, info.st_ino, info.st_dev)

@@ -153,12 +153,12 @@ def _parse_line(line: bytes, file: str, number: int) -> Tree:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise ValueError(f"{show(key)} is given twice")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 def _no_constant(text: str) -> Any:

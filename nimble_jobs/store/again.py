@@ -115,15 +115,15 @@ def _failed(session: Session, since: float | None) -> Sequence[JobRow]:
 
 def _skipped_by(session: Session, jobs: list[str]) -> dict[str, JobRow]:
     """The jobs that were cancelled because of these, directly or through each other."""
-    found: dict[str, JobRow] = {}
+    skipped: dict[str, JobRow] = {}
     while jobs:
         rows: list[JobRow] = []
         for some in batched(jobs):
             query = select(JobRow).where(JobRow.skipped_by.in_(some), JobRow.state == JobState.CANCELLED.value)
             rows += session.scalars(query)
-        jobs = [row.id for row in rows if row.id not in found]
-        found |= {row.id: row for row in rows}
-    return found
+        jobs = [row.id for row in rows if row.id not in skipped]
+        skipped |= {row.id: row for row in rows}
+    return skipped
 
 
 def _reset(session: Session, row: JobRow, queued_at: float, aging: float, now: float) -> None:

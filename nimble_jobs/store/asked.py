@@ -63,10 +63,10 @@ class Asked(Firing):
             if not _same(session, timer) or not dues:
                 return None
             rows = select(TickRow).where(TickRow.timer == timer.name, TickRow.due.between(dues[0], dues[-1]))
-            there = {row.due: tick_record(row) for row in session.scalars(rows)}
-            wanted = [due for due in dues if due not in there or there[due].outcome not in RAN]
+            existing = {row.due: tick_record(row) for row in session.scalars(rows)}
+            wanted = [due for due in dues if due not in existing or existing[due].outcome not in RAN]
             self._cut(session, timer.name, wanted, after)
-            again = [due for due in wanted if due in there and there[due].until is None]
+            again = [due for due in wanted if due in existing and existing[due].until is None]
             for due in again:
                 changed(session, delete(TickRow).where(TickRow.timer == timer.name, TickRow.due == due))
             ticks = [
@@ -75,7 +75,7 @@ class Asked(Firing):
                     due=due,
                     kind=TickKind.BACKFILL,
                     outcome=TickOutcome.WAITING,
-                    reason=f"was {there[due].outcome}: {there[due].reason}" if due in again else None,
+                    reason=f"was {existing[due].outcome}: {existing[due].reason}" if due in again else None,
                     at=now,
                     max_running=max_running,
                 )

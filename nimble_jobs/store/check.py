@@ -54,9 +54,9 @@ def _database(_store: Store, database: Database, newest: int | None) -> Iterator
     look = "integrity_check" if newest is None else "quick_check"
 
     def work(session: Session) -> list[str]:
-        found = [str(line) for line in session.scalars(text(f"PRAGMA {look}"))]
+        problems = [str(line) for line in session.scalars(text(f"PRAGMA {look}"))]
         orphans = session.execute(text("PRAGMA foreign_key_check")).all()
-        return [line for line in found if line != "ok"] + [
+        return [line for line in problems if line != "ok"] + [
             f"table {o[0]}, row {o[1]}: its {o[2]} is gone" for o in orphans
         ]
 

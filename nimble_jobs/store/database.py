@@ -101,12 +101,12 @@ class Database:
             return
 
         def work(session: Session) -> None:
-            found = version(session.connection())  # check again, since another process may have been first
-            if found == migrations.NEWEST:
+            current = version(session.connection())  # check again, since another process may have been first
+            if current == migrations.NEWEST:
                 return
-            if found is not None and found > migrations.NEWEST:
+            if current is not None and current > migrations.NEWEST:
                 raise StoreError(
-                    f"{self.name}: made by a newer nimble-jobs (database version {found}, this one reads up to "
+                    f"{self.name}: made by a newer nimble-jobs (database version {current}, this one reads up to "
                     f"{migrations.NEWEST}); install that version, or choose another folder with --home"
                 )
             if inspect(session.connection()).get_table_names():
@@ -199,37 +199,37 @@ class Database:
         """Open the file anew if it was replaced. Raises StoreGone if it is missing, and what `vouch` raises."""
         if not self.is_sqlite:
             return
-        found = file_id(Path(self.name))
-        if found == self._file and found is not None:
+        current = file_id(Path(self.name))
+        if current == self._file and current is not None:
             return
         with self._reopening:
             if self._file is None:  # the first transaction may make the file
-                self._file = found
+                self._file = current
                 return
-            if found is None:
+            if current is None:
                 raise StoreGone(f"{self.name}: the database is gone; put it back to go on")
             self._vouch()
             self._engine.dispose()
-            self._file = found
+            self._file = current
         log.warning("%s: the file was replaced; the new one is used from now on", self.name)
 
     def _unmoved(self) -> bool:
         """Whether the last transaction happened in the file that is at the path now."""
         if not self.is_sqlite:
             return True
-        found = file_id(Path(self.name))
+        current = file_id(Path(self.name))
         if self._file is None:
-            self._file = found
-        return found == self._file
+            self._file = current
+        return current == self._file
 
 
 def file_id(path: Path) -> FileId | None:
     """Device and inode; None if there is no file."""
     try:
-        found = path.stat()
+        info = path.stat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino)
+    return (info.st_dev, info.st_ino)
 
 
 def version(connection: Connection) -> str | None:

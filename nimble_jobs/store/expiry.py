@@ -123,11 +123,11 @@ class Expiry:
         arrays = select(JobRow.array).where(JobRow.state.not_in(FINAL), JobRow.array.is_not(None)).distinct()
 
         def work(session: Session) -> set[str]:
-            found = set(session.scalars(select(WaitRow.parent)))
+            ids = set(session.scalars(select(WaitRow.parent)))
             for text in session.scalars(after):
-                found.update(load_after(text))
-            found.update(session.scalars(select(JobRow.id).where(JobRow.array.in_(arrays))))
-            return found
+                ids.update(load_after(text))
+            ids.update(session.scalars(select(JobRow.id).where(JobRow.array.in_(arrays))))
+            return ids
 
         return self._db.read(work)
 
@@ -146,8 +146,8 @@ class Expiry:
         def work(session: Session) -> tuple[list[str], Tally]:
             waited_for = exists().where(WaitRow.parent == JobRow.id)
             query = select(JobRow.id, JobRow.state, JobRow.attempt).where(JobRow.id.in_(seen), ~waited_for)
-            found = session.execute(query.with_for_update()).all()
-            going = {job for job, state, attempt in found if seen[job] == (state, attempt)}
+            locked = session.execute(query.with_for_update()).all()
+            going = {job for job, state, attempt in locked if seen[job] == (state, attempt)}
             tally = hanging if len(going) == len(jobs) else _tally(session, [job for job in jobs if job.id in going])
             for table, column in ((EventRow, EventRow.job), (AttemptRow, AttemptRow.job), (WaitRow, WaitRow.job)):
                 changed(session, delete(table).where(column.in_(going)))
@@ -163,21 +163,21 @@ class Expiry:
         """
         size = _length(EventRow.kind, EventRow.message, EventRow.data)
         query = select(EventRow.seq, size).where(EventRow.job.is_(None), EventRow.at < before, EventRow.seq > above)
-        found = self._db.read(lambda session: session.execute(query.order_by(EventRow.seq).limit(limit)).all())
-        numbers = [seq for seq, _ in found]
+        rows = self._db.read(lambda session: session.execute(query.order_by(EventRow.seq).limit(limit)).all())
+        numbers = [seq for seq, _ in rows]
         if remove and numbers:
             self._db.write(lambda session: changed(session, delete(EventRow).where(EventRow.seq.in_(numbers))))
-        tally = Tally(counts={"events": len(found)}, bytes={"events": sum(size for _, size in found)})
-        return tally, numbers[-1] if len(found) == limit else 0
+        tally = Tally(counts={"events": len(rows)}, bytes={"events": sum(size for _, size in rows)})
+        return tally, numbers[-1] if len(rows) == limit else 0
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """The ones among these that are ids of jobs."""
 
         def work(session: Session) -> set[str]:
-            found: set[str] = set()
+            present: set[str] = set()
             for some in batched(ids):
-                found.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(some))))
-            return found
+                present.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(some))))
+            return present
 
         return self._db.read(work)
 

@@ -208,12 +208,12 @@ def _span(planned: Sequence[Planned]) -> tuple[int, int]:
 
 
 def _become(
-    session: Session, timer: str, planned: Planned, there: Standing, policy: Policy, now: float
+    session: Session, timer: str, planned: Planned, open_now: Standing, policy: Policy, now: float
 ) -> tuple[Tick, Standing]:
     """Carry out the decision about a tick, except for its row; returns it with the timer's new standing."""
     if planned.job is None:
-        return _settled(session, timer, planned, now), there
-    turn = policy(planned, there)
+        return _settled(session, timer, planned, now), open_now
+    turn = policy(planned, open_now)
     for job in turn.cancel:
         cancel(
             session,
@@ -228,17 +228,17 @@ def _become(
         changed(session, dropped.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
     if turn.cancel or turn.drop:
         session.flush()
-        there = standing(session, timer)
+        open_now = standing(session, timer)
     if turn.outcome is TickOutcome.SUBMITTED:
         tick = _settled(session, timer, planned, now)
     else:
         tick = _tick(timer, planned, turn.outcome, turn.reason, now)
     if tick.outcome is TickOutcome.WAITING:
-        there = replace(there, waiting=(*there.waiting, tick))
+        open_now = replace(open_now, waiting=(*open_now.waiting, tick))
     elif tick.job is not None:
         opened = OpenJob(id=tick.job, state=JobState.QUEUED, due=tick.due, kind=tick.kind)
-        there = replace(there, open=(*there.open, opened))
-    return tick, there
+        open_now = replace(open_now, open=(*open_now.open, opened))
+    return tick, open_now
 
 
 def _settled(session: Session, timer: str, planned: Planned, now: float) -> Tick:

@@ -77,14 +77,14 @@ def identity(home: Path) -> str | None:
     """
     try:
         marker = json.loads((home / MARKER).read_text())
-        found = marker["format"]
+        value = marker["format"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise StoreError(f"{home / MARKER}: cannot be read ({e}); expected {{'format': {FORMAT}}}") from e
-    if found != FORMAT:
+    if value != FORMAT:
         raise StoreError(
-            f"{home / MARKER}: format {found}; expected {FORMAT}: use the nimble-jobs that made this folder"
+            f"{home / MARKER}: format {value}; expected {FORMAT}: use the nimble-jobs that made this folder"
         )
     return str(marker.get("id") or marker.get("created_at") or "")
 
@@ -103,14 +103,14 @@ def vouch(home: Path, known: str | None) -> None:
     Raises StoreGone if the folder or its marker is missing, HomeReplaced if it is another folder, StoreError.
     """
     try:
-        found = identity(home)
+        current = identity(home)
     except StoreError as e:
         raise StoreTrouble(f"{e}; waits for a whole one") from e
-    if found is None:
+    if current is None:
         raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to go on")
-    if known is not None and found != known:
+    if known is not None and current != known:
         raise HomeReplaced(
-            f"{home}: the state folder was replaced by another one (id {found}, was {known}); processes on the "
+            f"{home}: the state folder was replaced by another one (id {current}, was {known}); processes on the "
             "old one must end"
         )
     check_database(home)

@@ -40,8 +40,8 @@ def queue_missed(session: Session, timer: Timer, ticks: Sequence[Tick], now: flo
     if _add_to_unsent(session, facts):
         return
     notify = timer.spec.get("notify")
-    found = routes_of(session, notify)
-    queue(session, News(event=_EVENT, name=timer.name, body={"text": _text(facts), **facts}), found, notify, now)
+    targets = routes_of(session, notify)
+    queue(session, News(event=_EVENT, name=timer.name, body={"text": _text(facts), **facts}), targets, notify, now)
 
 
 def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:
@@ -55,8 +55,8 @@ def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:
     rows = list(session.scalars(unsent.with_for_update()))
     for row in rows:
         body = load_object(row.body)
-        told = {**facts, "ticks": body["ticks"] + facts["ticks"], "first_due": body["first_due"]}
-        row.body = dump({**body, **told, "text": _text(told)})
+        merged = {**facts, "ticks": body["ticks"] + facts["ticks"], "first_due": body["first_due"]}
+        row.body = dump({**body, **merged, "text": _text(merged)})
     session.flush()
     return bool(rows)
 

@@ -177,10 +177,10 @@ def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:
     for wanted in new.after:
         after = After(job=wanted) if isinstance(wanted, str) else wanted
         try:
-            found = find_jobs(session, after.job)
+            jobs = find_jobs(session, after.job)
         except NotFound as e:
             raise NotFound(f"run.after: {e}") from e
-        for row in found:
+        for row in jobs:
             earlier = parents.setdefault(row.id, (row, after.when))[1]
             if earlier is not after.when:
                 raise UsageError(

@@ -112,10 +112,10 @@ def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> 
     """Replace a notification without targets by one for each address. Returns their number."""
     body = load_object(row.body)
     held = body.pop(UNROUTED, {})
-    found = routes(settings.notify, held.get("notify"))
+    targets = routes(settings.notify, held.get("notify"))
     event = held.get("event", row.event)
     news = News(event=event, better=held.get("better"), name=row.name, body=body, job=row.job)
-    count = _spread(session, news, found, now)
+    count = _spread(session, news, targets, now)
     session.delete(row)
     return count
 
@@ -171,9 +171,9 @@ def routes_of(session: Session, notify: Mapping[str, Any] | None) -> tuple[Route
 def _spread(session: Session, news: News, found: tuple[Route, ...], now: float) -> int:
     count = 0
     for route in found:
-        told = next((event for event in (news.better, news.event) if event in route.on), None)
-        if told is not None:
-            _add(session, news, event=told, channel=route.channel, target=route.target, now=now)
+        event_name = next((event for event in (news.better, news.event) if event in route.on), None)
+        if event_name is not None:
+            _add(session, news, event=event_name, channel=route.channel, target=route.target, now=now)
             count += 1
     return count
 

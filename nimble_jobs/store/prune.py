@@ -141,7 +141,7 @@ def _over(
     """The least recently used that must go so that the others fit."""
     total = stored_bytes(entries, artifacts)
     users = Counter(ref.name for entry in entries for ref in artifacts.get(entry.key, ()))
-    found = []
+    surplus = []
     for entry in sorted(entries, key=lambda entry: (entry.last_used_at, entry.key)):
         if total <= max_bytes:
             break
@@ -151,8 +151,10 @@ def _over(
         for ref in artifacts.get(entry.key, ()):
             users[ref.name] -= 1
             total -= ref.bytes if not users[ref.name] else 0
-        found.append(Removal(entry=entry, why=f"least recently used, and the total is over {format_bytes(max_bytes)}"))
-    return found
+        surplus.append(
+            Removal(entry=entry, why=f"least recently used, and the total is over {format_bytes(max_bytes)}")
+        )
+    return surplus
 
 
 def _text_bytes(entry: ScheduleEntry, artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:

@@ -59,5 +59,5 @@ class Publications:
         """The output facts of a succeeded job without a recorded publication, as earlier versions left them."""
         noted = exists().where(PublicationRow.job == JobRow.id)
         query = select(JobRow.outputs).where(JobRow.id == job_id, JobRow.state == JobState.SUCCEEDED.value, ~noted)
-        found = self._db.read(lambda session: session.scalar(query))
-        return None if found is None else load_object(found)
+        stored = self._db.read(lambda session: session.scalar(query))
+        return None if stored is None else load_object(stored)

@@ -76,9 +76,9 @@ def find_jobs(session: Session, reference: str) -> list[JobRow]:
         if is_prefix(prefix):
             first, last = prefix.ljust(LENGTH, "0"), prefix.ljust(LENGTH, "z")
             arrays = select(JobRow.array).where(JobRow.array.between(first, last)).distinct().limit(2)
-            found = session.scalars(arrays).all()
-            if len(found) == 1:
-                return list(session.scalars(members.where(JobRow.array == found[0])))
+            matching = session.scalars(arrays).all()
+            if len(matching) == 1:
+                return list(session.scalars(members.where(JobRow.array == matching[0])))
         raise
 
 
@@ -141,19 +141,19 @@ class JobQueries:
         """Messages of events of a kind about these jobs, each once, oldest first."""
 
         def work(session: Session) -> list[str]:
-            found: dict[str, None] = {}
+            texts: dict[str, None] = {}
             for some in batched(list(job_ids)):
                 query = select(EventRow.message).where(EventRow.job.in_(some), EventRow.kind == kind)
-                found |= dict.fromkeys(session.scalars(query.order_by(EventRow.seq)))
-            return list(found)
+                texts |= dict.fromkeys(session.scalars(query.order_by(EventRow.seq)))
+            return list(texts)
 
         return self._db.read(work)
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
-        found = dict(self._db.read(lambda session: [(state, n) for state, n in session.execute(query)]))
-        return {state: found.get(state.value, 0) for state in JobState}
+        numbers = dict(self._db.read(lambda session: [(state, n) for state, n in session.execute(query)]))
+        return {state: numbers.get(state.value, 0) for state in JobState}
 
     def records_done(self) -> int:
         """The number of records that all jobs together have done."""
@@ -172,14 +172,14 @@ class JobQueries:
             return numbers, jobs_of(session, numbers[:AT_ONCE])
 
         numbers, page = self._db.read(first)
-        found: list[Job] = []
+        jobs: list[Job] = []
         for end in range(AT_ONCE, len(numbers) + AT_ONCE, AT_ONCE):
-            found += page if keep is None else filter(keep, page)
-            if wanted.limit is not None and len(found) >= wanted.limit:
+            jobs += page if keep is None else filter(keep, page)
+            if wanted.limit is not None and len(jobs) >= wanted.limit:
                 break
             if some := numbers[end : end + AT_ONCE]:
                 page = self._db.read(partial(jobs_of, numbers=some))
-        return found[: wanted.limit]
+        return jobs[: wanted.limit]
 
     def ids(self, wanted: Wanted) -> list[str]:
         """The ids of the jobs that are wanted."""
@@ -200,11 +200,11 @@ class JobQueries:
         query = query.options(defer(JobRow.spec, raiseload=True))
 
         def work(session: Session) -> dict[str, list[Job]]:
-            found: dict[str, list[Job]] = {}
+            parents: dict[str, list[Job]] = {}
             for some in batched(job_ids):
                 for job, parent in session.execute(query.where(WaitRow.job.in_(some))):
-                    found.setdefault(job, []).append(job_record(parent, spec=False))
-            return found
+                    parents.setdefault(job, []).append(job_record(parent, spec=False))
+            return parents
 
         return self._db.read(work)
 
@@ -213,14 +213,14 @@ class JobQueries:
         wanted, outputs = sorted(ids), sorted(trainings)
 
         def work(session: Session) -> list[Job]:
-            found: dict[str, Job] = {}
+            jobs: dict[str, Job] = {}
             for column, values in ((JobRow.id, wanted), (JobRow.output, outputs)):
                 for some in batched(values):
                     query = select(JobRow).where(column.in_(some))
                     if column is JobRow.output:
                         query = query.where(JobRow.kind == "finetune")
-                    found.update((row.id, job_record(row)) for row in session.scalars(query))
-            return list(found.values())
+                    jobs.update((row.id, job_record(row)) for row in session.scalars(query))
+            return list(jobs.values())
 
         return self._db.read(work)
 
@@ -276,9 +276,9 @@ def fitting(
     chosen: dict[str, JobRow] = {}
     refused: list[str] = []
     for reference in references:
-        found = [(row, reason(row)) for row in find_jobs(session, reference)]
-        fit = {row.id: row for row, why in found if why is None}
+        candidates = [(row, reason(row)) for row in find_jobs(session, reference)]
+        fit = {row.id: row for row, why in candidates if why is None}
         chosen |= fit
         if not fit:
-            refused += [f"job {row.id} ({row.name}): {why}" for row, why in found]
+            refused += [f"job {row.id} ({row.name}): {why}" for row, why in candidates]
     return chosen, refused

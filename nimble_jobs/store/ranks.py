@@ -22,8 +22,8 @@ _CLOCK_S = 1.0  # how far the clocks of processes on one machine may differ
 
 def aging_s(session: Session) -> float:
     """Seconds of waiting that equal one step of priority in this database's ranks."""
-    found = session.scalar(select(QueueRow.value).where(QueueRow.name == _NAME))
-    return AGING_S if found is None else found
+    value = session.scalar(select(QueueRow.value).where(QueueRow.name == _NAME))
+    return AGING_S if value is None else value
 
 
 def set_aging(session: Session, seconds: float) -> None:
@@ -90,7 +90,7 @@ def take_back(session: Session, jobs: Iterable[str], urgency: int) -> None:
 
 
 def _parents(session: Session, jobs: list[str]) -> list[str]:
-    found: dict[str, None] = {}
+    parents: dict[str, None] = {}
     for some in batched(jobs):
-        found |= dict.fromkeys(session.scalars(select(WaitRow.parent).where(WaitRow.job.in_(some))))
-    return list(found)
+        parents |= dict.fromkeys(session.scalars(select(WaitRow.parent).where(WaitRow.job.in_(some))))
+    return list(parents)

@@ -39,14 +39,14 @@ def routes(configured: NotifySettings, own: Mapping[str, Any] | None) -> tuple[R
     configuration if it names none, also get the events in its `on`. A ping gets each start and end, regardless of `on`.
     """
     ours = _targets(configured.webhook, configured.command, configured.ping)
-    found: dict[tuple[Channel, str], set[str]] = {}
-    _add(found, ours, configured.on)
+    events_of: dict[tuple[Channel, str], set[str]] = {}
+    _add(events_of, ours, configured.on)
     if own is not None:
         command = own.get("command")
         theirs = _targets(own.get("webhook"), tuple(command) if command else None, own.get("ping"))
-        _add(found, theirs or ours, tuple(own.get("on") or ()))
+        _add(events_of, theirs or ours, tuple(own.get("on") or ()))
     return tuple(
-        Route(channel=channel, target=target, on=frozenset(on)) for (channel, target), on in sorted(found.items())
+        Route(channel=channel, target=target, on=frozenset(on)) for (channel, target), on in sorted(events_of.items())
     )
 
 

@@ -78,10 +78,10 @@ def artifacts_of(session: Session, keys: Collection[str] | None = None) -> dict[
     query = select(table.key, table.name, table.kind, table.bytes).order_by(table.key, table.name)
     if keys is not None:
         query = query.where(table.key.in_(keys))
-    found: dict[str, tuple[ArtifactRef, ...]] = {}
+    by_key: dict[str, tuple[ArtifactRef, ...]] = {}
     for key, name, kind, nbytes in session.execute(query):
-        found[key] = (*found.get(key, ()), ArtifactRef(name=name, kind=kind, bytes=nbytes))
-    return found
+        by_key[key] = (*by_key.get(key, ()), ArtifactRef(name=name, kind=kind, bytes=nbytes))
+    return by_key
 
 
 def delete_rows(session: Session, keys: Collection[str]) -> int:

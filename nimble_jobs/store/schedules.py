@@ -212,11 +212,11 @@ class Schedules:
     def residents(self, live: Collection[str]) -> dict[str, list[str]]:
         """For each key, the live workers that hold its captured graph."""
         query = select(ResidentRow.key, ResidentRow.worker).order_by(ResidentRow.key, ResidentRow.worker)
-        found: dict[str, list[str]] = {}
+        workers: dict[str, list[str]] = {}
         for key, worker in self._db.read(lambda session: session.execute(query).all()):
             if worker in live:
-                found.setdefault(key, []).append(worker)
-        return found
+                workers.setdefault(key, []).append(worker)
+        return workers
 
     def verified(self, key: str) -> StoredSchedule:
         """A schedule in any state, verified. Changes nothing. Raises NotFound, Damaged."""

@@ -181,11 +181,11 @@ def _records(session: Session, root: str, rows: Sequence[Any], runs: dict[int, _
         query = select(SeenRunRow.id, SeenRunRow.model, SeenRunRow.job, SeenRunRow.at)
         for run, model, job, at in session.execute(query.where(SeenRunRow.id.in_(missing))):
             runs[run] = (model, job, at)
-    found = []
+    records = []
     for path, size, mtime_ns, run in rows:
         model, job, at = runs[run]
-        found.append(Seen(root=root, path=path, size=size, mtime_ns=mtime_ns, model=model, job=job, at=at))
-    return found
+        records.append(Seen(root=root, path=path, size=size, mtime_ns=mtime_ns, model=model, job=job, at=at))
+    return records
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -37,9 +37,9 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
             if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:  # on any other file it would write
                 cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             wanted = journal_mode()
-            found = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
-            if found.upper() != wanted:
-                raise StoreError(f"the database's journal mode is {found} and could not be set to {wanted}")
+            mode = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
+            if mode.upper() != wanted:
+                raise StoreError(f"the database's journal mode is {mode} and could not be set to {wanted}")
             cursor.execute("PRAGMA synchronous = FULL")
             cursor.execute("PRAGMA foreign_keys = ON")
             cursor.execute("PRAGMA trusted_schema = OFF")

@@ -106,8 +106,8 @@ def _torch() -> tuple[str | None, str | None]:
 
 def _assigned(name: str, code: str) -> str | None:
     """The text that a line of Python assigns to a name."""
-    found = re.search(rf"^{name}\b[^=]*=\s*['\"]([^'\"]+)['\"]", code, re.MULTILINE)
-    return found.group(1) if found else None
+    matched = re.search(rf"^{name}\b[^=]*=\s*['\"]([^'\"]+)['\"]", code, re.MULTILINE)
+    return matched.group(1) if matched else None
 
 
 def _gpu_names() -> frozenset[str] | None:
@@ -117,9 +117,9 @@ def _gpu_names() -> frozenset[str] | None:
     names = set()
     for path in machine.NVIDIA.glob("gpus/*/information"):
         try:
-            found = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
+            matched = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
         except OSError:
             continue
-        if found:
-            names.add(found.group(1).strip())
+        if matched:
+            names.add(matched.group(1).strip())
     return frozenset(names) or None

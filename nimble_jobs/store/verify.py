@@ -56,11 +56,11 @@ def damaged_leftovers(store: Store) -> list[str]:
     Raises StoreError if the bytes cannot be read.
     """
     needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
-    found = []
+    damaged = []
     for name in store.artifacts.names():
         if name not in needed:
             try:
                 store.artifacts.get(name)
             except (Damaged, NotFound) as e:
-                found.append(str(e))
-    return found
+                damaged.append(str(e))
+    return damaged

@@ -116,13 +116,13 @@ class Workers:
 
     def live(self, *roles: str) -> list[WorkerInfo]:
         """The processes that hold locks now; if roles are given, only processes with one of them."""
-        found = []
+        infos = []
         for slot in self._slots():
             if self._held(slot):
                 info = self._read_info(slot) or {}
                 if roles and info.get("role") not in roles:
                     continue
-                found.append(
+                infos.append(
                     WorkerInfo(
                         id=str(info.get("id", f"{slot}-unknown")),
                         pid=int(info.get("pid", 0)),
@@ -132,7 +132,7 @@ class Workers:
                         info=info,
                     )
                 )
-        return found
+        return infos
 
     def chosen(self, ids: Sequence[str] | None) -> list[WorkerInfo]:
         """The workers with these ids, or all running ones (None). Raises NotFound for a worker that does not run."""

@@ -75,19 +75,19 @@ def backfill(
         raise UsageError(f"--max-running: found {max_running}; expected at least 1")
     for _ in range(_TRIES):
         timer = store.timers.get(name)
-        found = _look(store, timer, since, min(until, _decided(timer, now)))
-        if dry_run or not found.runs:
-            return found
+        planned = _look(store, timer, since, min(until, _decided(timer, now)))
+        if dry_run or not planned.runs:
+            return planned
         rhythm = rhythm_of(timer)
         done = store.timers.backfill(
             timer,
-            found.runs,
+            planned.runs,
             lambda tick, rhythm=rhythm: next(rhythm.after(tick)),  # type: ignore[misc]
             max_running=max_running,
             now=now,
         )
         if done is not None:
-            return found
+            return planned
     raise StoreError(f"timer {name} keeps changing; try again")
 
 

@@ -81,18 +81,18 @@ class Firer:
 
     def _release(self, timer: Timer, cron: CronSpec, rhythm: Rhythm, now: float) -> tuple[list[Tick], bool]:
         """Release waiting ticks. Also returns whether so many wait that no more may be added."""
-        there = self._store.timers.standing(timer.name)
+        standing = self._store.timers.standing(timer.name)
         ticks = []
-        for tick in (*there.waiting, *there.backfill):
+        for tick in (*standing.waiting, *standing.backfill):
             expired = _expired(tick, cron, rhythm, now)
-            if expired is None and not may_go(tick)(there):
+            if expired is None and not may_go(tick)(standing):
                 continue
             verdict = Verdict(due=tick.due, kind=tick.kind, missed=expired)
             done = self._store.timers.release(timer, tick, self._planned(timer, verdict, rhythm), may_go(tick), now)
             if done is not None:
                 ticks.append(done)
-                there = self._store.timers.standing(timer.name)
-        return ticks, len(there.waiting) >= WAITING_AT_MOST
+                standing = self._store.timers.standing(timer.name)
+        return ticks, len(standing.waiting) >= WAITING_AT_MOST
 
     def _planned(self, timer: Timer, verdict: Verdict, rhythm: Rhythm) -> Planned:
         """A verdict with the job to submit, or with the reason why there is none."""

@@ -134,12 +134,12 @@ def _taken(spec: Mapping[str, Any], allow_python: Sequence[str], settings: Setti
 
     `allow_python`: the folders whose code the job may run.
     """
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     origin = settings.origin("limits.stall")
     if origin != DEFAULT and spec.get("run", {}).get("stall") is None:
-        found["run.stall"] = {"value": settings.limits.stall, "origin": origin}
+        values["run.stall"] = {"value": settings.limits.stall, "origin": origin}
     ours = {str(Path(folder).resolve()) for folder in settings.allow_python}
     folders = [folder for folder in allow_python if folder in ours]
     if folders and "python:" in str(spec.get("model", {}).get("source", "")) + str(spec.get("train")):
-        found["allow_python"] = {"value": folders, "origin": settings.origin("allow_python")}
-    return found
+        values["allow_python"] = {"value": folders, "origin": settings.origin("allow_python")}
+    return values

@@ -22,7 +22,7 @@ def tidy(store: Store, job_id: str, ended: Job | None = None) -> None:
         job = ended or store.jobs.get(job_id)
     except NotFound:  # the database was replaced by one without this job
         return
-    told = hidden.tidy(job)
-    if told is not None:
-        log.info("%s: %s: %s", job.id, *told)
-        store.jobs.event_soon(*told, job.id, job.attempt, {}, now=time.time())
+    event = hidden.tidy(job)
+    if event is not None:
+        log.info("%s: %s: %s", job.id, *event)
+        store.jobs.event_soon(*event, job.id, job.attempt, {}, now=time.time())

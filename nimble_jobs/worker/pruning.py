@@ -63,8 +63,8 @@ class Prune:
             log.warning("not removed: %s", reason)
         if not done.rows:
             return
-        said = ", ".join(f"{kind}: {number:,}" for kind, number, _ in done.rows)
-        log.info("pruned: %s", said)
+        text = ", ".join(f"{kind}: {number:,}" for kind, number, _ in done.rows)
+        log.info("pruned: %s", text)
         data = {"rows": [list(row) for row in done.rows], "trouble": list(done.trouble)}
         removed = count(sum(number for _, number, _ in done.rows), "row")
-        self._store.jobs.event("pruned", f"removed {removed} and files: {said}", data=data, now=now)
+        self._store.jobs.event("pruned", f"removed {removed} and files: {text}", data=data, now=now)
