@@ -72,7 +72,7 @@ def size(ctx: typer.Context, json: options.Json = False) -> None:
     if json:
         output.emit_json(values)
     else:
-        output.emit("\n".join(f"{name:<10} {text}" for name, text in _told(values)))
+        output.emit("\n".join(f"{name:<10} {text}" for name, text in _lines(values)))
 
 
 @app.command("dir")
@@ -81,12 +81,12 @@ def dir_(ctx: typer.Context) -> None:
     output.emit(str(options.home(ctx)))
 
 
-def _told(values: dict[str, int | None]) -> list[tuple[str, str]]:
+def _lines(values: dict[str, int | None]) -> list[tuple[str, str]]:
     limit = values["limit_bytes"]
     texts = {name: render.size(nbytes) for name, nbytes in values.items()}
     return [
-        ("database", f"{texts['database_bytes']}, schedules {texts['schedules_bytes']} of it"),
-        ("artifacts", f"{texts['artifacts_bytes']}, unneeded {texts['unneeded_bytes']} of it"),
+        ("database", f"{texts['database_bytes']}, including {texts['schedules_bytes']} of schedules"),
+        ("artifacts", f"{texts['artifacts_bytes']}, including {texts['unneeded_bytes']} that no schedule needs"),
         ("logs", texts["logs_bytes"]),
         ("total", texts["total_bytes"]),
         (

@@ -49,7 +49,7 @@ def doctor(
         bool, typer.Option("--no-device", help="Do not look for a GPU, so torch need not be loaded.")
     ] = False,
     all_jobs: Annotated[
-        bool, typer.Option("--all", help=f"Read every job; else the newest {_NEWEST:,} and those that run.")
+        bool, typer.Option("--all", help=f"Read all jobs, not only the newest {_NEWEST:,} and the running ones.")
     ] = False,
 ) -> None:
     """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 if something is wrong."""
@@ -137,8 +137,10 @@ def _left(store: Store) -> Iterator[Finding]:
     from nimble_jobs.retention.folders import left_over
 
     for path, job in left_over(store).items():
-        what = "checkpoints, from which the same training goes on" if path.suffix == ".training" else "never published"
-        detail = f"{path}: left by job {job.id} ({job.state}), {what}; to remove it: rm -r {shlex.quote(str(path))}"
+        what = (
+            "checkpoints from which the same training can resume" if path.suffix == ".training" else "never published"
+        )
+        detail = f"{path}: left by job {job.id} ({job.state}), {what}; remove it with: rm -r {shlex.quote(str(path))}"
         yield Finding(name="left", detail=detail, status="note")
 
 

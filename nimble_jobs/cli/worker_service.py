@@ -69,7 +69,7 @@ def install(
 @app.command()
 def uninstall(
     ctx: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; change nothing.")] = False,
     yes: options.Yes = False,
 ) -> None:
     """Stop the worker of this state folder's unit and remove the unit. The worker gives its job back."""

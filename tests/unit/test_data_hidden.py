@@ -116,6 +116,6 @@ def test_doctor_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     left = tmp_path / f".my out.{job.id}"
     left.mkdir()
     answer = Cli(home, capsys)("doctor", "--no-device")
-    expected = f"note\tleft\t{left}: left by job {job.id} (failed), never published; to remove it: rm -r '{left}'"
+    expected = f"note\tleft\t{left}: left by job {job.id} (failed), never published; remove it with: rm -r '{left}'"
     assert expected in answer.out.splitlines()
     assert answer.code == 0
