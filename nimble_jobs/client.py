@@ -81,7 +81,7 @@ def permitted(spec: JobSpec, named: Sequence[Path | str] = (), *, settings: Sett
 
 
 def allowed_python(named: Sequence[Path | str] = (), *, settings: Settings) -> tuple[Path, ...]:
-    """The resolved folders whose `python:` models may run: the named ones and those of the settings. Raises UsageError
+    """The resolved folders whose `python:` models may run: the named ones and the settings' folders. Raises UsageError
     for one that is not a folder.
     """
     listed = f"allow_python ({settings.origin('allow_python')})"

@@ -134,7 +134,7 @@ class Reader:
         With `order`, positions in that array of record indexes. `wanted.stored` needs `preprocess`. `wanted.encoded`
         needs `decodes`: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. `wanted.crops` needs
         `decodes` too; of encoded pictures the device is to take the part (`RandomCrops.rectangles`). With `buffers`,
-        each batch lies at the beginning of one of them, and whoever takes the batch releases it. `meter` counts the
+        each batch is at the beginning of one of them, and its consumer releases it. `meter` counts the
         work of those who read and decode.
 
         Closing the generator ends its threads. It ends early once the buffers do. Raises DataError when the input

@@ -9,7 +9,7 @@ import platformdirs
 
 
 def choose(home: str | None) -> Path:
-    """The state folder by the order `--home`, NIMBLE_JOBS_HOME, ./cache where it exists, the user's cache folder."""
+    """The state folder: `--home`, else NIMBLE_JOBS_HOME, else ./cache if it exists, else the user's cache folder."""
     named = home or os.environ.get("NIMBLE_JOBS_HOME")
     if named:
         return Path(named).expanduser().absolute()

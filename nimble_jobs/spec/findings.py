@@ -16,7 +16,7 @@ class Finding:
     field: str  # dotted
     problem: str
     expected: str = ""
-    index: int | None = None  # of the item, where the field is a list
+    index: int | None = None  # index of the item, if the field is a list
     at: str | None = None
 
 

@@ -100,7 +100,7 @@ def loads(
 ) -> JobSpec:
     """Read a spec from text. `file` is the name in messages; relative paths are relative to the absolute folder `base`.
 
-    Raises SpecError with all problems, sorted by line, those of overrides last.
+    Raises SpecError with all problems, sorted by line, with overrides last.
     """
     return spec_of(parse(text, file), base, overrides, check_files=check_files, home=home, now=now, once=once)
 

@@ -31,7 +31,7 @@ class Labelled:
     """A spec and its origin."""
 
     file: str
-    line: int = 0  # 0 where no line applies
+    line: int = 0  # 0 if there is no line
     spec: JobSpec
 
     @property

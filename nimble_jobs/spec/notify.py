@@ -42,7 +42,7 @@ def parse_address(text: str) -> SplitResult:
 
 
 def hosts_of(text: str) -> tuple[str, ...] | None:
-    """The names by which an address may be allowed: `HOST:PORT`, and `HOST` where the port is the scheme's own.
+    """The names by which an address may be allowed: `HOST:PORT`, and `HOST` if the port is the scheme's default.
 
     None while a variable hides the host. Raises BadValue.
     """

@@ -212,7 +212,7 @@ class _Reader:
         return items
 
     def key(self, event: Any, where: Where, items: dict[str, Any]) -> str | None:
-        """The text of a key as written, `on` and `1` too, or None where it was refused."""
+        """The text of a key as written, `on` and `1` too, or None if it was refused."""
         problem = expected = ""
         if not isinstance(event, yaml.ScalarEvent) or event.tag not in (None, "!", f"{CORE_TAG}str"):
             problem, expected = "found a key that is not a plain text", "a field's name"

@@ -53,7 +53,7 @@ class Bundled:
 def write_bundle(store: Store, keys: Sequence[str], path: Path, now: float) -> int:
     """Write the schedules to a new file, with every byte verified; returns its size.
 
-    Raises UsageError where the file exists or a schedule is not ready, NotFound, Damaged, and StoreError where the file
+    Raises UsageError if the file exists or a schedule is not ready, NotFound, Damaged, and StoreError if the file
     cannot be written.
     """
     try:

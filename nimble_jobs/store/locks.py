@@ -25,7 +25,8 @@ from nimble_jobs.errors import StoreError, StoreGone
 from nimble_jobs.patience import Lent
 
 SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
-_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what flock fails with where it is missing
+# Errors of flock on file systems without locks.
+_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def exclusive(
     waiting: Callable[[float], None] = lambda _waited_s: None,
     patience: Lent | None = None,
 ) -> Iterator[bool]:
-    """Inside the block nobody else has the lock, no other thread either; False if somebody still did after `limit_s`.
+    """Inside the block no other process or thread has the lock; False if another one still held it after `limit_s`.
 
     Meanwhile `waiting` is called every `poll_s` with the seconds waited; what it raises ends the wait. Trouble with the
     file is waited out by `patience`. Raises StoreGone if the folder is missing, and StoreError if the file system has

@@ -86,7 +86,7 @@ def insert_jobs(session: Session, new: Sequence[NewJob], now: float, array: str 
     """Queue jobs. For a `key` that exists already with the same spec, the existing job is returned.
 
     Raises NotFound for an unknown job in `after`, UsageError when the key belongs to another spec and when a job is
-    awaited with different ends, and then nothing was changed. Raises IntegrityError where the id is taken.
+    awaited with different ends, and then nothing was changed. Raises IntegrityError if the id is taken.
     """
     place = _Place(queued_at=next_queued_at(session, now), aging_s=aging_s(session), array=array)
     rows = [_add(session, each, now, place, index) for index, each in enumerate(new)]

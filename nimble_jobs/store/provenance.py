@@ -14,14 +14,14 @@ _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 @functools.cache
 def provenance() -> dict[str, str]:
-    """Readable facts; the commit only where the package runs from a checkout."""
+    """Readable facts; the commit only if the package runs from a checkout."""
     facts = {"nimble_jobs": __version__, "python": platform.python_version(), "host": platform.node()}
     commit = checked_out(Path(__file__).parents[2] / ".git")
     return facts | {"commit": commit[:12]} if commit else facts
 
 
 def checked_out(git: Path) -> str | None:
-    """The commit that HEAD of a `.git` folder names; None where there is none that can be read."""
+    """The commit of HEAD in a `.git` folder; None if it cannot be read."""
     try:
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):

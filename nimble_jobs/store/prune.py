@@ -30,7 +30,7 @@ class Removal:
     """A schedule to remove."""
 
     entry: ScheduleEntry
-    why: str  # empty where it was named
+    why: str  # empty if the user named it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Miss:
     model: str
     device: str  # in words, as schedules have it
     input: str
-    request: Mapping[str, Any]  # what a builder must be told
+    request: Mapping[str, Any]  # the request for a builder
     saves_s: float  # expected for a job like this one
     costs_s: float  # expected cost of the build
     why: str  # it was not built
@@ -95,7 +95,7 @@ class Demand:
 
     misses: int = 0  # earlier jobs that ran without this schedule
     tries: int = 0  # builds of it that were ended before they had a result
-    failed: str | None = None  # why a build of it gave none, where another would not either
+    failed: str | None = None  # why its build failed, if another one would fail too
     queued: int = 0  # jobs that wait with the same model, input shape left open, batch size and settings
     timers: int = 0  # active ones with the same model
     hits: int = 0  # of stored schedules of the same model
@@ -159,7 +159,7 @@ class WantedSchedules:
         self._db.write(lambda session: changed(session, statement))
 
     def failed(self, key: str, reason: str, now: float) -> None:
-        """Its build gave no schedule: nobody tries again, until a command builds it. The first reason stays."""
+        """Its build failed: it is not tried again until a command builds it. The first reason stays."""
 
         def work(session: Session) -> None:
             statement = update(WantedRow).where(WantedRow.key == key, WantedRow.state != WantedState.FAILED.value)
@@ -203,7 +203,7 @@ def forget(session: Session, keys: Collection[str]) -> None:
 
 
 def _forget_old(session: Session, now: float) -> None:
-    """Make room for one more: those that nobody missed for long go, and of too many those that were missed first."""
+    """Make room for one more: remove schedules not missed for long, and the oldest ones if there are too many."""
     recent = select(WantedRow.key).order_by(WantedRow.last_at.desc(), WantedRow.key).limit(_MOST - 1)
     unused = or_(WantedRow.last_at < now - _KEEP_S, WantedRow.key.not_in(recent))
     changed(session, delete(WantedRow).where(unused, WantedRow.state != WantedState.BUILDING.value))

@@ -30,7 +30,8 @@ Target = Callable[[Connection, Path, str, str, int | None, int, Connection], Non
 
 STACKS_S = 1.0  # time for a hanging process to write its stacks
 SEND_S = 1.0  # time for it to read an order
-SMALL_BYTES = 32 << 10  # of a message that a pipe takes at once, of 200 KiB where a few small ones lie at most
+# Largest message that a pipe surely takes at once: it holds 200 KiB, and at most a few small messages wait in it.
+SMALL_BYTES = 32 << 10
 LEAVING_S = 30.0  # time for it to end by itself
 
 
