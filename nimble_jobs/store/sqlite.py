@@ -141,7 +141,7 @@ def explain(error: Exception, name: str) -> NimbleError:
         case sqlite3.SQLITE_CANTOPEN:
             return StoreTrouble(f"{name}: cannot be opened ({cause}); check that its folder exists and is writable")
         case sqlite3.SQLITE_FULL:
-            return StoreTrouble(f"{name}: no space is left on its disk; the change was not stored")
+            return StoreTrouble(f"{name}: no space left on its disk; the change was not stored")
         case sqlite3.SQLITE_IOERR:
             return StoreTrouble(f"{name}: the disk reported an error ({cause}); the change was not stored")
         case _:

@@ -75,7 +75,7 @@ def test_a_replaced_database_is_opened_anew(store: Store, start: Start, tmp_path
     assert [j.state for j in done] == [JobState.SUCCEEDED] * 2
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["succeeded"]
     assert worker.poll() is None
-    assert "another file has its place now" in log_of(tmp_path)
+    assert "the file was replaced; the new one is used" in log_of(tmp_path)
     assert store.check() == []
 
 

@@ -509,7 +509,7 @@ def test_a_member_that_unpacks_to_more_than_it_says_is_not_unpacked(here: Store,
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in held.items():
             archive.writestr(name, data)
-    with Bundle(path) as bundle, pytest.raises(UsageError, match="has not the"):
+    with Bundle(path) as bundle, pytest.raises(UsageError, match="does not have the"):
         bundle.text(bundle.schedules[0])
 
 

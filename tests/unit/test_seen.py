@@ -182,7 +182,7 @@ def test_two_that_could_not_see_each_other(store: Store) -> None:
     second = finish(store, [file("a", 900), file("b", 1001), file("c")], after_run=0)
     assert known(store) == {"a": (first, 1000), "b": (second, 1001), "c": (second, 1000)}
     (event,) = [e for e in store.jobs.events(second) if e.kind == "overlap"]
-    assert event.message.startswith("2 files were scored by another job of this name, too")
+    assert event.message.startswith("2 files were also scored by another job of this name")
 
 
 def test_a_stale_attempt_marks_nothing(store: Store) -> None:
