@@ -74,6 +74,8 @@ class Idle:
         def alive(worker: str) -> bool:
             return any(each.id == worker for each in store.workers.live())
 
+        if self._disturbs():
+            return
         wanted = store.wanted.take(self._worker, self._station.described, alive=alive, now=time.time())
         if wanted is None:
             return
@@ -82,6 +84,15 @@ class Idle:
         self._key = wanted.key
         builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)
+
+    def _disturbs(self) -> bool:
+        """Whether another worker of the same device builds: what both measure would be wrong."""
+        store = self._station.store
+        builds = {row.builder for row in store.wanted.list() if row.state is WantedState.BUILDING} - {self._worker}
+        if not builds:
+            return False
+        devices = {each.id: each.device for each in store.workers.live()}
+        return any(worker in devices and devices[worker] == devices.get(self._worker) for worker in builds)
 
     def _close(self) -> None:
         builders, store = self._station.builders, self._station.store

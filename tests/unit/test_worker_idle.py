@@ -72,6 +72,10 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def idle(store: Store, builds: Builds, clock: list[float]) -> Idle:
+    return idle_of(store, builds, "w", clock)
+
+
+def idle_of(store: Store, builds: Builds, worker: str, clock: list[float]) -> Idle:
     station = Station(
         store=store,
         device="cpu",
@@ -80,7 +84,7 @@ def idle(store: Store, builds: Builds, clock: list[float]) -> Idle:
         builders=builds,  # type: ignore[arg-type]
         described="a CPU",
     )
-    return Idle(station, "w", now=lambda: clock[0])
+    return Idle(station, worker, now=lambda: clock[0])
 
 
 def missed(store: Store, key: str, *, saves_s: float = 1.0, device: str = "a CPU", at: float = NOW) -> None:
@@ -113,6 +117,28 @@ def test_the_most_promising_comes_first(store: Store, builds: Builds, idle: Idle
         idle.look()
     assert builds.ordered == ["much"]
     assert states(store)["much"] is WantedState.BUILDING
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda:0", True), ("cuda:1", False)])
+def test_one_build_at_a_time_on_a_device(
+    device: str, waits: bool, store: Store, builds: Builds, clock: list[float]
+) -> None:
+    """Two would disturb what both measure. Another device of the same kind is another matter."""
+    missed(store, "a")
+    missed(store, "b")
+    with (
+        store.workers.hold({"role": "worker", "device": "cuda:0"}) as mine,
+        store.workers.hold({"role": "worker", "device": device}) as other,
+    ):
+        idle = idle_of(store, builds, mine.id, clock)
+        taken = store.wanted.take(other.id, "a CPU", alive=lambda _: True, now=NOW)
+        assert taken is not None
+        clock[0] += 2.0
+        idle.look()
+        assert builds.ordered == ([] if waits else ["b"])
+        store.wanted.put_back(taken.key)
+        idle.look()
+        assert len(builds.ordered) == 1
 
 
 def test_a_job_ends_it_at_once(store: Store, builds: Builds, idle: Idle, clock: list[float]) -> None:
