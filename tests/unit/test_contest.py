@@ -31,7 +31,7 @@ from tests.store_samples import queued
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 CPU = torch.device("cpu")
-SLOW_S = 0.012  # added to each replay: many times what eager takes here
+SLOW_S = 0.03  # added to each replay: many times what eager takes here, on busy cores too
 
 
 @pytest.fixture
@@ -47,7 +47,16 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def slow(counts: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on busy cores would make eager slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def slow(counts: None, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replays take long. Notes each."""
     replays: list[str] = []
     fast = capture._CallInstance.replay
