@@ -24,6 +24,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from nimble_jobs.engine.device import able
+
 _HARDWARE: Final = 3  # NVJPEG_BACKEND_HARDWARE
 _GREY, _PLANES = 2, 3  # NVJPEG_OUTPUT_Y, NVJPEG_OUTPUT_RGB
 _COMPONENTS: Final = 4  # NVJPEG_MAX_COMPONENT
@@ -122,7 +124,7 @@ class JpegEngines:
 
 def take(device: torch.device, channels: int) -> JpegEngines | None:
     """A decoder that nobody uses; None where there can be none: torchvision then decodes on the GPU's cores."""
-    if device.type != "cuda":
+    if not able(device).decoder:
         return None
     with _LOCK:
         idle = _IDLE.setdefault((device.index or 0, channels), [])

@@ -11,6 +11,7 @@ import torch
 
 from nimble_jobs.data import Reader
 from nimble_jobs.engine import pictures
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import UsageError
 from nimble_jobs.pipeline import Meter
@@ -56,7 +57,7 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
         return Decode(by="gpu", decoder=f"{pictures.decoder_name()}; {on_host().decoder}"), None
     if wanted == "gpu":
         raise UsageError(f"input.decode: found gpu, but {why}; expected auto or cpu")
-    return on_host(), why if device.type == "cuda" else None
+    return on_host(), why if able(device).decoder else None
 
 
 def on_host() -> Decode:

@@ -8,6 +8,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.device import able
 from nimble_jobs.payback import Situation, decide
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores
@@ -30,7 +31,7 @@ def forecast(
         return {"plan": None, "why": why}
     with open_reader(spec.input) as reader:
         records = reader.total
-    on_gpu, call_s = device.type == "cuda", eager_us / 1e6
+    on_gpu, call_s = able(device).asynchronous, eager_us / 1e6
     builds = store.schedules.builds(devices.describe(device))
     costs = expected(builds, model=answer["key_parts"].get("model.source", ""), on_gpu=on_gpu, call_s=call_s)
     situation = Situation(

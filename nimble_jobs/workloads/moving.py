@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
@@ -177,7 +178,7 @@ def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Pr
 
 
 def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, demand: Demand) -> Decision:
-    loaded, on_gpu = prepared.loaded, prepared.loaded.device.type == "cuda"
+    loaded, on_gpu = prepared.loaded, able(prepared.loaded.device).asynchronous
     assert run.began is not None
     record_s = (at.run_s - run.began[1]) / (at.done - run.began[0])
     call_s, kernels_s, busy = record_s * loaded.request.batch_size, None, 1 - at.waits
@@ -240,7 +241,7 @@ def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Non
     batch_s = loaded.request.batch_size * at.run_s / at.done if at.done else 0.0
     if costs is None:
         builds = context.store.schedules.builds(run_device(prepared))
-        on_gpu = loaded.device.type == "cuda"
+        on_gpu = able(loaded.device).asynchronous
         costs = expected(builds, model=run.parts.get("model.source", ""), on_gpu=on_gpu, call_s=batch_s)
     saves_s = (at.done + at.left) / loaded.request.batch_size * batch_s * (1 - costs.build_ratio)
     miss = Miss(

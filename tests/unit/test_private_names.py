@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +54,26 @@ def test_a_private_name_is_found() -> None:
     source = "from torch.utils import _pytree\ntorch._foreach_add_(a, b)\nx._version\nm._parameters\nself._parameters\n"
     assert set(private_names(source)) == {"torch.utils._pytree", "torch._foreach_add_", "x._version", "m._parameters"}
     assert list(private_names("torch.nn.Linear\nself._version\ntorch.ops.aten._conj\nimport torch\n")) == []
+
+
+BY_NAME = {  # files that may ask for a device by its name
+    "cli/doctor.py": "prints what this machine's GPU is",
+    "engine/device.py": "holds the table",
+    "engine/into.py": "calls operators of cuDNN",
+    "engine/memory.py": "asks whether tensors lie on the host",
+    "engine/nvjpeg.py": "compiled by TorchScript, which cannot call the table",
+    "engine/pictures.py": "gives a CUDA device its index",
+    "engine/private/runtime.py": "lies below the table",
+    "engine/recorder.py": "asks whether tensors lie on the host",
+    "engine/resize.py": "keeps memory for the kernel's table on CUDA devices",
+    "models/from_exported.py": "asks whether tensors lie on the host",
+}
+
+
+def test_devices_are_asked_for_abilities_and_not_for_names() -> None:
+    """A new type of device is then a line in a table. The benchmark names the devices of other runtimes."""
+    asks = re.compile(r"\.type (?:==|!=) \"(?:cuda|cpu)\"")
+    names = (p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if asks.search(p.read_text()))
+    found = {name for name in names if not name.startswith("bench/")}
+    assert sorted(found - BY_NAME.keys()) == []
+    assert sorted(BY_NAME.keys() - found) == [], "these ask for none any more: take them off the list"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.pipeline import Meter, ahead
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads.training.batches.augment import DevicePixels, Pixels
@@ -36,7 +37,7 @@ class DeviceBatch:
 
 def lot_size(batch_bytes: int, device: torch.device) -> int:
     """How many batches of `batch_bytes` each make a lot; one if the steps run on the host."""
-    if device.type == "cpu":
+    if not able(device).asynchronous:
         return 1
     return max(1, min(_TOGETHER, _LOT_BYTES // max(1, batch_bytes)))
 

@@ -15,6 +15,7 @@ import torch
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import Batch, Reader, Wanted
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.planner.jobs.loaded import pinned_buffers
@@ -62,7 +63,7 @@ class Meters:
 
     def __init__(self, device: torch.device, *, decodes: bool = False) -> None:
         """`decodes` says that the device decodes pictures."""
-        on_device = device.type == "cuda"
+        on_device = able(device).asynchronous
         self.read = Meter("read" if decodes else "read and decode")
         self.decode = Meter("decode")
         self.prepare = Meter("upload" if on_device and not decodes else "augment")
@@ -84,8 +85,8 @@ class Intake:
         self, device: torch.device, readers: Sequence[Reader] = (), *, on_device: bool = False, batch_size: int = 1
     ) -> None:
         """For these readers and up to this `batch_size`. With `on_device`, the device decodes pictures."""
-        self.device, self.stored = device, device.type == "cuda" or on_device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.device, self.stored = device, able(device).separate_memory or on_device
+        self.stream = torch.cuda.Stream(device) if able(device).streams else None
         self.meters = Meters(device, decodes=on_device)
         self._on_device = on_device
         self._decoders: dict[Recipe, PictureDecoder] = {}

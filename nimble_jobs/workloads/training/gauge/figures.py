@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.planner.step.build import TrainingStep
 
 ROWS = 16  # batches whose figures leave a GPU together, as one block
@@ -54,12 +55,12 @@ class _Block:
     """Figures of some batches, on the device and, once sent, on the host."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        cuda = device.type == "cuda"
+        sends = able(device).asynchronous
         self.on_device = torch.zeros(rows, len(_FIGURES), device=device)
         self.slots = [tuple(row.unbind()) for row in self.on_device]
-        self.on_host = torch.zeros(rows, len(_FIGURES), pin_memory=True) if cuda else self.on_device
+        self.on_host = torch.zeros(rows, len(_FIGURES), pin_memory=True) if sends else self.on_device
         self.filled = 0
-        self._sent = torch.cuda.Event() if cuda else None
+        self._sent = torch.cuda.Event() if sends else None
 
     def send(self) -> None:
         if self._sent is not None:
@@ -89,7 +90,7 @@ class Gauge:
         """
         self._step = step
         self._scaled = scaled
-        self._rows = rows or (ROWS if device.type == "cuda" else 1)
+        self._rows = rows or (ROWS if able(device).asynchronous else 1)
         self._norm = step.grad_norm is not None
         self._launched: deque[Batch] = deque()
         self._free = deque(_Block(self._rows, device) for _ in range(_BLOCKS - 1))

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private.operators import copy_
 from nimble_jobs.errors import ModelError
 from nimble_jobs.planner.step.optimizer import seen_as
@@ -62,7 +63,7 @@ class Flat:
             self._values[slice(*self._places[n])].view(tensors[n].dtype).view(tensors[n].shape) for n in self._names
         ]
         self._host = self._values
-        if device.type == "cuda":
+        if able(device).asynchronous:
             self._host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
             self._stream = torch.cuda.Stream(device)
             self._copied = torch.cuda.Event()
@@ -86,7 +87,7 @@ class Flat:
             self._together = _together(self._views, now)
         for views, values in self._together.values():
             copy_(views, values)
-        if self._device.type == "cuda":
+        if able(self._device).asynchronous:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 self._host.copy_(self._values, non_blocking=True)
@@ -94,7 +95,7 @@ class Flat:
 
     def values(self) -> memoryview:
         """Wait until the host's copy is complete, and return its bytes."""
-        if self._device.type == "cuda":
+        if able(self._device).asynchronous:
             self._copied.synchronize()
         return self._host.numpy().data
 

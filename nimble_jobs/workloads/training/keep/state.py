@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.errors import ModelError
 from nimble_jobs.planner.step.build import TrainingStep
@@ -166,10 +167,7 @@ def unsaved(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def seed_random(seed: int, device: torch.device) -> None:
     """Start all random generators that a step may draw from with one seed."""
-    torch.default_generator.manual_seed(seed % 2**63)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed % 2**63)
+    devices.seed(seed % 2**63, device)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
@@ -183,7 +181,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
         "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "python": [version, list(words), gauss],
     }
-    if device.type == "cuda":
+    if devices.able(device).random_states:
         states["cuda"] = _text(torch.cuda.get_rng_state(device))
     return states
 
@@ -195,7 +193,7 @@ def restore_random(states: dict[str, Any], device: torch.device) -> None:
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
-    if device.type == "cuda" and "cuda" in states:
+    if devices.able(device).random_states and "cuda" in states:
         torch.cuda.set_rng_state(_bytes(states["cuda"]), device)
 
 
