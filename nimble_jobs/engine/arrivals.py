@@ -1,7 +1,7 @@
-"""Batches on their way to a device: uploaded, or made there, ahead of the replays that take them.
+"""Uploads batches to a device, or makes them there, ahead of the replays that use them.
 
-A few slots on the device take turns. A batch goes into one on a copy stream; a replay copies it from there into its
-own input, on its own stream, and gives the slot back. So no upload waits for a replay, and no replay for an upload.
+A few slots on the device take turns. A copy stream puts a batch into a slot. A replay copies it from there into its own
+input, on its own stream, and returns the slot. So no upload waits for a replay, and no replay for an upload.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _AHEAD = 3  # slots beyond those that replays are about to take
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrived:
-    """A batch where a replay can take it: rows beyond those that were given repeat the last one."""
+    """A batch that a replay can take. If it was short, its last row is repeated until the batch is full."""
 
     x: torch.Tensor
-    began: torch.cuda.Event | None = None  # of the copy; None: x lies on the host
+    began: torch.cuda.Event | None = None  # when the copy began; None: x lies on the host
     ready: torch.cuda.Event | None = None
     taken: torch.cuda.Event | None = None
-    release: Callable[[], None] = lambda: None  # once `taken` is recorded, the slot is for the next batch
+    release: Callable[[], None] = lambda: None  # returns the slot; to be called once `taken` is recorded
 
     def take(self, stream: torch.cuda.Stream) -> torch.Tensor:
-        """The batch, for work that is put on `stream` from now on."""
+        """The batch, for work queued on `stream` from now on."""
         if self.ready is not None:
             enqueue.wait(stream, self.ready)
         return self.x
 
     def let_go(self, stream: torch.cuda.Stream) -> None:
-        """All work that reads the batch has been put on `stream`."""
+        """Return the slot. Call it once all work that reads the batch has been queued on `stream`."""
         if self.taken is not None:
             enqueue.record(self.taken, stream)
         self.release()
 
     def upload_s(self) -> float:
-        """How long the copy took; it must be over."""
+        """How long the copy took, in seconds. It must be over."""
         if self.began is None or self.ready is None:
             return 0.0
         return float(self.began.elapsed_time(self.ready)) / 1e3
@@ -53,12 +53,12 @@ class Slot:
     """Room for one batch on the device."""
 
     x: torch.Tensor
-    taken: torch.cuda.Event | None  # the batch before has been taken out; None on a CPU
+    taken: torch.cuda.Event | None  # when the previous batch has been copied out; None on a CPU
     give_back: Callable[[], None] = lambda: None
 
 
 class Arrivals:
-    """The slots for batches of one shape and dtype. On a CPU there are none: batches arrive as they are."""
+    """The slots for batches of one shape and dtype. On a CPU there are none: batches stay where they are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, in_flight: int) -> None:
         self._shape, self._dtype, self._rows = shape, dtype, shape[0]
@@ -79,30 +79,28 @@ class Arrivals:
         self.bytes = sum(slot.x.nbytes for slot in slots)
 
     def begin(self) -> None:
-        """Offer all slots; nothing of an earlier job may be under way."""
+        """Offer all slots. No work of an earlier job may still be running."""
         self._slots.begin()
 
     def end(self) -> None:
-        """Wake whoever waits for a slot."""
+        """Wake the threads that wait for a slot."""
         self._slots.end()
 
     def upload(self, host: torch.Tensor) -> Arrived | None:
-        """Send rows [n, ...] of the host on their way; None after `end`. The host's memory must stay until then."""
+        """Start to copy rows [n, ...] of the host to a slot; None after `end`. Leave `host` unchanged until `ready`."""
         if self._stream is None:
             return Arrived(x=_whole(host, self._rows))
         slot, stream = self.reserve(), self._stream
         return None if slot is None else self.finish(slot, lambda x: enqueue.copy(x, host, stream), rows=len(host))
 
     def reserve(self) -> Slot | None:
-        """A slot for a batch that is made on the device, to be followed by `finish` or `Slot.give_back`; None after
-        `end`.
-        """
+        """A slot for a batch made on the device; None after `end`. Follow it by `finish` or `Slot.give_back`."""
         if self._stream is None:
             return Slot(x=torch.empty(self._shape, dtype=self._dtype), taken=None)
-        found = self._slots.take()
-        if found is None:
+        taken = self._slots.take()
+        if taken is None:
             return None
-        slot, give_back = found
+        slot, give_back = taken
         return replace(slot, give_back=give_back)
 
     def finish(
@@ -113,7 +111,7 @@ class Arrivals:
         rows: int,
         after: torch.cuda.Event | None = None,
     ) -> Arrived:
-        """Let `write` fill the first `rows` of a slot, once `after` has happened, and repeat the last of them."""
+        """Let `write` fill the first `rows` rows of a slot once `after` has happened, then repeat the last of them."""
         if self._stream is None:
             self._fill(slot.x, write, rows)
             return Arrived(x=slot.x)

@@ -1,7 +1,7 @@
-"""Bind a program to live tensors: each task becomes a call with its operator resolved and its fixed arguments made.
+"""Bind a program to live tensors. Each task becomes a call whose operator and fixed arguments are resolved.
 
-Buffers of inputs, state and constants are fixed for the life of a binding. Intermediates are what operators return;
-each is let go of as soon as the plan proves that no task still uses it, so that the allocator can reuse its bytes.
+Buffers of inputs, state and constants are fixed for the life of a binding. An intermediate that an operator returns is
+released as soon as the plan proves that no task still uses it, so that the allocator can reuse its bytes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Step:
 
     task: int
     call: Callable[[Env], None]
-    drops: tuple[int, ...]  # buffers to let go of before the call
+    drops: tuple[int, ...]  # buffers to release before the call
     stream: int
     waits: tuple[int, ...]  # tasks on other streams that must have finished
-    marked: bool  # others wait for it
+    marked: bool  # tasks on other streams wait for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Bound:
     fixed: Env
     steps: tuple[Step, ...]
     outputs: tuple[Port, ...]
-    nbytes: int  # of inputs, outputs and the arena: everything that no operator allocates
+    nbytes: int  # size of inputs, outputs and the arena: everything that no operator allocates
 
     def run(self) -> dict[str, torch.Tensor]:
         """Launch every task in the plan's order, all on the current stream, and return the outputs."""
@@ -58,12 +58,12 @@ class Bound:
         return self.results(env)
 
     def results(self, env: Env) -> dict[str, torch.Tensor]:
-        """The outputs, once every task was launched."""
+        """The outputs by name, once every task has been launched."""
         return {port.name: tensor_at(env[port.view.buffer], port.view) for port in self.outputs}
 
 
 def tensor_at(base: torch.Tensor, view: View) -> torch.Tensor:
-    """The tensor that a view means, over the storage of `base`."""
+    """The tensor that a view describes, over the storage of `base`."""
     wanted = dtype(view.dtype)
     if base.dtype == wanted:
         if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == view.offset:
@@ -83,9 +83,9 @@ def bind(
     kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
     memory: MemoryPlan | None = None,
 ) -> Bound:
-    """Bind a program to a module's state on `device`, its intermediates where `memory` says (default: `arena_plan`).
+    """Bind a program to a module's state on `device`. `memory` places the intermediates (default: `arena_plan`).
 
-    Raises EngineError where the state is not laid out as it was when the program was recorded.
+    Raises EngineError if the state is not laid out as it was when the program was recorded.
     """
     inputs = {p.name: _allocate(p.view, program.buffers[p.view.buffer].nbytes, device) for p in program.inputs}
     fixed: Env = {p.view.buffer: inputs[p.name] for p in program.inputs}
@@ -93,7 +93,7 @@ def bind(
         fixed[port.view.buffer] = _state_tensor(port, state)
     for port in program.constants:
         if port.name not in constants:
-            raise EngineError(f"the constant {port.name[:12]} of the schedule is missing")
+            raise EngineError(f"the schedule's constant {port.name[:12]} is missing")
         on_host = program.buffers[port.view.buffer].on_host
         fixed[port.view.buffer] = constants[port.name].to("cpu" if on_host else device)
     made = _made(program)
@@ -125,13 +125,14 @@ def bind(
 
 
 def arena_plan(program: Program, plan: Plan) -> MemoryPlan:
-    """Places for the intermediates that no operator allocates."""
+    """Places in one arena for the intermediates that no operator allocates."""
     return plan_memory(program, plan, among=_intermediates(program) - _made(program))
 
 
 def planned_bytes(program: Program, plan: Plan, memory: MemoryPlan, device: torch.device) -> int:
-    """Device memory of one instance beyond the module's state, known before it is captured: inputs, outputs, the
-    arena, what operators allocate, and `workspace_bytes`.
+    """Device memory in bytes that one instance needs beyond the module's state, known before it is captured.
+
+    The sum of inputs, outputs, the arena, what operators allocate, and `workspace_bytes`.
     """
     kept = {p.view.buffer for p in program.outputs}
     own = {p.view.buffer for p in program.inputs} | kept
@@ -152,17 +153,19 @@ def _intermediates(program: Program) -> set[int]:
 def _place_intermediates(
     program: Program, plan: Plan, made: set[int], fixed: Env, device: torch.device, memory: MemoryPlan
 ) -> dict[int, int]:
-    """Give every intermediate that no operator allocates its bytes: in one arena, or of its own if it is an output.
+    """Give bytes to every intermediate that no operator allocates: in one arena, or for an output, memory of its own.
 
-    Returns where in the arena each begins, in bytes.
+    Adds them to `fixed` and returns each one's start in the arena, in bytes.
     """
-    here = _intermediates(program) - made
+    unallocated = _intermediates(program) - made
     if len(memory.offsets) != len(program.buffers):
-        raise EngineError("the memory plan is another program's")
-    check_memory(program, plan, memory, among=here)
+        raise EngineError(
+            f"the memory plan places {len(memory.offsets)} buffers, but the program has {len(program.buffers)}"
+        )
+    check_memory(program, plan, memory, among=unallocated)
     arena = torch.empty(memory.peak_bytes, dtype=torch.uint8, device=device)
-    starts = {i: start for i in here if (start := memory.offsets[i]) is not None}
-    for index in here:
+    starts = {i: start for i in unallocated if (start := memory.offsets[i]) is not None}
+    for index in unallocated:
         own = (
             torch.empty(program.buffers[index].nbytes, dtype=torch.uint8, device=device)
             if index not in starts
@@ -181,18 +184,18 @@ def _state_tensor(port: Port, state: Mapping[str, torch.Tensor]) -> torch.Tensor
     tensor = state.get(port.name)
     if tensor is None:
         raise EngineError(f"the module has no tensor {port.name!r}, which the schedule reads")
-    found = view_of(tensor, port.view.buffer)
-    if found != port.view:
+    actual = view_of(tensor, port.view.buffer)
+    if actual != port.view:
         raise EngineError(
-            f"the module's tensor {port.name!r} is {found.dtype}{list(found.shape)} with strides "
-            f"{list(found.stride)}; the schedule expects {port.view.dtype}{list(port.view.shape)} with strides "
+            f"the module's tensor {port.name!r} is {actual.dtype}{list(actual.shape)} with strides "
+            f"{list(actual.stride)}; the schedule expects {port.view.dtype}{list(port.view.shape)} with strides "
             f"{list(port.view.stride)}"
         )
     return tensor.detach()
 
 
 class _Dynamic:
-    """An argument that lies in an intermediate, so that it is another tensor at each run."""
+    """An argument that lies in an intermediate, and so is a different tensor in each run."""
 
     __slots__ = ("view",)
 
@@ -212,7 +215,7 @@ def _call(
     def at_bind_time(view: View) -> Any:
         if view.buffer not in fixed:
             return _Dynamic(view)
-        start = starts.get(view.buffer, 0) // view.itemsize  # places are multiples of every item size
+        start = starts.get(view.buffer, 0) // view.itemsize  # starts are multiples of every item size
         return tensor_at(fixed[view.buffer], replace(view, offset=start + view.offset))
 
     args = [decode(a, at_bind_time, device) for a in task.args]

@@ -1,4 +1,4 @@
-"""Refusals of what cannot be recorded, and the line of the model that is to blame."""
+"""Refuses what cannot be recorded, and names the model's line that is to blame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_FILES = (
 
 
 class Blame:
-    """Who is being called, and the first refusal."""
+    """Which submodules are being called, and the first refusal."""
 
     def __init__(self) -> None:
         self.path: list[str] = []  # names of the submodules being called, outermost first
@@ -28,22 +28,22 @@ class Blame:
         self._refusal: CannotRecord | None = None
 
     def refuse(self, message: str) -> NoReturn:
-        """Raises CannotRecord; {source} in the message becomes the line that is to blame."""
+        """Raise CannotRecord. {source} in the message becomes the line that is to blame."""
         refusal = CannotRecord(message.replace("{source}", self._source()))
         self._refusal = self._refusal or refusal
         raise refusal
 
     def raise_again(self) -> None:
-        """Raises the first refusal again: what was recorded may have caught it, and gone another way than in eager."""
+        """Raise the first refusal again. The model may have caught it and taken another path than in eager."""
         if self._refusal is not None:
             raise self._refusal
 
     def note_layout_question(self, name: str) -> None:
-        """Take note that the model asks how a tensor lies in memory."""
+        """Note that the model asks how a tensor lies in memory."""
         self.layout_question = self.layout_question or f"{name} at {self._source()}"
 
     def _source(self) -> str:
-        """The innermost submodule, and the nearest line outside of torch and Python's library."""
+        """The innermost submodule, and the nearest line outside torch and Python's standard library."""
         frame = sys._getframe(1)
         while frame.f_back is not None:
             file = frame.f_code.co_filename

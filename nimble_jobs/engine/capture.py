@@ -1,6 +1,6 @@
-"""Capture a bound program, and replay it: one CUDA graph on a GPU, the list of calls on a CPU.
+"""Captures a bound program and replays it: as one CUDA graph on a GPU, as a list of calls on a CPU.
 
-An instance owns its inputs, intermediates and outputs; two replays of one instance must not overlap.
+An instance owns its inputs, intermediates and outputs. Two replays of one instance must not overlap.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from nimble_jobs.errors import EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
 
-_WARM_UP_RUNS = 3  # lets libraries choose algorithms and make workspaces before the capture
+_WARM_UP_RUNS = 3  # before the capture, so that libraries choose algorithms and make workspaces
 
 
 class Instance(Protocol):
     """A captured schedule over static buffers."""
 
     inputs: dict[str, torch.Tensor]  # write here before `replay`
-    outputs: dict[str, torch.Tensor]  # read here after it; overwritten by the next replay
+    outputs: dict[str, torch.Tensor]  # read here after `replay`; the next replay overwrites them
     bytes: int  # device memory held beyond the module's state
 
     def replay(self) -> None:
         """Launch every task once, on the current stream."""
 
     def close(self) -> None:
-        """Give the memory back. The instance cannot be replayed afterwards."""
+        """Release the memory. The instance cannot be replayed afterwards."""
 
 
 def capture(
@@ -48,12 +48,12 @@ def capture(
     memory: MemoryPlan | None = None,
     example: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Instance:
-    """Make a program ready to be replayed on `device`, its intermediates where `memory` says (default: `arena_plan`).
+    """Prepare a program for replays on `device`. `memory` places the intermediates (default: `arena_plan`).
 
-    It is run first, over the inputs of `example`, and over zeros where there are none: some operators cannot take
-    zeros.
+    It runs a few times first, on the inputs in `example`, or on zeros for inputs that are not in it. Some operators
+    cannot take zeros.
 
-    Raises EngineError where it cannot be captured, OutOfMemory where it does not fit.
+    Raises EngineError if the program cannot be captured, and OutOfMemory if it does not fit.
     """
     memory = memory or arena_plan(program, plan)
     try:
@@ -73,7 +73,7 @@ def capture(
 
 
 class _CallInstance:
-    """Replays by calling the recorded operators one after another, without any module's code."""
+    """Replays by calling the recorded operators one after another. The module's own code does not run."""
 
     def __init__(self, bound: Bound, nbytes: int) -> None:
         self._bound: Bound | None = bound
@@ -95,7 +95,7 @@ class _CallInstance:
 
 
 class _GraphInstance:
-    """One CUDA graph over a memory pool of its own."""
+    """One CUDA graph with its own memory pool."""
 
     def __init__(self, bound: Bound, device: torch.device, count: int) -> None:
         self._device = device
@@ -111,14 +111,14 @@ class _GraphInstance:
                     synchronize(device)
             torch.cuda.current_stream(device).wait_stream(stream)
             synchronize(device)
-            # Workspaces that are made during the capture lie in this graph's own pool, and live and die with it:
-            # those of others could be freed under it (pytorch#193402).
+            # Workspaces that are made during the capture lie in this graph's own pool and live as long as it does.
+            # A workspace from elsewhere could be freed while the graph still uses it (pytorch#193402).
             clear_workspaces()
             torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(device)
             self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
             try:
-                # other threads may read ahead and pin memory while this one captures
+                # Other threads may read ahead and pin memory while this one captures.
                 with (
                     cleared_if_failed(device),
                     torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),

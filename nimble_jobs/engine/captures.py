@@ -1,4 +1,4 @@
-"""What a capture that fails leaves behind, cleared away."""
+"""Cleans up after a capture that failed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterator
 
 import torch
 
-# What a call raises that cannot be captured. SystemError is Python's, where torch reports a failure without setting an
-# exception, as it does now and then for a transfer to the host.
+# What a call raises if it cannot be captured. Python raises SystemError if torch reports a failure without setting an
+# exception, as it sometimes does for a transfer to the host.
 UNCAPTURED = (RuntimeError, SystemError)
-_EMPTY = "The CUDA Graph is empty"  # a warning of torch's; work over no elements launches nothing
+_EMPTY = "The CUDA Graph is empty"  # torch's warning; work on zero elements launches nothing
 
 
 @contextlib.contextmanager
 def cleared_if_failed(device: torch.device) -> Iterator[None]:
-    """Around a capture into a CUDA graph, for the sake of torch's random generator of `device`.
+    """A context for a capture into a CUDA graph. It keeps torch's random generator of `device` usable.
 
-    It notes where a capture begins, but not the end of one that fails. Every draw then raises "Offset increment outside
-    graph capture". An empty capture, which does end, puts that right.
+    The generator notes when a capture begins, but not when one fails. Every later draw would then raise "Offset
+    increment outside graph capture". An empty capture, which ends properly, puts that right.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", _EMPTY)
         try:
             yield
         except BaseException:
-            with contextlib.suppress(RuntimeError), torch.cuda.device(device):  # what failed is raised
+            with contextlib.suppress(RuntimeError), torch.cuda.device(device):  # the first failure is raised below
                 torch.cuda.synchronize(device)
                 stream = torch.cuda.Stream(device)
                 with torch.cuda.stream(stream):

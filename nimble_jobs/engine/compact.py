@@ -1,4 +1,4 @@
-"""Weights side by side in memory of their own, so that what lay between them can be given back to the device.
+"""Moves weights side by side into memory of their own, so that the gaps between them go back to the device.
 
 A search leaves weights in segments of the caching allocator that they share with tensors that are long gone.
 """
@@ -15,9 +15,9 @@ from nimble_jobs.engine.record import state_of
 
 
 def compact(module: nn.Module, device: torch.device) -> None:
-    """Move every tensor that a module holds on a GPU, values and strides kept. Nothing may have captured its address.
+    """Move every tensor that a module holds on a GPU. Values and strides stay; no graph may have captured an address.
 
-    Tensors that share their storage stay where they are. Without a GPU nothing is done.
+    Tensors that share their storage stay where they are. On a CPU this does nothing.
     """
     if not able(device).separate_memory:
         return

@@ -1,7 +1,7 @@
-"""Load compiled kernels through the CUDA driver's own interface (cuModuleLoadData), without any compiler.
+"""Loads compiled kernels through the CUDA driver's own interface (cuModuleLoadData), without a compiler.
 
-What is loaded stays loaded: instances share functions, and one that is let go of without being closed may still run on
-the device when the last Python reference to its kernels goes, so that no moment is known to be safe for cuModuleUnload.
+Modules stay loaded for the life of the process. Instances share functions, and an instance that was dropped without
+being closed may still run on the device. So there is no moment at which cuModuleUnload is known to be safe.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nimble_jobs.errors import EngineError
 
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED
-_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may have
+_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that any kernel may use without an attribute
 
 _FUNCTIONS: dict[tuple[int, bytes, str], int] = {}  # by device, SHA-256 of the binary, and name
 
 
 def load_function(binary: bytes, name: str, shared_bytes: int, device: torch.device) -> int:
-    """Handle of a function of a binary that was compiled for this GPU. Raises EngineError where it cannot be loaded."""
-    key = (device.index or 0, hashlib.sha256(binary).digest(), name)  # a binary is not kept when its kernels go
+    """Handle of a function in a binary that was compiled for this GPU. Raises EngineError if it cannot be loaded."""
+    key = (device.index or 0, hashlib.sha256(binary).digest(), name)  # a digest, so that the binary can be freed
     if key not in _FUNCTIONS:
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device)  # the driver needs the context that torch makes
+            torch.cuda.current_stream(device)  # makes torch create the context that the driver needs
             _FUNCTIONS[key] = _load(binary, name, shared_bytes)
     return _FUNCTIONS[key]
 
@@ -55,4 +55,4 @@ def _driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as e:
-        raise EngineError(f"the CUDA driver cannot be reached: {e}") from e
+        raise EngineError(f"the CUDA driver cannot be loaded: {e}") from e

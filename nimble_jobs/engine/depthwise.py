@@ -1,7 +1,7 @@
-"""Depthwise convolutions by kernels of our own, where they are the faster ones.
+"""Runs depthwise convolutions by our own kernels if these are faster than the library's.
 
-With a batch of one cuDNN takes about twice as long for them, and its first call of each costs a fresh process tenths of
-a second. Ours are compiled once, and lie in the store as machine code like those of Inductor.
+With a batch of one, cuDNN takes about twice as long, and its first call for each shape costs a fresh process tenths of
+a second. Our kernels are compiled once and stored as machine code, like Inductor's.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from nimble_jobs.schedule import Arg, Program, Task, View
 
 PREFIX = "triton.depthwise"
 _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-_POSITIONS = {  # of stride, padding and dilation among the arguments of
+_POSITIONS = {  # by operator: positions of stride, padding and dilation among its arguments
     "aten.cudnn_convolution.out": (3, 2, 4),
     "aten._conv_depthwise2d.out": (4, 5, 6),
 }
-_WORTH = 1.05  # ours is taken up to this share of the library's time: it spares the library's first call
+_WORTH = 1.05  # ours may take this share of the library's time, since it saves the library's slow first call
 _EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the library
-_MOST = 2**31  # elements, which are counted in 32 bits
-_KERNELS = (1, 2, 3, 4, 5, 7)  # sides: all of a larger kernel's steps would make a long program
+_MOST = 2**31  # elements; the kernels count them in 32 bits
+_KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kernels would make long programs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A depthwise convolution: everything that its time and its kernel depend on."""
+    """A depthwise convolution: everything that decides its time and its kernel."""
 
     dtype: str
     images: int
@@ -53,18 +53,18 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Of its kernel; another for each shape that its binary or its grid differs for."""
+        """The kernel's name. Shapes that need different binaries or grids have different names."""
         form = "last" if self.channels_last else "first"
         return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{self.channels}.{'x'.join(map(str, self.sizes))}"
 
     @property
     def unit(self) -> int:
-        """So many channels are read at once."""
+        """How many channels are read at once."""
         return 4 if self.channels % 4 == 0 else 1
 
     @property
     def places(self) -> int:
-        """Of the output: all its elements, or in channels-last all its pixels."""
+        """How many places the output has: its elements, or in channels-last its pixels."""
         return self.images * self.out_height * self.out_width * (1 if self.channels_last else self.channels)
 
     @property
@@ -77,23 +77,24 @@ class Shape:
 
     @property
     def tile(self) -> tuple[int, int, int]:
-        """Places and channels of a block, and its warps: measured on an H200, and good for all of the zoo's layers."""
+        """Places and channels per block, and its warps. Tuned on an H200; good for all layers of the zoo."""
         if not self.channels_last:
             return 128, 1, 4
         return (8, 32, 1) if self.kernel <= 3 and self.channels % 32 == 0 else (8, 16, 1)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks."""
+        """Number of blocks in each dimension."""
         places, channels, _ = self.tile
         across = -(-self.channels // channels) if self.channels_last else 1
         return -(-self.places // places), across, 1
 
 
 def with_own_depthwise(recording: Recording, device: torch.device, *, like: Program | None = None) -> Recording:
-    """The recording with each such convolution by our kernel, if that is at least about as fast on this device.
+    """The recording with our kernel for each depthwise convolution, unless it is slower on this device.
 
-    With `like`, an earlier recording, by what that has: another measurement could choose otherwise.
+    `like` is an earlier recording of the same program. With it, the choice is the same as there, since a new
+    measurement could choose otherwise.
     """
     if not able(device).kernels:
         return recording
@@ -115,7 +116,7 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
 
 
 def shape_of(task: Task) -> Shape | None:
-    """What the task convolves, if it is depthwise and ours could take its place."""
+    """The shape of a depthwise convolution that our kernel can compute; None for any other task."""
     if task.op not in _POSITIONS or len(task.args) < 7:
         return None
     x, weight, (name, out) = task.args[0], task.args[1], (task.kwargs or (("", None),))[0]
@@ -158,12 +159,12 @@ def shape_of(task: Task) -> Shape | None:
 
 
 def is_in(program: Program) -> bool:
-    """Whether a program has such kernels."""
+    """Whether a program contains our depthwise kernels."""
     return any(task.op.startswith(PREFIX) for task in program.tasks)
 
 
 def without_library(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call` with torch's own convolutions in the place of cuDNN's, whose first calls take a fresh process long."""
+    """`call` with torch's own convolutions instead of cuDNN's, whose first calls are slow in a fresh process."""
 
     def plain(*args: Any) -> Any:
         cudnn: Any = torch.backends.cudnn
@@ -178,9 +179,9 @@ def without_library(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled(shape: Shape, capability: int) -> StaticKernel:
-    """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU.
+    """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 
-    Raises EngineError where Triton cannot compile it.
+    Raises EngineError if Triton cannot compile it.
     """
     from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
@@ -203,8 +204,8 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
     )
     try:
         made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
-    except Exception as e:  # Triton's errors have no common root, and its assembler's are plain ones
-        raise EngineError(f"{shape.name}: Triton cannot compile it: {first_line(e)}") from e
+    except Exception as e:  # Triton's errors have no common base class, and its assembler raises plain ones
+        raise EngineError(f"Triton cannot compile the kernel {shape.name}: {first_line(e)}") from e
     scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     return StaticKernel(
         name=shape.name,
@@ -219,7 +220,7 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
 
 
 def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> StaticKernel | None:
-    """Our kernel, unless the library is faster or the two disagree."""
+    """Our kernel; None if the library is faster or the two disagree."""
     precise: Any = torch.backends.cudnn
     return _chosen(shape, settings, device, str(precise.conv.fp32_precision))
 
@@ -229,7 +230,7 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
     op, rest = settings
     kind = dtype(shape.dtype)
     form = torch.channels_last if shape.channels_last else torch.contiguous_format
-    generator = torch.Generator(device).manual_seed(0)  # the process's random state stays as it is
+    generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
 
     def random(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=generator, device=device, dtype=kind)
@@ -255,7 +256,7 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
         kernel(x, weight, ours, *shape.sizes)
 
     times = measure.kernel_times_us([run_theirs, run_ours], device)
-    ends = [0, shape.images - 1]  # a comparison in fp64 of them all would take much memory
+    ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
     if relative_norm(ours[ends], theirs[ends]) > _EXACT[shape.dtype]:
         return None
     return kernel if times[1] <= _WORTH * times[0] else None
@@ -267,7 +268,7 @@ def _capability(device: torch.device) -> int:
 
 
 def _settings(task: Task) -> tuple[Any, ...]:
-    """The operator, and what its call is given beside x, weight and out."""
+    """The operator's name, and its arguments apart from x, weight and out."""
     return task.op.split(".")[1], tuple(_plain(a) for a in task.args[2:])
 
 
@@ -298,7 +299,7 @@ def _elements(view: View) -> int:
 
 
 def _lies(view: View, *, channels_last: bool) -> bool:
-    """Whether the elements lie one after another in this order."""
+    """Whether the elements lie in this order without gaps, from an aligned address."""
     order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
     expected = 1
     for dim in reversed(order):
@@ -309,5 +310,5 @@ def _lies(view: View, *, channels_last: bool) -> bool:
 
 
 def _aligned(view: View) -> bool:
-    """Whether sixteen bytes may be read at once."""
+    """Whether the view starts at a multiple of 16 bytes, so that 16 bytes can be read at once."""
     return view.offset * view.itemsize % 16 == 0

@@ -1,4 +1,4 @@
-"""Which device a job runs on, and the facts about it that a schedule depends on."""
+"""Resolves the device of a job, and collects the facts about it that decide a schedule."""
 
 from __future__ import annotations
 
@@ -67,18 +67,19 @@ def able(device: torch.device) -> Abilities:
 def resolve(wanted: str, asker: str = "run.device") -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` as a device with an index.
 
-    Raises UsageError, naming the field or option that asked, where there is no such device.
+    Raises UsageError if there is no such device. `asker`, a field or an option, is named in the message.
     """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError(f"{asker}: {wanted} was asked for, but torch sees no CUDA device here")
+        raise UsageError(f"{asker}: {wanted} is not available; torch finds no CUDA device on this machine")
     device = torch.device(wanted)
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise UsageError(f"{asker}: {wanted} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+        devices = plural.count(torch.cuda.device_count(), "CUDA device")
+        raise UsageError(f"{asker}: {wanted} does not exist; this machine has {devices}")
     return torch.device("cuda", index)
 
 
@@ -88,7 +89,7 @@ def separate_memory(device: torch.device) -> bool:
 
 
 def describe(device: torch.device) -> str:
-    """The device in words, as printed beside every speed."""
+    """The device in words, to print beside every speed."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     count = torch.get_num_threads()
@@ -125,14 +126,14 @@ def facts(device: torch.device) -> dict[str, str]:
 
 
 def precision(device: torch.device) -> dict[str, str]:
-    """The process's switches that decide which algorithms may run, and how exactly they compute.
+    """The process's switches that decide which algorithms may run and how precisely they compute.
 
-    Read one by one: the older names for several at once raise where a program has set them apart.
+    They are read one by one. The older names stand for several switches, and raise if a program has set these apart.
     """
     backends = torch.backends
     deterministic = {"precision.deterministic": str(torch.are_deterministic_algorithms_enabled())}
     if device.type == "cpu":
-        mkldnn: Any = backends.mkldnn  # torch's annotations lack what it makes at run time
+        mkldnn: Any = backends.mkldnn  # torch adds its attributes at run time, so its annotations lack them
         return deterministic | {
             "precision.matmul": mkldnn.matmul.fp32_precision,
             "precision.conv": mkldnn.conv.fp32_precision,
@@ -165,7 +166,7 @@ def precision(device: torch.device) -> dict[str, str]:
 
 
 def multiplies_in_tf32(device: torch.device) -> bool:
-    """Whether products of fp32 tensors may have TF32's ten bits, in convolutions or elsewhere."""
+    """Whether products of fp32 tensors may be rounded to TF32's ten bits, in convolutions or elsewhere."""
     backends: Any = torch.backends
     return device.type == "cuda" and "tf32" in (
         backends.cudnn.conv.fp32_precision,
@@ -218,11 +219,11 @@ def load_libraries(index: int) -> None:
     torch.cuda.synchronize(index)
 
 
-@functools.cache  # no process lives to see another one
+@functools.cache  # a process never sees another CPU
 def _cpu_name() -> str:
     return machine.cpu_name() or platform.processor() or platform.machine()
 
 
-@functools.cache  # the module of a kernel that is at work is not replaced
+@functools.cache  # the driver cannot be replaced while it is in use
 def _driver() -> str:
     return machine.driver_version() or f"supports CUDA {runtime.cuda_driver()}"

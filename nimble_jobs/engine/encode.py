@@ -13,11 +13,11 @@ from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.errors import CannotRecord, EngineError
 from nimble_jobs.schedule import Arg, Special, View
 
-HERE = "@"  # the device that the schedule runs on, whichever index it has
+HERE = "@"  # stands for the device that the schedule runs on, whatever its index
 
 
 def view_of(tensor: torch.Tensor, buffer: int) -> View:
-    """Where a tensor lies in its buffer."""
+    """A tensor's place in buffer number `buffer`."""
     return View(
         buffer=buffer,
         dtype=_short(tensor.dtype),
@@ -30,10 +30,10 @@ def view_of(tensor: torch.Tensor, buffer: int) -> View:
 
 def dtype(name: str) -> torch.dtype:
     """The torch dtype of a name such as float32. Raises EngineError for anything else."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise EngineError(f"a schedule names the dtype {name!r}, which this torch does not have")
-    return found
+    value = getattr(torch, name, None)
+    if not isinstance(value, torch.dtype):
+        raise EngineError(f"the schedule uses the dtype {name!r}, which this version of torch does not have")
+    return value
 
 
 def encode(value: Any, tensor: Callable[[torch.Tensor], View], device: torch.device) -> Arg:
@@ -65,11 +65,11 @@ def encode(value: Any, tensor: Callable[[torch.Tensor], View], device: torch.dev
         case list() | tuple():
             return tuple(encode(v, tensor, device) for v in value)
         case _:
-            raise CannotRecord(f"an argument of type {type(value).__name__} cannot be kept in a schedule")
+            raise CannotRecord(f"no schedule can hold an argument of type {type(value).__name__}")
 
 
 def decode(arg: Arg, tensor: Callable[[View], Any], device: torch.device) -> Any:
-    """Inverse of `encode`; `tensor` turns each view into what stands for it."""
+    """Inverse of `encode`. `tensor` turns each view into a tensor or whatever stands for one."""
     match arg:
         case View():
             return tensor(arg)
@@ -86,7 +86,7 @@ def operator(name: str) -> OpOverload:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
     try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError:
         found = None
     if not isinstance(found, OpOverload):
@@ -107,7 +107,7 @@ def _special(arg: Special, device: torch.device) -> Any:
         case "layout" | "memory_format":
             return getattr(torch, arg.value)
         case _:
-            raise EngineError(f"a schedule holds an argument of unknown kind {arg.kind!r}")
+            raise EngineError(f"the schedule holds an argument of the unknown kind {arg.kind!r}")
 
 
 def _short(value: object) -> str:

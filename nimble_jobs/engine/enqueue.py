@@ -1,11 +1,11 @@
-"""Copies, events and waits put on streams without releasing the interpreter's lock.
+"""Queues copies, events and waits on streams without releasing the interpreter's lock.
 
-torch releases the lock around each of them, though they take about a microsecond. A thread that releases it queues up
-behind all other threads that run Python. A pipeline makes about fifteen such calls for a batch, so its threads would
-spend more time waiting for the lock than working.
+torch releases the lock around each of these calls, although they take about a microsecond. A thread that releases it
+queues up behind all other threads that run Python. A pipeline makes about fifteen such calls per batch, so its threads
+would wait for the lock more than they work.
 
-Each function does what torch's own call does. Whatever the driver refuses is left to torch, which raises the error, or
-makes the context current that the thread lacks.
+Each function does what torch's own call does. If the driver refuses a call, torch makes it instead: it raises the
+error, or first makes the thread's missing context current.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 
 
 def record(event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
-    """`event` happens once the work on `stream` so far is done."""
+    """Let `event` happen once all work queued on `stream` so far is done."""
     handle = event.cuda_event
     if not handle or _held().cuEventRecord(handle, stream.cuda_stream):
         event.record(stream)
 
 
 def wait(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-    """Further work on `stream` waits for `event`."""
+    """Let all further work on `stream` wait for `event`."""
     handle = event.cuda_event
     if handle and _held().cuStreamWaitEvent(stream.cuda_stream, handle, 0):
         stream.wait_event(event)
@@ -33,7 +33,7 @@ def wait(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
 def copy(target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Copy between device memory and device or pinned host memory, on `stream`.
 
-    From pageable host memory it may take as long as the copy itself.
+    From pageable host memory, the call may take as long as the copy itself.
     """
     alike = target.dtype == source.dtype and target.shape == source.shape
     if alike and target.is_contiguous() and source.is_contiguous():
@@ -52,7 +52,7 @@ def _held() -> ctypes.CDLL:
 
 @functools.cache
 def _released() -> ctypes.CDLL:
-    """The driver, called without the lock: for what may take long."""
+    """The driver, called with the lock released: for calls that may take long."""
     return _typed(ctypes.CDLL("libcuda.so.1"))
 
 

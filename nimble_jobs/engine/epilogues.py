@@ -1,8 +1,8 @@
-"""Convolutions together with what follows them: a pass over a compiler's graph that gives each convolution the fastest
-of several ways to run it with its bias, its addition and its activation on this device.
+"""A pass over a compiler's graph that picks the fastest way to run each convolution with its bias, addition and
+activation.
 
-cuDNN's fused convolutions (bias, addition, ReLU) and products in the place of 1x1 convolutions, with cuBLAS's epilogue
-for bias and ReLU, are measured beside a plain convolution that a pointwise kernel follows.
+It measures on this device: a plain convolution followed by a pointwise kernel; cuDNN's fused convolution (bias,
+addition, ReLU); and for 1x1 convolutions a matrix product with cuBLAS's epilogue for bias and ReLU.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Way = Literal["library", "fused", "product"]
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
 
 _aten = torch.ops.aten
-_GAIN = 0.97  # another way than the library's is taken below this share of its time
+_GAIN = 0.97  # another way must take less than this share of the plain convolution's time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A convolution and what follows it: everything that its time depends on.
+    """A convolution and what follows it: everything that decides its time.
 
-    `follows` says what a pointwise kernel of its own would have to do: nothing where one runs in any case, which then
-    does it at no cost.
+    `follows` says what a separate pointwise kernel would have to do. It is `nothing` if such a kernel runs in any case
+    and can include this work at no cost.
     """
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a product of the pixels with the weight."""
+        """Whether the convolution is a matrix product of the pixels with the weight."""
         ones = (1, 1)
         return (
             self.weight[2:] == ones and self.stride == ones and self.dilation == ones and self.groups == 1
@@ -63,7 +63,7 @@ class _Match:
     convolution: Node
     add: Node | None
     relu: Node | None
-    other: Node | None  # what is added
+    other: Node | None  # the other operand of the addition
 
     @property
     def last(self) -> Node:
@@ -71,10 +71,10 @@ class _Match:
 
 
 def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way], None] = lambda *_: None) -> None:
-    """Rewrite each convolution of a functional graph of aten operators to run in its fastest way on `device`, a GPU.
+    """Rewrite each convolution of a functional graph of aten operators so that it runs in its fastest way on a GPU.
 
-    Nodes carry fake tensors in `meta["val"]`. Only convolutions in two dimensions over channels-last tensors are
-    looked at. `chosen` is told of each.
+    Nodes carry fake tensors in `meta["val"]`. Only two-dimensional convolutions over channels-last tensors are
+    considered. `chosen` is called with each and its way.
     """
     for convolution in list(graph.find_nodes(op="call_function", target=_aten.convolution.default)):
         match = _match(convolution)
@@ -92,7 +92,7 @@ def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way
 
 
 def fastest(group: Group, device: torch.device) -> Way:
-    """The way that takes the least time, by measurement on `device`, with the process's switches as they are."""
+    """The fastest way, by measurement on `device` with the process's current precision switches."""
     return _measured(group, device, tuple(precision(device).items()))
 
 
@@ -105,7 +105,7 @@ def _measured(group: Group, device: torch.device, _switches: tuple[tuple[str, st
 
 def times_us(group: Group, device: torch.device) -> dict[Way, float]:
     """Microseconds that each way takes in a replay, with warm caches and random values."""
-    generator = torch.Generator(device).manual_seed(0)  # the process's random state stays as it is
+    generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
 
     def random(sizes: Sequence[int]) -> torch.Tensor:
         made = torch.randn(*sizes, generator=generator, device=device, dtype=group.dtype)
@@ -118,14 +118,14 @@ def times_us(group: Group, device: torch.device) -> dict[Way, float]:
     ways: dict[Way, Callable[[], object]] = {}
 
     def after(result: torch.Tensor) -> torch.Tensor:
-        """What a pointwise kernel does to the result."""
+        """What a pointwise kernel does to the convolution's result."""
         match group.follows:
             case "relu":
                 return torch.relu(result)
             case "add" | "add-relu":
                 return torch.add(result, other)
             case "bias":
-                return torch.relu(result)  # as long
+                return torch.relu(result)  # stands for the bias too: it takes as long
             case "nothing":
                 return result
 
@@ -163,7 +163,7 @@ def _match(convolution: Node) -> _Match | None:
     if next_one is not None and next_one.target is _aten.relu.default:
         relu = next_one
     if all(_is_pointwise(user) for user in (relu or add or convolution).users):
-        add = relu = other = None  # a kernel that computes more than these runs in any case
+        add = relu = other = None  # a kernel that computes more than these follows in any case
     alone: Follows = (
         "bias" if bias is not None and not all(_is_pointwise(user) for user in convolution.users) else "nothing"
     )
@@ -188,7 +188,7 @@ def _match(convolution: Node) -> _Match | None:
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether a compiler makes one kernel of this and of what it reads."""
+    """Whether a compiler fuses this node with the nodes that it reads."""
     if node.target is _aten.cat.default:
         return True
     return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
@@ -263,7 +263,7 @@ def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:
 
 
 def _call(graph: Graph, target: Any, *args: Any) -> Node:
-    """A new node, with its fake result."""
+    """Add a node to the graph, with its fake result."""
     node = graph.call_function(target, args)
     values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
     modes = [v.fake_mode for v in tree_leaves(values) if hasattr(v, "fake_mode")]

@@ -1,7 +1,9 @@
-"""Host reads that no dispatcher shows: a mode over torch's Python functions, active while a recorder looks on.
+"""Refuses host reads that the dispatcher does not show. It is a mode over torch's Python functions, active while
+recording.
 
-A replay would repeat what the host read while it was recorded. So what depends on inputs, on the module's state or on
-random numbers must not be read; constants may be. What operators do inside of themselves is done again by each replay.
+A replay would go on with the value that the host read while recording. So the model must not read anything that depends
+on inputs, on its state or on random numbers. It may read constants. Reads inside operators are fine, since each replay
+runs the operators again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from nimble_jobs.engine.private.tensors import tree_leaves
 from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.engine.rewrites import rewritten
 
-# What gives values, or a way to them, to Python, and is no operator.
+# Functions that are no operators and give Python values, or access to them.
 _READS = {
     "__array__",
     "__deepcopy__",
@@ -36,22 +38,22 @@ _READS = {
     "tolist",
     "untyped_storage",
 }
-# What calls an operator that reads, unless a constructor of torch's calls it, which turns the dispatcher off.
+# Functions that call a reading operator, except from a constructor of torch, which turns the dispatcher off.
 _CONVERSIONS = {"__bool__", "__complex__", "__float__", "__index__", "__int__", "item"}
-# Operators made of others that read the values of these arguments on the host: by position and by name.
+# Composite operators that read the values of these arguments on the host: position and name.
 _READ_ARGUMENTS = {
     "tensor_split": ((1, "tensor_indices_or_sections"), (1, "indices_or_sections")),
     "pack_padded_sequence": ((1, "lengths"),),
     "ctc_loss": ((2, "input_lengths"), (3, "target_lengths")),
 }
-_BUILDERS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}  # out of nested lists, which may hold tensors
-# Hooks on gradients, which run Python in each backward of eager, and in none of a replay's.
+_BUILDERS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}  # they take nested lists, which may hold tensors
+# Hooks on gradients. Eager runs their Python in each backward; a replay does not.
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 _LAYOUT_QUESTIONS = {"as_strided", "as_strided_", "is_contiguous", "is_set_to", "storage_offset", "stride"}
 
 
 class HostReads(TorchFunctionMode):
-    """Raises CannotRecord for a host read of what may be another value at a replay."""
+    """Raises CannotRecord for a host read of a value that may differ in a replay."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class HostReads(TorchFunctionMode):
             self._recorder.refuse_moved(*args[:2])
         backward = backward_call(function)
         if backward is not None:
-            with self:  # torch turns a mode off while it is asked
+            with self:  # torch turns a mode off while it handles a call
                 return backward(*args, **kwargs)
         other = rewritten(name, args, kwargs, self._recorder.varies)
         result = function(*args, **kwargs) if other is None else other()
@@ -95,9 +97,9 @@ class HostReads(TorchFunctionMode):
 
 @contextlib.contextmanager
 def watching(recorder: Recorder) -> Iterator[None]:
-    """While inside, on this thread, `recorder` sees operators, and host reads that are none are refused.
+    """A context in which `recorder` sees all operators of this thread, and other host reads are refused.
 
-    Raises CannotRecord at the end as well, where what was called has caught what was raised before.
+    Raises CannotRecord again at the end if the model has caught it.
     """
     with HostReads(recorder), recorder:
         yield
@@ -105,7 +107,7 @@ def watching(recorder: Recorder) -> Iterator[None]:
 
 
 def _name(function: Any) -> str:
-    """The function's name; an attribute's, where it is read, and with an equals sign where it is set."""
+    """The function's name; for an attribute, its name, with an equals sign if it is set."""
     name: str = getattr(function, "__name__", "")
     if isinstance(function, types.MethodWrapperType) and name in ("__get__", "__set__"):
         attribute = getattr(function.__self__, "__name__", None) or getattr(

@@ -1,4 +1,4 @@
-"""Input for checks and timing: random numbers, and integers and masks like those of an example."""
+"""Makes input for checks and timing: random numbers, or integers and masks like an example's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.preprocess import Usual
 from nimble_jobs.schedule import Port
 
-Below = int | Usual  # whole numbers under this one, and normal floating ones; or values as records hold them
+Below = int | Usual  # int: integers below it, and normal floating values; Usual: values as records hold them
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
@@ -28,7 +28,7 @@ def random_inputs(
 ) -> dict[str, torch.Tensor]:
     """Fresh input for each port, drawn by `draw`.
 
-    Ports named in `integers` get values like those, which no index can be overrun by: see `varied`.
+    Ports named in `integers` get values like those given there, so that no index goes out of range: see `varied`.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     made = {}
@@ -39,7 +39,7 @@ def random_inputs(
         else:
             value = draw(port.view.shape, kind, below, generator=generator, scale=scale)
         laid = torch.empty_strided(port.view.shape, port.view.stride, dtype=value.dtype, device=device)
-        made[port.name] = laid.copy_(value)  # as the example lies, for models that ask
+        made[port.name] = laid.copy_(value)  # with the example's strides, since models may ask for them
     return made
 
 
@@ -52,15 +52,15 @@ def draw(
     device: torch.device | None = None,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """Random values: normal times `scale` for floating types, integers in [0, below) for the rest.
+    """Random values: normal times `scale` for floating types, integers in [0, below) for others.
 
-    Values as records hold them are moved away from their middle by `scale`, and stay in their range.
+    With a `Usual`, values lie in the range of records; `scale` stretches them around its middle.
     """
     floating = kind.is_floating_point or kind.is_complex
     if isinstance(below, Usual):
         return _recorded(tuple(shape), kind, below, generator, device, scale)
     if floating:
-        drawn = torch.complex64 if kind.is_complex else torch.float32  # narrow types cannot be drawn
+        drawn = torch.complex64 if kind.is_complex else torch.float32  # torch cannot draw in narrow types
         return (torch.randn(tuple(shape), generator=generator, dtype=drawn, device=device) * scale).to(kind)
     return torch.randint(0, below, tuple(shape), generator=generator, device=device).to(kind)
 
@@ -90,25 +90,29 @@ def _recorded(
     if scale != 1.0:
         middle = (usual.low + usual.high) // 2
         values = ((values - middle) * scale + middle).round().clamp(usual.low, usual.high).long()
-    return values.to(kind)  # keeps the lowest bits where the type is signed and the records' is not
+    return values.to(kind)  # keeps the lowest bits if the type is signed and the records' is not
 
 
 def like(example: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
-    """The example itself with its floating values times `factor`: what random numbers may be unfit for, such as
-    matrices to be factorised.
+    """The example with its floating values times `factor`.
+
+    For models that cannot take random numbers, such as ones that factorise a matrix.
     """
     return {n: _times(t, factor) if t.is_floating_point() else t.clone() for n, t in example.items()}
 
 
 def stand_out(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inputs that are not to be replaced by random numbers: integers, masks, and floating masks of two values."""
+    """The inputs that random numbers must not replace: integers and masks, also floating masks of two values."""
     return {n: t for n, t in example.items() if not (t.is_floating_point() or t.is_complex()) or is_mask(t)}
 
 
 def varied(example: torch.Tensor, generator: torch.Generator, turn: int) -> torch.Tensor:
-    """Other values of the same kind, by `turn`: masks padded right and left, full and random; sorted lists sorted, from
-    the same start to the same end; other integers in another order, or drawn from their own, or from their range;
-    floating values times one number.
+    """Other values of the same kind as the example; `turn` selects the variant.
+
+    - Masks: padded right, padded left, random, full.
+    - Sorted lists of integers: another sorted list with the same first and last value.
+    - Other integers: shuffled, drawn from the example's values, or drawn from their range.
+    - Floating values: all times one random number.
     """
     if example.numel() == 0:
         return example.clone()
@@ -138,12 +142,12 @@ def varied(example: torch.Tensor, generator: torch.Generator, turn: int) -> torc
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    wide = tensor.float() if tensor.itemsize == 1 else tensor  # the narrowest types have no arithmetic
+    wide = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no arithmetic for types of one byte
     return (wide * factor).to(tensor.dtype)
 
 
 def is_mask(tensor: torch.Tensor) -> bool:
-    """Whether it holds flags: booleans, zeros and ones, or two numbers of which one is far below or not finite."""
+    """Whether a tensor holds flags: booleans, zeros and ones, or two floating values, one below -10,000 or -inf."""
     if tensor.dtype is torch.bool:
         return True
     if tensor.numel() == 0 or tensor.is_complex() or tensor.dim() == 0:

@@ -1,7 +1,7 @@
-"""Calls that fill a buffer of ours instead of allocating one: for each operator its `out=` variant, where it has one.
+"""Replaces an operator by its `out=` variant, if it has one, so that it fills our buffer instead of allocating its own.
 
-The memory plan can place such a buffer by what the streams prove; what an operator allocates comes from the caching
-allocator, which keeps every stream's blocks apart.
+The memory plan can then place the buffer anywhere the streams prove to be safe. Memory that an operator allocates comes
+from the caching allocator, which never shares a block between streams.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from nimble_jobs.engine.private.operators import OpOverload, conv_backend, has_k
 
 Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
-_SCRATCH = ("loss", "entropy")  # in names of operators whose variants use what they fill as scratch, of another shape
-_SEVERAL_OUTPUTS = {"aten.max_pool2d_with_indices.default"}  # whose variants fill just what the operator returns
+# Parts of the names of operators whose variants use the buffer as scratch memory, with another shape.
+_SCRATCH = ("loss", "entropy")
+# Operators with several outputs whose variants fill exactly these.
+_SEVERAL_OUTPUTS = {"aten.max_pool2d_with_indices.default"}
 
 
 def into_buffers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
     """The same work as a call that writes into `result`, by the same kernels; None where there is none.
 
-    The variant is called once, over memory that holds something else, and must give the same bits.
+    As a test, the variant is called once over memory with other contents, and must produce the same bits.
     """
     if str(op) == "aten.convolution.default":
         return _convolution(args, result)
     returned = [result] if isinstance(result, torch.Tensor) else list(result) if _is_tuple(result) else []
     if not returned or (len(returned) > 1 and str(op) not in _SEVERAL_OUTPUTS):
         return None
-    found = _variant(op, returned[0].device.type)
-    if found is None:
+    out_variant = _variant(op, returned[0].device.type)
+    if out_variant is None:
         return None
-    variant, names = found
+    variant, names = out_variant
     wanted = dict(zip(names, returned, strict=True))
     return (variant, args, {**kwargs, **wanted}) if _fills(variant, args, kwargs, wanted) else None
 
@@ -44,7 +46,7 @@ def _fills(variant: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], w
     before = {name: (t.data_ptr(), t.shape, t.stride()) for name, t in given.items()}
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it resizes what it was given: seen below
+            warnings.simplefilter("ignore")  # torch warns of a resized buffer, which the comparison below detects
             variant(*args, **kwargs, **given)
     except RuntimeError:
         return False
@@ -86,14 +88,14 @@ def _variant(op: OpOverload, device: str) -> tuple[OpOverload, tuple[str, ...]] 
 
 
 def _convolution(args: tuple[Any, ...], result: torch.Tensor) -> Call | None:
-    """Convolutions have variants only a level lower, one for each library."""
+    """The `out=` call of a convolution. Only the operators one level below have such variants, one for each library."""
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
     if result.device.type != "cuda" or x.dim() not in (4, 5) or not result.numel():
         return None
     backend = conv_backend(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if backend == "Cudnn" and bias is None:
         settings: Any = torch.backends.cudnn
-        tf32 = settings.conv.fp32_precision == "tf32"  # the older switch cannot be read where both kinds were used
+        tf32 = settings.conv.fp32_precision == "tf32"  # the older switch raises if a program has used both kinds
         deterministic = settings.deterministic or torch.are_deterministic_algorithms_enabled()
         switches = (settings.benchmark, deterministic, tf32)
         op = torch.ops.aten.cudnn_convolution.out

@@ -6,10 +6,10 @@ allocations for each picture. One call for a whole batch decodes twice as many p
 What matters about nvJPEG 13 (`nvjpeg.h`):
 
 - Only some GPUs have engines. On others no decoder can be made.
-- The engines take baseline JPEGs. `nvjpegDecodeBatched` fails as a whole for bytes that are no JPEG, and does not
-  notice that one is truncated.
-- What a failed call has begun goes on. The stream must be idle before anything else uses the memory.
-- A state has buffers of its own, which grow with the largest batch. One state serves one thread.
+- The engines take baseline JPEGs. `nvjpegDecodeBatched` fails as a whole if one file is not a JPEG. It does not notice
+  truncated files.
+- After a failed call, its work goes on. The stream must be idle before anything else uses the memory.
+- A state has its own buffers, which grow with the largest batch. One state serves one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GREY, _PLANES = 2, 3  # NVJPEG_OUTPUT_Y, NVJPEG_OUTPUT_RGB
 _COMPONENTS: Final = 4  # NVJPEG_MAX_COMPONENT
 
 _UNKNOWN: Final = -1  # NVJPEG_CSS_UNKNOWN
-TAKES, OTHERS, BROKEN = range(3)  # the engines decode it; a GPU's cores have to; it is no such JPEG
+TAKES, OTHERS, BROKEN = range(3)  # the engines decode the file; the GPU's cores must; it is no JPEG, or damaged
 
 _IDLE: dict[tuple[int, int], list[JpegEngines]] = {}  # by device index and channels
 _LOCK = threading.Lock()
@@ -45,13 +45,13 @@ class JpegEngines:
     """One decoder, for one thread at a time."""
 
     def __init__(self, device: torch.device, channels: int) -> None:
-        """`channels`: 1 (grey) or 3 (RGB). Raises NoEngines where the GPU has no engines, or nvJPEG is missing."""
+        """`channels`: 1 (grey) or 3 (RGB). Raises NoEngines if the GPU has no engines or nvJPEG is missing."""
         self.device, self.channels = device, channels
         self._format = _GREY if channels == 1 else _PLANES
         self._library, self._quick = _libraries()
         self._handle, self._state, self._parsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device)  # nvJPEG needs the context that torch makes
+            torch.cuda.current_stream(device)  # makes torch create the context that nvJPEG needs
             status = self._library.nvjpegCreateEx(_HARDWARE, None, None, 0, ctypes.byref(self._handle))
             if status == 0:
                 status = self._library.nvjpegJpegStateCreate(self._handle, ctypes.byref(self._state))
@@ -61,10 +61,11 @@ class JpegEngines:
             raise NoEngines(f"nvJPEG cannot use the GPU's JPEG engines: status {status}")
 
     def judge(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """What becomes of files on the host: TAKES, OTHERS or BROKEN for each, int64 [n].
+        """Who can decode files that lie on the host: TAKES, OTHERS or BROKEN for each, int64 [n].
 
-        `addresses` and `lengths` int64 [n] say where they lie, `sizes` int64 [n, 2] what height and width their headers
-        are said to give. One for which nvJPEG reads another size is broken: it would write more than there is room for.
+        `addresses` and `lengths`, int64 [n], say where the files lie. `sizes`, int64 [n, 2], holds the height and width
+        that we read from their headers. If nvJPEG reads another size the file is BROKEN, since nvJPEG could write past
+        the memory that it gets.
         """
         components, sampling, refused = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         widths, heights = (ctypes.c_int * _COMPONENTS)(), (ctypes.c_int * _COMPONENTS)()
@@ -89,7 +90,7 @@ class JpegEngines:
     def decode(
         self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, targets: np.ndarray, stream: int
     ) -> None:
-        """Put the decoding of files that it takes on a stream. Arguments are as in `judge`.
+        """Queue the decoding of files on a stream; all must be TAKES. Arguments are as in `judge`.
 
         The planes uint8 [channels, height, width] of each picture go to `targets` int64 [n] on the device. Nothing else
         may use any of this memory until the stream is done. Raises RuntimeError if one of them cannot be decoded; some
@@ -137,7 +138,7 @@ def take(device: torch.device, channels: int) -> JpegEngines | None:
 
 
 def give_back(engines: JpegEngines) -> None:
-    """Leave a decoder to the next one who needs it; what it was asked for must be done."""
+    """Return a decoder for others to use. Its work must be done."""
     with _LOCK:
         _IDLE[(engines.device.index or 0, engines.channels)].append(engines)
 
@@ -150,8 +151,9 @@ def _pointer(values: np.ndarray) -> ctypes.c_void_p:
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
-    """nvJPEG as torchvision ships it, twice: once for calls that take long, and for short ones, during which other
-    threads may not run Python, since a thread that lets them has to wait for its turn.
+    """nvJPEG as torchvision ships it, loaded twice: for long calls, and for short calls.
+
+    Short calls keep the interpreter's lock, since a thread that releases it has to wait to get it back.
     """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:

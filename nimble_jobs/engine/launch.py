@@ -1,6 +1,6 @@
-"""Launch a bound program on several streams: one event a synchronisation source, a fork before and a join after.
+"""Launches a bound program on several streams: a fork first, an event for each task that others wait for, a join last.
 
-Streams come from one pool a process: libraries keep a workspace for every stream that they ever saw.
+All streams come from one pool per process, since libraries keep a workspace for every stream that they ever saw.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _pool(use: str, device: torch.device, count: int) -> list[torch.cuda.Stream]
 
 
 def run_on_streams(bound: Bound, pool: list[torch.cuda.Stream]) -> dict[str, torch.Tensor]:
-    """Launch every task on its stream, after a fork from the current stream, which then waits for all of them.
+    """Launch every task on its stream. These fork from the current stream, which then waits for all of them.
 
-    Works the same under capture, where events become edges of the graph, and outside of it.
+    This also works during a capture, where events become edges of the graph.
     """
     base = torch.cuda.current_stream()
     fork = torch.cuda.Event()

@@ -1,4 +1,4 @@
-"""Times on the device: medians, after a warm-up, in microseconds."""
+"""Measures times on the device: medians after a warm-up, in microseconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLE = "NIMBLE_JOBS_TIMING_BUDGET_S"
 
 
 def budget_s(text: str | None) -> float:
-    """Seconds to spend on one figure: what VARIABLE says, half a second where it is not set. Raises UsageError."""
+    """Seconds to spend on one figure, from the text of VARIABLE; 0.5 if it is not set. Raises UsageError."""
     if not text:
         return 0.5
     try:
@@ -33,7 +33,7 @@ def budget_s(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{VARIABLE}: found {text!r}; expected a number of seconds above 0, such as 0.5")
+        raise UsageError(f"{VARIABLE} is {text!r}; expected a number of seconds above 0, such as 0.5")
     return seconds
 
 
@@ -45,7 +45,7 @@ _CPU_ROUNDS = 4  # the first warms up
 _GPU_SAMPLES = 3
 _ROUNDS_AHEAD = 25  # between two waits for the device
 _LONGEST_SPIN_US = 100_000.0
-_REPEATS = 20  # of a task in its graph: the launch of the graph, a few microseconds, is shared by so many
+_REPEATS = 20  # of a task in its graph, so that the graph's launch of a few microseconds hardly counts
 
 
 def time_us(
@@ -56,8 +56,9 @@ def time_us(
     before: Callable[[], object] = lambda: None,
     most: int = _CALLS,
 ) -> float:
-    """Median time of one call, in microseconds, within about `budget_s` seconds. `before` is called before each sample,
-    untimed, and a sample is of at most so many calls.
+    """Median time of one call in microseconds, measured for about `budget_s` seconds.
+
+    `before` is called before each sample and not timed. A sample has at most `most` calls.
     """
     (times,) = in_turns_us([call], device, budget_s=budget_s, before=before, most=most)
     return median(times)
@@ -72,9 +73,10 @@ def in_turns_us(
     at_least: int = 1,
     most: int = _CALLS,
 ) -> list[list[float]]:
-    """Times of several calls, each a few samples in microseconds, taken in turns, so that what else the machine does
-    meets all of them. About `budget_s` seconds for each. `before` is called before each sample, untimed,
-    and a sample is of at most `most` calls.
+    """A few samples for each of several calls, in microseconds, over about `budget_s` seconds per call.
+
+    The calls take turns, so that whatever else the machine does affects all of them. `before` is called before each
+    sample and not timed. A sample has at most `most` calls.
     """
     once: list[float] = []
     times: list[list[float]] = [[] for _ in calls]
@@ -120,8 +122,10 @@ def throughput_per_s(instances: Sequence[Instance], device: torch.device, *, bud
 
 
 def kernels_us(call: Callable[[], object], call_us: float, device: torch.device) -> float:
-    """Time of one call's kernels on a GPU, one right after the other: they are launched while the device is kept busy
-    for longer than a call takes, so that no launch is waited for. `call_us` is what a call takes otherwise.
+    """Time of one call's kernels on a GPU, back to back, in microseconds.
+
+    They are launched while the device is kept busy for longer than a call takes, so that no kernel waits for its
+    launch. `call_us` is the ordinary time of a call.
     """
     samples = []
     for _ in range(_GPU_SAMPLES):
@@ -137,7 +141,10 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
 
 
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Time of each call's kernels on a GPU, without their launches. Raises EngineError where one cannot be captured."""
+    """Time of each call's kernels on a GPU, without their launches, in microseconds.
+
+    Raises EngineError if a call cannot be captured.
+    """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     pool = torch.cuda.graph_pool_handle()
@@ -151,7 +158,7 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
                 with cleared_if_failed(device):
                     _capture_repeated(call, graphs[-1], pool, stream)
                 times.append(_repeated_us(graphs[-1], stream))
-    finally:  # what it still writes must not be given to others
+    finally:  # wait, because memory that kernels still write must not go to others
         torch.cuda.current_stream(device).wait_stream(stream)
     return times
 
@@ -199,7 +206,8 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
             for step in bound.steps:
                 for buffer in step.drops:
                     del env[buffer]
-                scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}  # seeds
+                # Random seeds may lie on the host.
+                scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}
                 step.call(env)
                 graphs.append(torch.cuda.CUDAGraph())
                 with cleared_if_failed(device):
@@ -214,14 +222,14 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
 def _capture_repeated(
     call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
 ) -> None:
-    """Many calls, one after another, in a graph."""
+    """Capture a call many times, one after another, into one graph."""
     stream.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for _ in range(_REPEATS):
             call()
     except BaseException as e:
-        with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the error that broke it is raised
+        with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the first error is raised below
             graph.capture_end()
         if not isinstance(e, UNCAPTURED):
             raise
@@ -230,7 +238,7 @@ def _capture_repeated(
 
 
 def _repeated_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """Time of one of the calls in a graph."""
+    """Time of one of the calls in a graph, in microseconds."""
     samples = []
     for _ in range(_GPU_SAMPLES + 1):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

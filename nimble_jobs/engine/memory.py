@@ -1,4 +1,4 @@
-"""The memory that a recorded program works in: which buffer a tensor lies in, and what differs between replays."""
+"""Tracks the memory of a program while it is recorded: which buffer a tensor lies in, and what differs in replays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import Buffer, BufferKind, Port, View
 
-MASKS = (torch.bool, torch.uint8)  # an index of this type selects as many elements as are set
-_COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")  # from the host at each launch; others pass them by value
+MASKS = (torch.bool, torch.uint8)  # an index of such a type selects the elements that are set
+# Operators that copy numbers from the host at each launch; all others pass them by value.
+_COPIES_NUMBERS = ("aten.index_put", "aten._index_put_impl")
 
 
 class Memory(Blame):
-    """Buffers of inputs, state, constants and intermediates. Keeps every tensor that it has seen, so that no storage's
-    identity is used twice.
+    """Buffers of inputs, state, constants and intermediates.
+
+    It keeps every tensor that it has seen, so that no storage identity is used twice.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,14 +35,14 @@ class Memory(Blame):
         self._constant_ports: list[Port] = []
         self._constants: dict[str, torch.Tensor] = {}
         self._on_device: dict[int, torch.Tensor] = {}  # host constants moved to the device, by identity of the tensor
-        self._places: list[tuple[int, int, int]] = []  # first address, the one behind the last, buffer index
-        self._storages: list[torch.UntypedStorage] = []  # of the places, so that nothing else comes to lie there
+        self._places: list[tuple[int, int, int]] = []  # first address, end address, buffer index
+        self._storages: list[torch.UntypedStorage] = []  # of the places, kept so that nothing else is put there
         self._keep: list[torch.Tensor] = []
         self._filled: set[int] = set()  # buffers that some task has written
         self._varying: set[int] = set()  # buffers whose values may differ between replays
 
     def add_known(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
-        """Raises CannotRecord for a tensor that is not dense."""
+        """Add a tensor that the program knows by name. Raises CannotRecord if it is not dense."""
         if not is_dense(tensor):
             raise CannotRecord(f"{name!r} is {_layout(tensor)}; expected a dense tensor")
         identity = storage_id(tensor)
@@ -52,15 +54,16 @@ class Memory(Blame):
             self._state.append(Port(name=name, view=view))
 
     def varies(self, value: Any) -> bool:
-        """Whether a tensor in a nested value may hold something else at a replay: it depends on inputs, on state, or on
-        random numbers.
+        """Whether a tensor in a nested value may hold other values in a replay.
+
+        It does if it depends on inputs, on state or on random numbers.
         """
         if isinstance(value, torch.Tensor):
             return not is_dense(value) or self._buffer_of(value) in self._varying
         return any(self.varies(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
     def _buffer_of(self, tensor: torch.Tensor) -> int | None:
-        """The buffer that a tensor lies in, also where it was made of an address and torch knows of nothing shared."""
+        """The buffer that a tensor lies in, even if it was made from an address and torch does not know it is shared."""
         index = self._index.get(storage_id(tensor))
         if index is not None:
             return index
@@ -69,7 +72,7 @@ class Memory(Blame):
         return next((i for start, end, i in self._places if first < end and start < last), None) if first else None
 
     def refuse_moved(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """Refuse that a tensor of the state, or an input, is given other memory."""
+        """Refuse to move a tensor of the state, or an input, to other memory."""
         index = self._index.get(storage_id(tensor))
         if index is None or self._buffers[index].kind not in (BufferKind.STATE, BufferKind.INPUT):
             return
@@ -78,7 +81,7 @@ class Memory(Blame):
             self.refuse(f"the model replaces the data of {kind} {self._buffers[index].name!r} at {{source}}")
 
     def _vary(self, reads: tuple[View, ...], writes: tuple[View, ...], *, random: bool) -> None:
-        """What is made of values that differ between replays differs, too."""
+        """Mark what a task writes as varying if it reads anything that varies."""
         if random or any(v.buffer in self._varying for v in reads):
             self._varying |= {v.buffer for v in writes}
 
@@ -121,10 +124,10 @@ class Memory(Blame):
     def _move_host_constants(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Host tensors with dimensions would be copied at each launch; give the task a copy on the device instead."""
+        """Give a task copies on the device instead of host tensors with dimensions, which each launch would copy."""
         if self.device.type == "cpu":
             return args, kwargs
-        # With a mask, the number is filled in; with positions it would be copied.
+        # With a mask the operator fills in the number; with positions it would copy it from the host.
         masks = any(isinstance(t, torch.Tensor) and t.dtype in MASKS for t in tree_leaves(args))
         copies_numbers = str(op).startswith(_COPIES_NUMBERS) and not masks
 
@@ -148,7 +151,7 @@ class Memory(Blame):
             return tuple(move(a) for a in args), {n: move(a) for n, a in kwargs.items()}
 
     def _view(self, tensor: torch.Tensor) -> View:
-        """The view of a tensor; one that nobody made inside the program is a constant."""
+        """The view of a tensor. A tensor that no task has made is a constant."""
         identity = storage_id(tensor)
         if identity not in self._index:
             if self._buffer_of(tensor) is not None:
@@ -182,7 +185,7 @@ class Memory(Blame):
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its values lie in one storage, by strides."""
+    """Whether a tensor's values lie in one storage, at strides."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 

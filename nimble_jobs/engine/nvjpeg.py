@@ -1,16 +1,16 @@
-"""torchvision's nvJPEG decoder: whether it works here, and how its errors are to be read.
+"""torchvision's nvJPEG decoder: whether it works on a device, and what its errors mean.
 
 What matters about torchvision 0.26 (`decode_jpegs_cuda.cpp`):
 
-- One decoder a process, with a stream of its own, under one mutex. Calls of several threads queue up; what the threads
-  do beside them overlaps. The GIL is released.
-- A call returns when its pictures are decoded. But it does not wait for the caller's stream, and nvJPEG's hardware
-  engines would not either: a picture may be decoded into memory that was freed and that the caller's stream still
-  reads. So the caller's stream must be idle (pytorch/vision#9606).
-- An error fails the whole batch. Memory that runs out inside of it is such an error, too. What the call had begun goes
-  on, and writes to memory that is free already; the next call waits for it before it writes to that memory.
-- Baseline pictures go to the hardware engines, if there are any, as one batch; others are decoded one by one.
-- nvJPEG's own buffers grow with the largest batch, and are kept until the process ends.
+- A process has one decoder, with its own stream, under one mutex. Calls from several threads queue up, but release the
+  GIL, so the threads' other work overlaps.
+- A call returns when its pictures are decoded. But neither it nor nvJPEG's hardware engines wait for the caller's
+  stream. A picture could be decoded into freed memory that the caller's stream still reads. So the caller's stream must
+  be idle (pytorch/vision#9606).
+- An error fails the whole batch, also if memory runs out. The work that the call had begun goes on and writes to memory
+  that is already free. The next call waits for that work before it writes to this memory.
+- Baseline pictures go to the hardware engines as one batch, if there are engines. Others are decoded one by one.
+- nvJPEG's own buffers grow with the largest batch and stay until the process ends.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NO_MEMORY = re.compile(r"out of memory|failed to .*: 5\b", re.IGNORECASE)  # 5:
 
 
 def decoder(device: torch.device, channels: int) -> Decode:
-    """JPEGs, uint8 [length] on the host, to pictures on the device, uint8 [channels, height, width].
+    """A function from JPEGs, uint8 [length] on the host, to pictures, uint8 [channels, height, width] on the device.
 
-    Raises RuntimeError when called, for whatever torchvision says; see `refusal`.
+    The function raises RuntimeError with torchvision's message; `refusal` interprets it.
     """
     mode = mode_of(channels)
     load_library()
@@ -48,11 +48,11 @@ def decoder(device: torch.device, channels: int) -> Decode:
 
 @functools.cache
 def together() -> Together:
-    """A function `(data, offsets, lengths, mode, device)` that decodes many spans in one call: their pictures one after
-    another in one tensor, uint8 [*], and their shapes one after another.
+    """A function `(data, offsets, lengths, mode, device)` that decodes many spans of `data` in one call.
 
-    It is TorchScript, so Python sees two tensors instead of two for each picture. To free one, a thread gives up the
-    interpreter's lock and must get it back; that took a third of the decoding threads' time.
+    It returns the pictures' pixels one after another in one tensor, uint8 [*], and their shapes one after another. It
+    is TorchScript, so Python sees two tensors in all instead of two per picture. To free a tensor, a thread releases
+    the interpreter's lock and has to get it back; that took a third of the decoding threads' time.
     """
     load_library()
     with warnings.catch_warnings():
@@ -96,16 +96,17 @@ def _on_host(encoded: list[torch.Tensor], *, mode: int) -> list[torch.Tensor]:
 
 
 def refusal(error: RuntimeError, device: torch.device) -> str:
-    """Why nvJPEG does not take one picture.
+    """Why nvJPEG refuses one picture.
 
-    Raises OutOfMemory or DeviceFault where the picture is not to blame, or took the device with it.
+    Raises OutOfMemory if memory ran out, and DeviceFault if the device was lost.
     """
     reason = first_line(error)
     if _NO_MEMORY.search(reason):
         raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
     if able(device).asynchronous:
         try:
-            torch.cuda.current_stream(device).synchronize()  # raises if the context is lost; others may be capturing
+            # Raises if the context is lost. Only this stream, since other threads may be capturing.
+            torch.cuda.current_stream(device).synchronize()
         except RuntimeError as lost:
             raise DeviceFault(f"the device was lost while it decoded pictures: {reason}; {first_line(lost)}") from lost
     return reason
@@ -113,16 +114,16 @@ def refusal(error: RuntimeError, device: torch.device) -> str:
 
 @functools.cache
 def load_library() -> None:
-    """Load torchvision's operators on images, without the rest of torchvision, which takes seconds to import.
+    """Load torchvision's operators for images without the rest of torchvision, which takes seconds to import.
 
-    Raises RuntimeError where there are none.
+    Raises RuntimeError if they are missing or cannot be loaded.
     """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise RuntimeError("torchvision is not installed")
     libraries = sorted(Path(spec.origin).parent.glob("image*.so"))
     if not libraries:
-        raise RuntimeError("torchvision was built without its decoders")
+        raise RuntimeError("this torchvision was built without decoders")
     try:
         torch.ops.load_library(libraries[0])
     except OSError as e:

@@ -1,7 +1,7 @@
-"""What a model's calls do, seen from outside: called a few times in eager before anything is recorded.
+"""Calls a model a few times in eager, before anything is recorded, to see what its calls do.
 
-Refuses what no replay could repeat: attributes that change from call to call, random numbers of Python and numpy,
-outputs that are no tensors and depend on the input, and first calls that are unlike the later ones.
+Refuses models that no replay could repeat: attributes change from call to call; a call draws random numbers of Python
+or numpy; an output is not a tensor and depends on the input; or the first call differs from later ones.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, same_by
 from nimble_jobs.engine.tree import has_own_names, named_leaves
 from nimble_jobs.errors import CannotRecord
 
-_SLACK = 5e-2  # of two eager calls on the same input, whose sums a device may add in another order
+_SLACK = 5e-2  # relative norm; two eager calls on the same input may add up sums in a different order
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A module between calls, and what its calls change."""
+    """What a module's calls change. Knows its state before them, and can restore it."""
 
     result: Any  # of the call with the example
     snapshot: Snapshot
@@ -35,16 +35,16 @@ class Observed:
     changing: dict[str, torch.Tensor]  # tensors of the module that a call leaves with other values
 
     def put_back(self) -> None:
-        """Tensors and random states as they were before the first call. What calls keep for later ones stays."""
+        """Restore tensors and random states to before the first call. What calls cache for later calls stays."""
         self.snapshot.put_back_values()
         self.random.put_back()
 
 
 class Watched:
-    """A module whose calls somebody else needs, and whether they leave a trace. Called like the module.
+    """Wraps a module and notes whether its calls leave traces. It is called like the module.
 
-    Traces are whatever is not as it was when this was made: tensors, their values, attributes, modes, random numbers of
-    Python and numpy. A module whose calls leave none is between them what it always is, and need not be observed first.
+    A trace is any change since the wrapper was made: tensors, their values, attributes, modes, random numbers of Python
+    and numpy. A module whose calls leave none does not have to be observed first.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -60,18 +60,18 @@ class Watched:
         except torch.OutOfMemoryError:
             raise
         except Exception:
-            self.left_traces = True  # it may be the mode that the model cannot stand
+            self.left_traces = True  # the model may fail under the mode only; unknown, so assume traces
             raise
         self.left_traces = self.left_traces or self._differs()
         return result
 
     @property
     def observed(self) -> Observed:
-        """What `observe` would have found of a module that leaves no traces, but for the outputs."""
+        """What `observe` would return for a module that leaves no traces, without the outputs."""
         return Observed(result=None, snapshot=self._snapshot, random=self._random, changing={})
 
     def put_back(self) -> None:
-        """Give the module all that it held, and the random states theirs."""
+        """Restore everything that the module held, and the random states."""
         self._snapshot.put_back()
         self._random.put_back()
 
@@ -86,14 +86,15 @@ class Watched:
 
 
 def _identities(module: nn.Module) -> dict[str, int]:
-    """Which tensors a module holds where."""
+    """By name, the identity of each tensor that a module holds."""
     return {name: id(tensor) for name, tensor in tensors_in(module).items()}
 
 
 def observe(module: nn.Module, example: Tensors, others: Sequence[Tensors], device: torch.device) -> Observed:
-    """Call a module with an example and with inputs like it; its tensors and the random states are then as before.
+    """Call a module with an example and with other inputs like it. Its tensors and the random states are then restored.
 
-    What it raises for the example comes through; others that it raises for tell nothing. Raises CannotRecord.
+    Raises what the module raises for the example, and CannotRecord if no replay could repeat its calls. Other inputs
+    for which the module raises are skipped.
     """
     snapshot, states = Snapshot(module), RandomStates(device)
     try:
@@ -129,7 +130,7 @@ def _observed(
     for inputs in others:
         try:
             found = _leaves(_called(module, inputs))
-        except Exception:  # noqa: BLE001 - it may be unfit for the model: the example is not
+        except Exception:  # noqa: BLE001 - this input may not suit the model; the example does
             snapshot.put_back_values()
             continue
         refuse_advance(kept, attributes(module))
@@ -140,7 +141,7 @@ def _observed(
 
 
 def _called(module: Callable[..., Any], inputs: Tensors, snapshot: Snapshot | None = None) -> Any:
-    given = [t.clone() for t in inputs.values()]  # the model may write into what it is given
+    given = [t.clone() for t in inputs.values()]  # the model may write into its inputs
     with torch.no_grad():
         if snapshot is None:
             result = module(*given)
@@ -161,29 +162,30 @@ def _refuse_resized(inputs: Tensors, given: Sequence[torch.Tensor]) -> None:
     for (name, before), tensor in zip(inputs.items(), given, strict=True):
         if tensor.shape != before.shape:
             raise CannotRecord(
-                f"the model changes the shape of its input {name!r} from {list(before.shape)} to {list(tensor.shape)}, "
-                "which a replay would not"
+                f"the model changes the shape of its input {name!r} from {list(before.shape)} to {list(tensor.shape)}; "
+                "a replay would not"
             )
 
 
 def refuse_modes(before: Mapping[str, bool], module: nn.Module) -> None:
-    """Raises CannotRecord, naming it, for a submodule that is in another mode than before."""
+    """Raise CannotRecord if a submodule has switched between training and evaluation mode. Names the submodule."""
     for name, child in module.named_modules():
         if before.get(name, child.training) != child.training:
-            raise CannotRecord(f"the model sets the mode of its submodule {name!r}, which a replay would not")
+            raise CannotRecord(f"the model sets the mode of its submodule {name!r}; a replay would not")
 
 
 def _refuse_cached(
     module: nn.Module, kept: Tensors, example: Tensors, others: Sequence[Tensors], snapshot: Snapshot
 ) -> None:
-    """Raises where the first call keeps a tensor for the later ones that depends on its input.
+    """Raise CannotRecord if the first call caches a tensor for later calls and the tensor depends on its input.
 
-    `kept` are those that the first call made and the second one left. Afterwards the first call has been made again.
+    `kept` are the tensors that the first call made and the second one left alone. The first call is repeated at the
+    end.
     """
     differs = None
     for inputs in others if kept else ():
         snapshot.put_back()
-        with contextlib.suppress(Exception):  # inputs that are unfit for the model tell nothing
+        with contextlib.suppress(Exception):  # the input may not suit the model
             _called(module, inputs)
         found = tensors_in(module)
         differs = next((n for n, t in kept.items() if n in found and not _same_bits(t, found[n])), None)
@@ -194,26 +196,27 @@ def _refuse_cached(
         _called(module, example)
         snapshot.put_back_values()
     if differs is not None:
-        raise CannotRecord(f"the model keeps its tensor {differs!r} from its first call, whose input it depends on")
+        raise CannotRecord(f"the model's first call keeps a tensor {differs!r}, which depends on that call's input")
 
 
 def _leaves(result: Any) -> dict[str, Any]:
-    """Outputs by name; tensors as copies, for the model may write into them at the next call."""
+    """Outputs by name. Tensors are copied, since the model's next call may write into them."""
     named = named_leaves(result, "" if has_own_names(result) else "output")
     return {n: v.detach().clone() if isinstance(v, torch.Tensor) else v for n, v in named}
 
 
 def refuse_random(states: RandomStates) -> None:
-    """Raises CannotRecord where random numbers of Python or numpy were drawn."""
+    """Raise CannotRecord if random numbers of Python or numpy were drawn."""
     drawn = states.changed()
     if drawn is not None:
-        raise CannotRecord(f"the model draws from {drawn}, which a replay would not; expected random numbers of torch")
+        raise CannotRecord(f"the model draws from {drawn}; a replay would not. Use torch's random numbers")
 
 
 def _refuse_other(found: dict[str, Any], other: dict[str, Any], here: str, there: str) -> None:
-    """Raises for outputs that come and go, for tensors of other shapes, and for values that are no tensors and differ.
+    """Raise CannotRecord if two calls have different outputs.
 
-    Of the same input, tensors must have the same values.
+    Names, and the shapes and types of tensors, must be equal. So must all values that are not tensors, and for the same
+    input the tensors' values.
     """
     if list(found) != list(other):
         raise CannotRecord(f"the model returns {sorted(found)} for {here} and {sorted(other)} for {there}")
@@ -222,8 +225,8 @@ def _refuse_other(found: dict[str, Any], other: dict[str, Any], here: str, there
         if not isinstance(value, torch.Tensor) or not isinstance(now, torch.Tensor):
             if not _same_value(value, now):
                 raise CannotRecord(
-                    f"the model's output {name!r} is no tensor and changes: {_short(value)} for {here}, {_short(now)} "
-                    f"for {there}; a replay can only change tensors"
+                    f"the model's output {name!r} is not a tensor, but it changes: {_short(value)} for {here}, "
+                    f"{_short(now)} for {there}; a replay can only change tensors"
                 )
         elif (value.shape, value.dtype) != (now.shape, now.dtype):
             raise CannotRecord(
@@ -235,17 +238,17 @@ def _refuse_other(found: dict[str, Any], other: dict[str, Any], here: str, there
 
 
 def refuse_advance(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises CannotRecord, naming it, for an attribute that is not as it was."""
+    """Raise CannotRecord if an attribute has changed. Names the attribute."""
     for name in {**before, **after}:
         if name not in before or name not in after or before[name] != after[name]:
             raise CannotRecord(
-                f"the model changes its attribute {name!r} at each call, which a replay would not do; "
-                "keep what changes in a tensor"
+                f"the model changes its attribute {name!r} in each call; a replay would not. "
+                "Keep values that change in a tensor"
             )
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both hold the same bytes; meta tensors and sparse ones hold none that can be compared."""
+    """Whether both hold the same bytes. Meta tensors and sparse ones count as equal, since they cannot be compared."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.device.type == "meta" or not is_dense(one) or not is_dense(other):
@@ -265,7 +268,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """Whether both are the same value, as far as one can see: objects of which one cannot are `Structure.of`'s."""
+    """Whether both are the same value, as far as this can be seen. `Structure.of` covers opaque objects."""
     if type(one) is not type(other):
         return False
     return repr(one) == repr(other) or " at 0x" in repr(one)

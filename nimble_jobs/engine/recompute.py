@@ -1,6 +1,7 @@
-"""Activations that a backward pass computes again, as checkpoints do, with the random numbers of the forward pass.
+"""Handles activations that a backward pass computes again, as torch's checkpoints do.
 
-Eager sets the generator back and draws once more. A replay cannot, so its backward takes what its forward has drawn.
+They need the forward pass's random numbers. Eager resets the generator and draws again. A replay cannot, so its
+backward pass reads the numbers that its forward pass has drawn.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ _COPY = "aten.copy_.default"
 
 
 def draw_once(program: Program, forward: int, states: Mapping[int, bytes]) -> tuple[Program, int]:
-    """The program with each draw after the first `forward` tasks replaced by copies of what they drew from the same
-    state of the generator; and how many tasks these are now.
+    """Replace each draw of the backward pass by copies of what the forward pass drew from the same generator state.
 
-    `states` are those before the draws, by task. Raises CannotRecord for a draw that is no such repetition.
+    The first `forward` tasks are the forward pass. `states` are the generator's states before each draw, by task.
+    Returns the program and its forward pass's new number of tasks. Raises CannotRecord if a draw in the backward pass
+    does not repeat one of the forward pass.
     """
-    pairs: dict[int, int] = {}  # task of the backward -> of the forward
+    pairs: dict[int, int] = {}  # task of the backward pass -> task of the forward pass
     for late in (t for t in program.tasks[forward:] if t.random):
         early = next((t for t in program.tasks[:forward] if t.random and _repeats(late, t, states)), None)
         if early is None:
@@ -48,21 +50,21 @@ def draw_once(program: Program, forward: int, states: Mapping[int, bytes]) -> tu
 
 
 def _repeats(late: Task, early: Task, states: Mapping[int, bytes]) -> bool:
-    """Whether both are the same call from the same state of the generator."""
+    """Whether both are the same call, from the same generator state."""
     if "_attention" in late.op or states.get(late.index) != states.get(early.index, b""):
         return False
     return late.op == early.op and _form(late.args) == _form(early.args) and _form(late.kwargs) == _form(early.kwargs)
 
 
 def _form(arg: Arg | Sequence[object]) -> object:
-    """An argument without the memory that it lies in."""
+    """An argument without its place in memory."""
     if isinstance(arg, View):
         return arg.dtype, arg.shape, arg.stride
     return tuple(_form(a) for a in arg) if isinstance(arg, tuple) else arg
 
 
 def _kept(program: Program, early: Task, buffers: list[Buffer]) -> tuple[View, ...]:
-    """Where what a task wrote can be read for good: in its own place, or in a copy where that is written again."""
+    """Where the values that a task wrote stay readable: in place, or in a copy if they are overwritten later."""
     later = {v.buffer for t in program.tasks[early.index + 1 :] for v in t.writes}
     found = []
     for view in early.writes:

@@ -1,6 +1,6 @@
 """Run a model once and record every device task that it launches (ahead-of-time scheduling, Nimble, NeurIPS 2020).
 
-The program that comes out is a value; the live bytes of its constants and its compiled kernels lie beside it.
+The resulting program is a plain value. The bytes of its constants and its compiled kernels are kept beside it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
     "state_of",
 ]
 
-# Modules of torch's own that take a slower way, with other layouts, where a mode looks at functions.
+# torch's own modules that take a slower path, with other layouts, under a mode over functions.
 _ASK_FOR_MODES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-_WARM_UP_CALLS = 2  # the first compiles, the second runs what was compiled
+_WARM_UP_CALLS = 2  # the first compiles, the second runs the compiled code
 
 
 def record(
@@ -51,12 +51,12 @@ def record(
 ) -> Recording:
     """Record one call of `call(*inputs.values())`, without gradients.
 
-    `module`, where given, lets tasks name the submodule that launched them. Raises CannotRecord, with the operator and
-    its source line, for host reads, shapes that depend on data, copies between host and device, and whatever only
-    fails while it is recorded; what the call raises in any case comes through.
+    With `module`, tasks name the submodule that launched them. Raises CannotRecord, with the operator and its source
+    line, for host reads, for shapes that depend on data, for copies between host and device, and for failures that only
+    occur during recording. Other errors of the call come through unchanged.
 
-    What cannot be recorded is recorded a second time as if it were being compiled: libraries then leave out the short
-    cuts that depend on values.
+    If recording is refused, it is tried again as if the call were being compiled. Libraries then avoid shortcuts that
+    depend on values.
     """
     try:
         return _recorded(call, inputs, state, device, module)
@@ -89,9 +89,9 @@ def _recorded(
 
 @contextlib.contextmanager
 def refusing(again: Callable[[], object]) -> Iterator[None]:
-    """Around what is recorded: raises CannotRecord for a failure that `again`, the same in eager, does not have.
+    """A context around recording. A failure becomes CannotRecord if `again`, the same call in eager, succeeds.
 
-    What `again` raises comes through, as do errors of our own and of too little memory.
+    If `again` raises too, its error comes through. So do our own errors, and errors for lack of memory.
     """
     try:
         yield
@@ -104,10 +104,11 @@ def refusing(again: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(module: nn.Module, known: Mapping[str, torch.Tensor], recorder: Recorder) -> Iterator[None]:
-    """Around a recorded call: raises CannotRecord where replays would go on with tensors that the module has replaced.
+    """A context around a recorded call. Raises CannotRecord if the call replaces tensors that replays would go on
+    using.
 
-    `known` are its tensors as programs know them, by the names of `state_of`. An attribute that each call sets anew,
-    and none reads, is left to it; a buffer that is saved with the module is not.
+    `known` are the module's tensors at the time, by the names of `state_of`. A call may replace an attribute that each
+    call sets and none reads, unless it is a buffer that is saved with the module.
     """
     before = state_of(module)
     marks = {name: _mark(tensor) for name, tensor in before.items()}
@@ -120,15 +121,17 @@ def held(module: nn.Module, known: Mapping[str, torch.Tensor], recorder: Recorde
         was = known.get(name, old) if name in saved else old
         used = is_dense(was) and storage_id(was) in memory
         if not _same(was, tensor) and (used or name in saved):
-            raise CannotRecord(f"the model replaces its tensor {name!r}, which a replay cannot; it can write into it")
+            raise CannotRecord(
+                f"the model replaces its tensor {name!r}. A replay cannot rebind a tensor; update it in place"
+            )
         if tensor is old and shape != _mark(old)[0]:
             raise CannotRecord(f"the model changes the shape of its tensor {name!r}")
         if tensor is old and id(old) not in live and version != _mark(old)[1] and used:
-            raise CannotRecord(f"the model writes into its tensor {name!r}, which it made at an earlier call")
+            raise CannotRecord(f"the model writes into its tensor {name!r}, which an earlier call has made")
 
 
 def _saved(module: nn.Module) -> set[str]:
-    """Names of what is saved with a module."""
+    """Names of the tensors that are saved with a module."""
     found = set()
     for prefix, child in module.named_modules():
         found |= {f"{prefix}.{name}" if prefix else name for name in saved_names(child)}
@@ -155,9 +158,9 @@ def record_compiled(
     state: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> Recording:
-    """`record` for what `inductor.compile_module` made: its kernels become tasks too.
+    """`record` for a module compiled by `inductor.compile_module`. Its kernels become tasks too.
 
-    Raises CannotRecord where the module cannot be compiled whole.
+    Raises CannotRecord if the module cannot be compiled as a whole.
     """
     with torch.no_grad():
         for _ in range(_WARM_UP_CALLS):
@@ -185,7 +188,7 @@ def recorder_for(
 def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
     """Name every tensor that a model returns: `output` for one tensor, else keys and positions joined by dots.
 
-    Raises CannotRecord where there is none.
+    Raises CannotRecord if there is no tensor, or if two have the same name.
     """
     named: dict[str, torch.Tensor] = {}
     for name, leaf in named_leaves(result, "" if has_own_names(result) else "output"):
@@ -194,13 +197,15 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
                 raise CannotRecord(f"the model returned two tensors under the name {name!r}")
             named[name] = leaf
     if not named:
-        raise CannotRecord(f"the model returned {type(result).__name__}; expected a tensor, or tensors in a container")
+        raise CannotRecord(
+            f"the model returned a {type(result).__name__}; expected a tensor, or tensors in a container"
+        )
     return named
 
 
 @contextlib.contextmanager
 def module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]:
-    """While inside, `recorder.path` names the submodules being called."""
+    """A context in which `recorder.path` names the submodules being called."""
     handles = []
     unseen: list[contextlib.AbstractContextManager[Any]] = []
     for name, child in module.named_modules() if module is not None else ():
@@ -222,7 +227,7 @@ def module_names(module: nn.Module | None, recorder: Recorder) -> Iterator[None]
     try:
         yield
     finally:
-        while unseen:  # a call was broken off
+        while unseen:  # a call was aborted
             unseen.pop().__exit__(None, None, None)
         for handle in handles:
             handle.remove()

@@ -1,7 +1,7 @@
-"""The recorder: a dispatch mode under which every operator, and every kernel of Inductor's, becomes a task.
+"""The recorder: a dispatch mode that turns every operator, and every kernel of Inductor, into a task.
 
-It sees operators, not modules: views and allocations cost nothing at replay and become strides over buffers;
-everything else becomes a task with what it reads, writes and mutates.
+It sees operators, not modules. Views and allocations cost nothing in a replay, so they become strides over buffers.
+Everything else becomes a task that lists what it reads, writes and mutates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import BufferKind, Port, Program, Task
 
 _HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
-# Views that differ from their tensor in a bit that strides do not show, as operators that compute.
+# Views that differ from their tensor in a bit that strides cannot express -> operators that compute the same.
 _WITHOUT_BITS = {
     torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
@@ -48,11 +48,11 @@ _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_
 
 
 class Kernel(Protocol):
-    """A compiled kernel that is no operator: called with the arguments of its task, on the current stream."""
+    """A compiled kernel that is not an operator. It is called with its task's arguments, on the current stream."""
 
     @property
     def name(self) -> str:
-        """Under which the program's tasks name it, where no other kernel has this name."""
+        """The name that tasks use, unless another kernel of the program has it."""
 
     @property
     def identity(self) -> object:
@@ -60,18 +60,18 @@ class Kernel(Protocol):
 
     @property
     def write_only(self) -> set[int]:
-        """Positions of tensors that it fills."""
+        """Positions of arguments that it only writes."""
 
     @property
     def updated(self) -> set[int]:
-        """Positions of tensors that it reads and writes."""
+        """Positions of arguments that it reads and writes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A program, and the live bytes of the constants that it names."""
+    """A program, with the bytes of its constants and its compiled kernels."""
 
     program: Program
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # by SHA-256
@@ -81,9 +81,9 @@ class Recording:
 
 
 class Recorder(Memory, DispatchMode):
-    """Collects tasks, and what they work in."""
+    """Collects tasks and the buffers that they use."""
 
-    supports_higher_order_operators = True  # torch shows them, and they are refused by name
+    supports_higher_order_operators = True  # so that they arrive here and are refused by name
 
     def __init__(self, device: torch.device) -> None:
         DispatchMode.__init__(self)  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class Recorder(Memory, DispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._saw_functions:
-            forget_compiled()  # what was compiled for this mode fails without it
+            forget_compiled()  # code that was compiled under this mode fails without it
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -107,7 +107,7 @@ class Recorder(Memory, DispatchMode):
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(op, OpOverload):
             self._saw_functions = True
-            self.refuse(f"{op} at {{source}} takes functions, which may depend on the data")
+            self.refuse(f"{op} at {{source}} takes functions, whose choice may depend on the data")
         op = _WITHOUT_BITS.get(op, op)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, tensors)
@@ -125,7 +125,7 @@ class Recorder(Memory, DispatchMode):
         if moved and self._becomes_a_view(op, args, moved):
             return result
         if moved:
-            self.refuse(f"{op} at {{source}} gives a tensor other memory")
+            self.refuse(f"{op} at {{source}} moves a tensor to other memory")
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         self._refuse_layouts(op, outputs)
         self._keep += outputs
@@ -171,7 +171,7 @@ class Recorder(Memory, DispatchMode):
         strays = any(t.device.type != self.device.type for t in outputs)
         fresh = [t for t in tree_leaves(kept) if isinstance(t, torch.Tensor) and storage_id(t) not in self._index]
         if strays and not seeds and not returns_unused_seeds(op, args, kwargs):
-            self.refuse(f"{op} at {{source}} moves data from the device to the host")
+            self.refuse(f"{op} at {{source}} copies data from the device to the host")
         write_only = write_only_arguments(op)
         for name in write_only:
             for tensor in tree_leaves(kwargs.get(name)):
@@ -204,7 +204,7 @@ class Recorder(Memory, DispatchMode):
         )
 
     def add_kernel(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note of the launch of a compiled kernel, whose buffers were allocated where no mode sees it."""
+        """Record the launch of a compiled kernel. Its buffers were allocated where no mode could see it."""
         self._keep += [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         for position in kernel.write_only:
             self._ensure(args[position])
@@ -229,7 +229,7 @@ class Recorder(Memory, DispatchMode):
         )
 
     def _name_kernel(self, kernel: Kernel) -> str:
-        """The name that the kernel has, or gets: compilers give the same name to kernels of different graphs."""
+        """The kernel's unique name in this program. Compilers may give kernels of different graphs the same name."""
         name, number = kernel.name, 1
         while self._kernels.setdefault(name, kernel).identity != kernel.identity:
             number += 1
@@ -238,7 +238,7 @@ class Recorder(Memory, DispatchMode):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many tasks and buffers were recorded so far."""
+        """How many tasks and buffers have been recorded so far."""
         return len(self._tasks), len(self._buffers)
 
     def memory(self) -> set[int]:
@@ -247,15 +247,16 @@ class Recorder(Memory, DispatchMode):
         return {identity for identity, index in self._index.items() if index in touched}
 
     def own(self, outputs: Mapping[str, torch.Tensor], *, since: int = 0) -> dict[str, torch.Tensor]:
-        """The outputs, with a copy, made by a task, of each that lies in an input, in the state, in a constant, or in
-        a buffer older than the `since`th.
+        """Outputs that alias inputs, state, constants or the first `since` buffers are cloned by a recorded task.
+
+        Returns all outputs by name.
         """
         made = {b.index for b in self._buffers[since:] if b.kind is BufferKind.INTERMEDIATE}
         with functions_off():
             return {n: t if self._index.get(storage_id(t)) in made else t.clone() for n, t in outputs.items()}
 
     def finish(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Recording:
-        """The program that was recorded. Raises CannotRecord for an output that lies outside the device."""
+        """The recorded program. Raises CannotRecord if an output lies on another device."""
         for name, tensor in outputs.items():
             if tensor.device.type != self.device.type:
                 raise CannotRecord(f"the model's output {name!r} lies on {tensor.device}; expected {self.device}")
@@ -291,7 +292,7 @@ class Recorder(Memory, DispatchMode):
     def _depends_on_data(self, op: OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         """Whether the operator reads values on the host, or makes shapes of them, and these are constant.
 
-        Refuses it where they are not.
+        Refuses the operator if any value may vary.
         """
         name = str(op)
         reads = name in _HOST_READS or torch.Tag.data_dependent_output in op.tags

@@ -1,7 +1,7 @@
-"""Decoded pictures of any sizes to rows of one size: resize, crop and round, in one launch for the whole batch.
+"""Resizes, crops and rounds decoded pictures of any sizes to rows of one size, in one launch for the whole batch.
 
-Decoders hand out pictures as planes, uint8 [channels, height, width], each in memory of its own. On a GPU one kernel
-reads them all through a table with a line for each picture; on a CPU, matrix products compute the same.
+Decoders return pictures as planes, uint8 [channels, height, width]. On a GPU one kernel reads them all through a table
+with a line for each picture. On a CPU, matrix products compute the same values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nimble_jobs.engine.private.runtime import launch_kernel
 from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.resizing import weights
 
-FIELDS = 10  # of a line in the table
+FIELDS = 10  # numbers per line of the table
 _PLACES = 256  # of a result that one block makes
 _WARPS = 4
 _COMPILING = threading.Lock()
@@ -32,27 +32,27 @@ _COMPILING = threading.Lock()
 class Planes:
     """Decoded pictures, each uint8 [channels, h, w], contiguous."""
 
-    addresses: np.ndarray  # int64 [n]: of the first pixel
+    addresses: np.ndarray  # int64 [n]: address of each picture's first pixel
     sizes: np.ndarray  # int64 [n, 2]: height and width
-    held: Sequence[torch.Tensor]  # what they lie in: each in one of its own, or all in one
+    held: Sequence[torch.Tensor]  # tensors that own the memory: one for each picture, or one for all
 
     def __len__(self) -> int:
         return len(self.addresses)
 
     @classmethod
     def of(cls, pictures: Sequence[torch.Tensor]) -> Planes:
-        """Of pictures in memory of their own."""
+        """Planes for pictures that are tensors of their own."""
         sizes = np.array([p.shape[1:] for p in pictures], dtype=np.int64).reshape(-1, 2)
         return cls(addresses=np.array([p.data_ptr() for p in pictures], dtype=np.int64), sizes=sizes, held=pictures)
 
     @classmethod
     def together(cls, flat: torch.Tensor, channels: int, sizes: np.ndarray) -> Planes:
-        """Of pictures one after another in `flat`, uint8 [*]; `sizes` int64 [n, 2]."""
+        """Planes for pictures one after another in `flat`, uint8 [*]. `sizes`, int64 [n, 2]: height and width."""
         nbytes = channels * sizes.prod(axis=1)
         return cls(addresses=flat.data_ptr() + np.cumsum(nbytes) - nbytes, sizes=sizes, held=(flat,))
 
     def and_(self, others: Planes) -> Planes:
-        """These, then the others."""
+        """These planes, followed by the others."""
         return Planes(
             addresses=np.concatenate([self.addresses, others.addresses]),
             sizes=np.concatenate([self.sizes, others.sizes]),
@@ -60,7 +60,7 @@ class Planes:
         )
 
     def pictures(self, channels: int) -> list[torch.Tensor]:
-        """Each as uint8 [channels, h, w]."""
+        """Each picture as uint8 [channels, h, w]."""
         if len(self.held) == len(self) and all(p.dim() == 3 for p in self.held):
             return list(self.held)
         sizes = self.sizes.tolist()
@@ -70,13 +70,13 @@ class Planes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """What is done to a decoded picture: resize, then the middle. `height` and `width` are those of the result."""
+    """What happens to a decoded picture: resize, then crop the centre. The result has `height` and `width`."""
 
     height: int
     width: int
     channels: int  # 1 or 3
-    resize: tuple[int, int] | None = None  # height, width; None: as it is
-    center_crop: tuple[int, int] | None = None  # height, width; None: all of it
+    resize: tuple[int, int] | None = None  # height, width; None: no resize
+    center_crop: tuple[int, int] | None = None  # height, width; None: no crop
 
     def fits(self, sizes: np.ndarray) -> np.ndarray:
         """bool [n]: which pictures of these sizes [n, 2] (height, width) become a result of the right size."""
@@ -87,11 +87,12 @@ class Shaping:
         return np.asarray(compare(sizes, wanted).all(axis=1))
 
     def lines(self, planes: Planes, rows: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
-        """int64 [n, FIELDS]: what the kernel does with each picture.
+        """The kernel's table, int64 [n, FIELDS]: what it does with each picture.
 
-        The fields: address of the first pixel, pixels from channel to channel and from row to row, height and width
+        The fields are: address of the first pixel, pixels from channel to channel and from row to row, height and width
         before and after the resize, top and left of the crop, row of the result.
-        `boxes` int32 [n, 4] (top, left, height, width): only this part of a picture is resized, to the result's size.
+        With `boxes`, int32 [n, 4] (top, left, height, width), only this part of each picture is resized, to the
+        result's size.
         """
         line = np.empty((len(planes), FIELDS), dtype=np.int64)
         line[:, 0] = planes.addresses
@@ -111,7 +112,7 @@ class Shaping:
 
 
 class Tables:
-    """Room for the kernel's table, on the host and on the device. For one stream: what is under way there reads it."""
+    """Memory for the kernel's table, on the host and on the device. For one stream, whose kernels read it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -119,13 +120,13 @@ class Tables:
         self._there = torch.empty(0, FIELDS, dtype=torch.int64, device=device)
 
     def make(self, lines: int) -> None:
-        """Make room for so many lines. The stream must be idle."""
+        """Allocate memory for `lines` lines. The stream must be idle."""
         if self._device.type == "cuda" and len(self._there) < lines:
             self._host = torch.empty(lines, FIELDS, dtype=torch.int64, pin_memory=True)
             self._there = torch.empty(lines, FIELDS, dtype=torch.int64, device=self._device)
 
     def send(self, lines: np.ndarray, stream: torch.cuda.Stream) -> torch.Tensor:
-        """Bring lines, int64 [n, FIELDS], to the device, once what `stream` was asked to do before has been done."""
+        """Copy lines, int64 [n, FIELDS], to the device, after all earlier work on `stream`."""
         host, there = self._host[: len(lines)], self._there[: len(lines)]
         host.numpy()[...] = lines
         enqueue.copy(there, host, stream)
@@ -144,9 +145,9 @@ def resize_into(
 ) -> None:
     """Write each picture to its row of `out`, uint8 [n, height, width, channels].
 
-    All tensors are contiguous and on one device; on a GPU this is one launch on the current stream, and the pictures
-    must live until it is over. `tables` has room for the kernel's table; without it, some is made. `out` is written
-    after `after`. Raises EngineError where the kernel cannot be compiled or loaded.
+    All tensors are contiguous and on one device. On a GPU this is one launch on the current stream, and the pictures
+    must live until it is over. `tables` is memory for the kernel's table; without it, some is allocated. `out` is
+    written after `after`. Raises EngineError if the kernel cannot be compiled or loaded.
     """
     if not len(planes):
         return
@@ -176,7 +177,7 @@ def resize_into(
 
 
 def _resized(picture: torch.Tensor, shaping: Shaping, box: Sequence[int] | None) -> torch.Tensor:
-    """uint8 [height, width, channels] of one picture on the CPU: what the kernel computes, by matrix products."""
+    """Resize one picture on the CPU, to uint8 [height, width, channels]: the kernel's values, by matrix products."""
     height, width = shaping.height, shaping.width
     if box is not None:
         top, left, down, across = box

@@ -135,7 +135,7 @@ def make_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     from nimble_jobs.worker.residency import Residents
 
     if device == "cuda:9":
-        raise UsageError("run.device: cuda:9 was asked for, but there are 0 CUDA devices")
+        raise UsageError("run.device: cuda:9 does not exist; this machine has 0 CUDA devices")
     return Station(store=store, device=DEVICE, residents=Residents(1 << 20), run=run)
 
 

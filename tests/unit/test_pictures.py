@@ -206,7 +206,7 @@ def test_memory_that_runs_out_is_no_fault_of_a_picture(text: str) -> None:
         raise RuntimeError(text)
 
     decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=fails)
-    with pytest.raises(OutOfMemory, match="no memory left to decode pictures"):
+    with pytest.raises(OutOfMemory, match="not enough device memory to decode pictures"):
         decoder.decode(batch([jpeg(photographs()["china"])] * 3), torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
 
 

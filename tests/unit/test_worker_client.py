@@ -116,7 +116,7 @@ def test_a_detached_worker(home: Path, store: Store) -> None:
 
 def test_a_detached_worker_that_cannot_start(home: Path) -> None:
     """The end of its log says why."""
-    with pytest.raises(UsageError, match="cuda:99 was asked for"):
+    with pytest.raises(UsageError, match="cuda:99 is not available"):
         client.start_worker(home, device="cuda:99")
     assert client.live_workers(home=home) == []
 
