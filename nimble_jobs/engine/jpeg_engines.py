@@ -92,12 +92,12 @@ class JpegEngines:
     ) -> None:
         """Queue the decoding of files on a stream; all must be TAKES. Arguments are as in `judge`.
 
-        The planes uint8 [channels, height, width] of each picture go to `targets` int64 [n] on the device. Nothing else
-        may use any of this memory until the stream is done. Raises RuntimeError if one of them cannot be decoded; some
-        of the targets may still be written to then.
+        The planes of each picture, uint8 [channels, height, width], go to its address in `targets`, int64 [n], on the
+        device. Nothing else may use this memory until the stream is done. Raises RuntimeError if a file cannot be
+        decoded; targets may still be written to afterwards.
         """
         count = len(addresses)
-        # Each time: after a damaged picture a state that is not prepared anew may never come to an end.
+        # Prepare the state for each batch: after a damaged picture, an old state may never finish.
         self._check(
             self._library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, self._format), "prepare"
         )

@@ -33,15 +33,15 @@ def budget_s(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{VARIABLE} is {text!r}; expected a number of seconds above 0, such as 0.5")
+        raise UsageError(f"{VARIABLE}: found {text!r}; expected a number of seconds above 0, such as 0.5")
     return seconds
 
 
 BUDGET_S = budget_s(os.environ.get(VARIABLE))
 
-_CALLS = 200  # at most, in a sample
+_CALLS = 200  # at most per sample
 _SAMPLES = 7
-_CPU_ROUNDS = 4  # the first warms up
+_CPU_ROUNDS = 4  # the first one warms up
 _GPU_SAMPLES = 3
 _ROUNDS_AHEAD = 25  # between two waits for the device
 _LONGEST_SPIN_US = 100_000.0
@@ -164,10 +164,10 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
 
 
 def task_times_us(bound: Bound, device: torch.device, *, put_back: Callable[[], object] = lambda: None) -> list[float]:
-    """Time of each task alone, by task index. `put_back` undoes what they write into the state.
+    """Time of each task alone in microseconds, by task index. `put_back` undoes what tasks write into the state.
 
-    On a GPU each task is captured many times over in a small graph of its own, so that its launch does not count; on
-    the CPU the median of a few rounds.
+    On a GPU each task is captured many times in a small graph of its own, so that its launch hardly counts. On a CPU it
+    is the median of a few rounds.
     """
     by_task = [0.0] * len(bound.steps)
     rounds = (

@@ -63,7 +63,7 @@ class Memory(Blame):
         return any(self.varies(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
     def _buffer_of(self, tensor: torch.Tensor) -> int | None:
-        """The buffer that a tensor lies in, even if it was made from an address and torch does not know it is shared."""
+        """The buffer that a tensor lies in, even if it was made from an address and torch knows no owner."""
         index = self._index.get(storage_id(tensor))
         if index is not None:
             return index

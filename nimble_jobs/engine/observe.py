@@ -29,10 +29,10 @@ Tensors = Mapping[str, torch.Tensor]
 class Observed:
     """What a module's calls change. Knows its state before them, and can restore it."""
 
-    result: Any  # of the call with the example
+    result: Any  # returned by the call with the example
     snapshot: Snapshot
     random: RandomStates
-    changing: dict[str, torch.Tensor]  # tensors of the module that a call leaves with other values
+    changing: dict[str, torch.Tensor]  # tensors of the module whose values a call changes
 
     def put_back(self) -> None:
         """Restore tensors and random states to before the first call. What calls cache for later calls stays."""

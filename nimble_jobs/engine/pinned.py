@@ -1,4 +1,4 @@
-"""Host memory that a device copies from and to without waiting: pages that stay where they are."""
+"""Pins host memory, so that its pages stay in place and a device can copy from and to it without the host waiting."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def pin(memory: np.ndarray, device: torch.device) -> bool:
-    """Pin memory, uint8 [n], for copies to a CUDA device until the array is gone. False where that cannot be had.
+    """Pin memory, uint8 [n], for copies to a CUDA device until the array is freed. False if that is not possible.
 
-    Copies from memory that is not pinned give the same bytes, but they take the host's time.
+    Without it, copies give the same bytes but take the host's time.
     """
     if not able(device).separate_memory or not memory.nbytes:
         return False

@@ -197,9 +197,7 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
                 raise CannotRecord(f"the model returned two tensors under the name {name!r}")
             named[name] = leaf
     if not named:
-        raise CannotRecord(
-            f"the model returned a {type(result).__name__}; expected a tensor, or tensors in a container"
-        )
+        raise CannotRecord(f"the model returned {type(result).__name__}; expected a tensor, or tensors in a container")
     return named
 
 

@@ -1,4 +1,4 @@
-"""Functions of torch's that read a value on the host although they could do without: the same in other operators."""
+"""Rewrites functions of torch that needlessly read a value on the host, in terms of operators that do not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Varies = Callable[[Any], bool]
 
 
 def rewritten(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], varies: Varies) -> Callable[[], Any] | None:
-    """What does the same without a host read; None where the function is to be called as it is.
+    """A call that does the same without a host read; None if the function can be called as it is.
 
-    `varies` says whether a tensor may hold something else at a replay.
+    `varies` says whether a tensor may hold other values in a replay.
     """
     match name:
         case "one_hot":
@@ -36,13 +36,13 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Callable[[], Any] |
 
     def call() -> torch.Tensor:
         zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
-        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)  # which raises for a class that there is not
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)  # raises for a class that does not exist
 
     return call
 
 
 def _packed(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Callable[[], Any] | None:
-    """Sequences of constant lengths, packed: rows are picked by constant positions."""
+    """Pack sequences of constant lengths: pick rows by constant positions."""
     count, most = (padded.shape[0], padded.shape[1]) if batch_first else (padded.shape[1], padded.shape[0])
     each = lengths.tolist()
     if len(each) != count or not each or min(each) < 1 or each[0] > most or each != sorted(each, reverse=True):
@@ -60,7 +60,7 @@ def _packed(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> C
 def _unpacked(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
 ) -> Callable[[], Any] | None:
-    """Packed sequences of constant lengths, padded again."""
+    """Pad packed sequences of constant lengths again."""
     sizes = batch_sizes.tolist()
     if not sizes or 0 < total < len(sizes):
         return None  # torch says what is wrong
@@ -86,8 +86,9 @@ def _picked(rows: torch.Tensor, which: list[int]) -> torch.Tensor:
 def _places(
     tensor: torch.Tensor, index: Any, varies: Varies
 ) -> tuple[list[tuple[int, torch.Tensor]], list[Any]] | None:
-    """The dimensions that are selected by a whole number on the device, each with it, and the other indexes; None where
-    there is no such number, or what else there is leaves it open which dimension is meant.
+    """The dimensions that an integer on the device selects, each with that integer, and the other indexes.
+
+    None if there is no such integer, or if the other indexes leave it open which dimension it selects.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     if not any(_is_number(e) and varies(e) for e in entries):
@@ -111,7 +112,7 @@ def _is_number(entry: Any) -> bool:
 
 
 def _position(number: torch.Tensor, size: int) -> torch.Tensor:
-    """As an index of one element that counts from the start."""
+    """A number as an index tensor of one element that counts from the start."""
     number = number.long().reshape(1)
     return torch.where(number < 0, number + size, number)
 

@@ -1,4 +1,4 @@
-"""One bad item must not fail its batch: work on batches that ends up with what is bad alone."""
+"""Runs work on batches so that one bad item does not fail its batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ R = TypeVar("R")
 def salvage(
     items: Sequence[T], work: Callable[[list[T]], Sequence[R]], failed: Callable[[int, RuntimeError], None]
 ) -> list[R | None]:
-    """What `work` makes of each item, in order; None for each item that it raises RuntimeError for, even alone.
+    """The result of `work` for each item, in order; None for an item for which it raises RuntimeError even alone.
 
-    A batch that fails is halved. `failed` gets the position of an item that failed alone, and the error, and may raise
-    it. With k bad ones among n items, `work` is called O(k log n) times, and each item goes through it O(log n) times.
+    A batch that fails is halved. `failed` is called with the position of an item that failed alone and with the error,
+    which it may raise. With k bad items among n, `work` is called O(k log n) times, and O(log n) times for each item.
     """
     results: list[R | None] = [None] * len(items)
     waiting = [(0, len(items))] if items else []
@@ -35,7 +35,7 @@ def salvage(
 
 
 def portions(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Consecutive ranges [start, stop) whose sizes add up to at most `most`; what is larger is alone."""
+    """Consecutive ranges [start, stop) of sizes that add up to at most `most`. A larger item is alone in its range."""
     if sizes and sum(sizes) <= most:
         return [(0, len(sizes))]
     ranges, start, total = [], 0, 0

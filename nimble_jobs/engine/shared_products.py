@@ -1,7 +1,7 @@
-"""Equal products run once: a pass over a compiler's graph.
+"""A pass over a compiler's graph that computes equal matrix products only once.
 
-Layers that share one weight and read the same input (`planner.sources.merge`) ask for the same product, each for its
-features. Inductor finds equal pointwise expressions, but calls a library as often as it is asked to.
+Layers that share one weight and read the same input (`planner.sources.merge`) each compute the same product and take
+their own features from it. Inductor merges equal pointwise expressions, but not calls of a library.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SHARED = {
 
 
 def share_products(graph: Graph) -> int:
-    """Let products of equal operands, and views of equal tensors, be one in a functional graph of aten operators.
+    """Merge products of equal operands, and views of equal tensors, in a functional graph of aten operators.
 
-    Returns how many products went.
+    Returns how many products were removed.
     """
     first: dict[Hashable, Node] = {}
     gone = 0
@@ -45,7 +45,7 @@ def share_products(graph: Graph) -> int:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Nodes are equal only to themselves, and 1 is not 1.0."""
+    """A hashable form of an argument. Nodes equal only themselves, and 1 does not equal 1.0."""
     if isinstance(value, (list, tuple)):
         return tuple(_hashable(v) for v in value)
     return (type(value), value)

@@ -1,4 +1,4 @@
-"""What a call may change beside its outputs: a module's tensors and Python attributes, and the random states."""
+"""Saves and restores what a call may change besides its outputs: a module's tensors, attributes, random states."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # a module's tables, restored apart
+_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # restored separately
 _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
-_DEPTH = 8  # of containers and objects in one another, below which nothing is looked at
+_DEPTH = 8  # levels of nested containers and objects that are searched
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and plain tensor attributes of a module by dotted name; of aliases the first name."""
+    """Parameters, buffers and plain tensor attributes of a module by dotted name. Aliases have the first name only."""
     found: dict[str, torch.Tensor] = {}
     for prefix, child in module.named_modules():
         for name, value in {**parameters_of(child), **buffers_of(child), **vars(child)}.items():
@@ -37,7 +37,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
-    """`state_of`, and the tensors in a module's containers and objects, by where they are."""
+    """`state_of`, plus the tensors in a module's containers and objects, named by their place."""
     found = state_of(module)
     waiting = [
         (f"{p}.{n}" if p else n, v, _DEPTH)
@@ -65,7 +65,7 @@ def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def writable(tensor: torch.Tensor) -> bool:
-    """Whether calls may change it in place: no tensor of inference mode, and none whose elements share memory."""
+    """Whether a call may change a tensor in place. Not if it is an inference tensor or its elements share memory."""
     if tensor.is_inference():
         return False
     return not is_dense(tensor) or all(
@@ -74,9 +74,9 @@ def writable(tensor: torch.Tensor) -> bool:
 
 
 class Snapshot:
-    """What a module holds, to be put back: tensors that are no parameters, attributes, and what its containers hold.
+    """A copy of what a module holds, to be restored: tensors, attributes, and the contents of containers.
 
-    Parameters are copied once somebody is about to write into them: see `watching`.
+    Parameters are only copied just before something writes into them: see `watching`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -92,35 +92,35 @@ class Snapshot:
         self.tensors = {n: t for n, t in tensors.items() if id(t) not in kept and writable(t)}
         self._values = {n: t.detach().clone() for n, t in self.tensors.items()}
         self._generators = [(g, _generator_state(g)) for g in _generators(module)]
-        self.nests = False  # whether a call that was watched took the way of nested tensors
+        self.nests = False  # whether a watched call used nested tensors
 
     def watching(self) -> DispatchMode:
         """A mode under which parameters are copied before they are written for the first time."""
         return _Writes(self)
 
     def resized(self) -> str | None:
-        """The name of a tensor that has another shape now; None where there is none."""
+        """The name of a tensor whose shape has changed; None if there is none."""
         for name, tensor in self.tensors.items():
             if is_dense(tensor) and tensor.shape != self._values[name].shape:
                 return name
         return None
 
     def refuse_resized(self) -> None:
-        """Raises CannotRecord, naming it, for a tensor that the first call gave another shape."""
+        """Raise CannotRecord if the first call has changed a tensor's shape. Names the tensor."""
         resized = self.resized()
         if resized is not None:
-            raise CannotRecord(f"the model changes the shape of its tensor {resized!r} at its first call")
+            raise CannotRecord(f"the model changes the shape of its tensor {resized!r} in its first call")
 
     def refuse_nested(self) -> None:
-        """Raises CannotRecord where a padding mask decides in eager which outputs are zeros."""
+        """Raise CannotRecord if the model made nested tensors. In eager, a padding mask then decides about shapes."""
         if self.nests:
             raise CannotRecord(
-                "the model makes nested tensors of its padding mask, whose values then decide about shapes; make its "
-                "nn.TransformerEncoder with enable_nested_tensor=False"
+                "the model turns its padding mask into nested tensors, whose shapes depend on the mask's values; build "
+                "its nn.TransformerEncoder with enable_nested_tensor=False"
             )
 
     def changing(self, *, containers: bool = False) -> dict[str, torch.Tensor]:
-        """The tensors of the module's own, or also those in its containers, that do not hold the same values now."""
+        """The module's own tensors whose values have changed; with `containers`, also those in its containers."""
         return {
             n: t
             for n, t in self.tensors.items()
@@ -128,9 +128,7 @@ class Snapshot:
         }
 
     def put_back_values(self) -> None:
-        """Give tensors their values again, and generators of the module's own their states; one whose shape was
-        changed gets its own back.
-        """
+        """Restore the values and shapes of tensors, and the states of the module's own generators."""
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 if is_dense(tensor) and tensor.shape != self._values[name].shape:
@@ -141,7 +139,7 @@ class Snapshot:
             _set_generator_state(generator, state)
 
     def put_back(self) -> None:
-        """Give the module all that it held: attributes, the contents of containers, and values."""
+        """Restore everything that the module held: attributes, the contents of containers, and values."""
         for table, before in self._tables:
             for name in table.keys() - before.keys():
                 del table[name]
@@ -160,7 +158,7 @@ class Snapshot:
 class _Writes(DispatchMode):
     """Copies parameters before they are written."""
 
-    supports_higher_order_operators = True  # torch shows them, and they are refused by name
+    supports_higher_order_operators = True  # so that they arrive here and are refused by name
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -191,7 +189,7 @@ class _Writes(DispatchMode):
 
 
 class RandomStates:
-    """Of Python, of numpy, and of torch on the host and on a device."""
+    """The random states of Python, of numpy, and of torch on the host and on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -201,7 +199,7 @@ class RandomStates:
         self._numpy = np.random.get_state(legacy=False)
 
     def changed(self) -> str | None:
-        """Whose random numbers were drawn since: Python's or numpy's; None where none were."""
+        """Which random numbers have been drawn since, Python's or numpy's; None if neither."""
         if random.getstate() != self._python:
             return "Python's random module"
         now = np.random.get_state(legacy=False)
@@ -210,7 +208,7 @@ class RandomStates:
         return None
 
     def put_back(self) -> None:
-        """Set them all as they were."""
+        """Restore all random states."""
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)
@@ -219,7 +217,7 @@ class RandomStates:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module's attributes hold that is no tensor, by dotted name, as values that can be compared."""
+    """A module's attributes that are not tensors, by dotted name, as values that can be compared."""
     found = {}
     for prefix, child in module.named_modules():
         seen: dict[int, Any] = {}
@@ -230,8 +228,9 @@ def attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """A value that equals another one's where both would look the same to a model. `seen` holds what was looked at, so
-    that nothing made meanwhile is taken for it.
+    """A form of a value that equals another's form if both look the same to a model.
+
+    `seen` keeps all visited objects alive, so that no new object can have the identity of an old one.
     """
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
@@ -311,7 +310,7 @@ def _generators(module: nn.Module) -> Iterator[Any]:
 
 
 def _generator_state(value: Any) -> Any:
-    """The state of a random generator; None for anything else."""
+    """The state of a random generator; None for any other value."""
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
@@ -335,11 +334,11 @@ def _set_generator_state(generator: Any, state: Any) -> None:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two dense tensors have the same shape, type and bits, or values where quantized; meta ones have none."""
+    """Whether two dense tensors have the same shape, type and bits; quantized ones are compared by value."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.device.type == "meta":
         return True
-    if one.is_quantized:  # has no bytes to be viewed
+    if one.is_quantized:  # its bytes cannot be viewed
         return bool(torch.equal(one, other))
     return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))

@@ -1,6 +1,6 @@
-"""Compiled kernels that need no compiler any more: machine code, and how it is launched.
+"""Compiled kernels that no longer need a compiler: machine code, and how to launch it.
 
-They come from Inductor while a program is recorded, lie in the store beside the schedule, and are loaded from there.
+Inductor makes them while a program is recorded. They are stored beside the schedule and loaded from there.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from nimble_jobs.schedule import CompiledKernel
 
 @dataclass(frozen=True, kw_only=True)
 class StaticKernel:
-    """One kernel with a fixed grid. Called with its arguments, it is launched on the current stream."""
+    """One kernel with a fixed grid. To call it with its arguments launches it on the current stream."""
 
     name: str
-    function: str  # in the binary
+    function: str  # name in the binary
     binary: bytes
     grid: tuple[int, int, int]  # blocks
-    warps: int  # of a block
-    shared_bytes: int  # of a block
-    arg_types: str  # a letter for each parameter, as the launcher of torch knows them; O is a pointer
-    write_only: set[int] = field(default_factory=set)  # positions of tensors that it fills
-    updated: set[int] = field(default_factory=set)  # positions of tensors that it reads and writes
+    warps: int  # per block
+    shared_bytes: int  # per block
+    arg_types: str  # a letter for each parameter, in the code of torch's launcher; O is a pointer
+    write_only: set[int] = field(default_factory=set)  # positions of arguments that it only writes
+    updated: set[int] = field(default_factory=set)  # positions of arguments that it reads and writes
 
     @cached_property
     def identity(self) -> str:
@@ -47,7 +47,7 @@ class StaticKernel:
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
         if device.index not in self._handles:
             self._handles[device.index] = load_function(self.binary, self.function, self.shared_bytes, device)
-        scratch = (None,) * (len(self.arg_types) - len(args))  # that compilers reserve and these kernels do not use
+        scratch = (None,) * (len(self.arg_types) - len(args))  # compilers reserve it; these kernels do not use it
         launch_kernel(
             self._handles[device.index],
             self.grid,
@@ -60,9 +60,9 @@ class StaticKernel:
 
 
 def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], bytes] | None:
-    """Descriptions of all kernels, and their binaries in one piece; None where one of them needs its compiler."""
+    """Descriptions of all kernels, and their binaries in one piece; None if a kernel needs its compiler."""
     described, pieces, end = [], [], 0
-    starts: dict[bytes, int] = {}  # kernels of several sizes share their machine code
+    starts: dict[bytes, int] = {}  # kernels that differ in sizes only share their machine code
     for name, kernel in sorted(kernels.items()):
         if not isinstance(kernel, StaticKernel):
             return None
@@ -85,11 +85,11 @@ def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], byt
 
 
 def unpack(described: Iterable[CompiledKernel], binaries: bytes) -> dict[str, StaticKernel]:
-    """Inverse of `pack`. Raises EngineError where the descriptions do not fit the bytes."""
+    """Inverse of `pack`. Raises EngineError if the descriptions do not fit the bytes."""
     found = {}
     for kernel in described:
         if not 0 <= kernel.start <= kernel.start + kernel.nbytes <= len(binaries):
-            raise EngineError(f"the kernel {kernel.name} lies outside the stored binaries")
+            raise EngineError(f"the stored binaries are too short for the kernel {kernel.name}")
         found[kernel.name] = StaticKernel(
             name=kernel.name,
             function=kernel.function,

@@ -1,7 +1,7 @@
-"""Record forward and backward of a model as two programs that share memory.
+"""Records the forward and the backward pass of a model as two programs that share memory.
 
-Both are recorded in one go. What the backward reads of the forward (activations, inputs, masks) is an output of the
-forward's program and state of the backward's.
+Both are recorded in one go. What the backward pass needs from the forward pass (activations, inputs, masks) is an
+output of the forward program and state of the backward program.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.schedule import Arg, Buffer, BufferKind, Port, Program, Task, View
 
-GENERATOR = "@generator"  # stands for the random state, so that draws keep their order
+GENERATOR = "@generator"  # a tensor that stands for the random state, so that draws keep their order
 _SAVED, _INPUT, _GRADIENT = "@saved.", "@input.", "grad."
-_WARM_UP_STEPS = 2  # the first compiles, the second runs what was compiled
+_WARM_UP_STEPS = 2  # the first compiles, the second runs the compiled code
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A recorded training step without its loss and its optimizer."""
 
-    forward: Recording  # outputs: the model's, and what is saved
+    forward: Recording  # outputs: the model's, and tensors saved for the backward pass
     backward: Recording  # inputs: gradients of outputs; outputs: gradients of leaves
-    outputs: tuple[str, ...]  # of the model
-    differentiable: tuple[str, ...]  # those of them that gradients flow into
-    leaves: tuple[str, ...]  # those that get a gradient
+    outputs: tuple[str, ...]  # names of the model's outputs
+    differentiable: tuple[str, ...]  # names of the outputs into which gradients flow
+    leaves: tuple[str, ...]  # names of the tensors that get a gradient
 
     @property
     def saved(self) -> dict[str, str]:
-        """Names in the backward's state -> names among the forward's outputs or, for inputs, inputs."""
+        """Names in the backward program's state -> names of the forward program's outputs or inputs."""
         return {
             p.name: p.name.removeprefix(_INPUT)
             for p in self.backward.program.state
@@ -49,7 +49,7 @@ class Step:
 
 
 def gradient_name(name: str) -> str:
-    """How the gradient of a leaf or of an output is called."""
+    """The name of the gradient of a leaf or of an output."""
     return _GRADIENT + name
 
 
@@ -60,15 +60,16 @@ def differentiate(
     *,
     accumulate: bool,
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the leaves, by leaf name, given those of some outputs by output name; unused leaves are left out.
+    """Gradients of the leaves by leaf name, from gradients of some outputs by output name. Unused leaves are absent.
 
-    With `accumulate` autograd adds them up in the leaves, as `Tensor.backward` does, and what lay there before is put
-    back: it finds what reentrant checkpoints hide, and runs every hook. Without, it copies nothing.
+    With `accumulate`, autograd adds them up in the leaves as `Tensor.backward` does, and the leaves' earlier gradients
+    are restored. This covers leaves that reentrant checkpoints hide, and runs every hook. Without it, nothing is
+    copied.
     """
     roots = [outputs[name] for name in gradients]
     if not roots or not leaves:
         return {}
-    with torch.autograd.set_multithreading_enabled(False):  # modes and patches are of this thread
+    with torch.autograd.set_multithreading_enabled(False):  # modes and patches only apply to this thread
         if not accumulate:
             found = torch.autograd.grad(
                 roots, list(leaves.values()), grad_outputs=list(gradients.values()), allow_unused=True
@@ -86,7 +87,7 @@ def differentiate(
 
 
 def foreign_leaf(outputs: Iterable[torch.Tensor], leaves: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """A tensor that a backward would give a gradient, and that is none of these leaves."""
+    """A tensor outside these leaves to which a backward pass would give a gradient; None if there is none."""
     known = {id(leaf) for leaf in leaves}
     variables = (getattr(node, "variable", None) for node in _graph(outputs))
     return next((v for v in variables if v is not None and id(v) not in known), None)
@@ -122,10 +123,9 @@ def record_step(
     compiled: bool = False,
     accumulate: bool = False,
 ) -> Step:
-    """Record one call and its backward, as to `leaves`: parameters, and inputs that require grad. `accumulate`: as in
-    `differentiate`.
+    """Record one call and its backward pass with respect to `leaves`: parameters, and inputs that require grad.
 
-    Raises CannotRecord as `record` does, and where no output depends on a leaf.
+    `accumulate` is as in `differentiate`. Raises CannotRecord as `record` does, and if no output depends on a leaf.
     """
     recorder = recorder_for(inputs, state, device)
 
@@ -171,10 +171,10 @@ def record_step(
 
 
 def _apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Both. Raises CannotRecord for a name that is in both, or that only steps use."""
+    """The union. Raises CannotRecord if both have the same name, or one has a name that steps reserve."""
     twice = next((n for n in first if n in second or n.startswith("@")), None)
     if twice is not None:
-        raise CannotRecord(f"the model names a tensor {twice!r}, which the step needs for one of its own; rename it")
+        raise CannotRecord(f"the model has a tensor named {twice!r}, a name that the training step uses; rename it")
     return {**first, **second}
 
 
@@ -183,7 +183,7 @@ def _ones_like(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _split(whole: Program, tasks: int, inputs: int, outputs: int) -> tuple[Program, Program]:
-    """The program of the first `tasks` tasks with the first inputs and outputs, and that of all the rest."""
+    """Split a program: the first `tasks` tasks with the first inputs and outputs, and all the rest."""
     before, after = whole.tasks[:tasks], whole.tasks[tasks:]
     made = {
         v.buffer: v
@@ -213,7 +213,7 @@ def _split(whole: Program, tasks: int, inputs: int, outputs: int) -> tuple[Progr
 
 
 def _with_generator(program: Program) -> Program:
-    """Draws from the generator made to look like writes to one more tensor."""
+    """The program with each draw from the generator as a write to one more tensor."""
     if not any(t.random for t in program.tasks):
         return program
     buffer = Buffer(index=len(program.buffers), kind=BufferKind.STATE, nbytes=1, name=GENERATOR)
@@ -237,7 +237,7 @@ def _part(
     more_state: Iterable[Port],
     outputs: Iterable[Port],
 ) -> Program:
-    """Some tasks of a program, with the buffers that they touch numbered anew."""
+    """A program of some of the tasks. The buffers that they touch get new numbers."""
     tasks, inputs, more_state, outputs = choose(whole), tuple(inputs), tuple(more_state), tuple(outputs)
     touched = {v.buffer for t in tasks for v in _views(t)} | {p.view.buffer for p in (*inputs, *more_state, *outputs)}
     number = {old: new for new, old in enumerate(sorted(touched))}

@@ -1,7 +1,7 @@
-"""What a job wants of a model's outputs, made on the device by a small graph of its own after each replay.
+"""Computes what a job needs from a model's outputs, on the device, by a small graph that runs after each replay.
 
-The model's graph serves all jobs; what they make of its outputs differs, and a few launches from Python for each batch
-would cost the host more time than a small model computes.
+The model's graph serves all jobs, but jobs need different results. A few launches from Python for each batch would take
+the host longer than a small model computes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.errors import EngineError, first_line
 
-Head = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]  # what is wanted of the outputs; hashable
+Head = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]  # outputs -> what the job needs; hashable
 
 
 class Tail:
-    """Runs a head over the outputs of one instance. `made` is written over by each run."""
+    """Runs a head over the outputs of one instance. Each run overwrites `made`."""
 
     def __init__(self, head: Head, instance: Instance, stream: torch.cuda.Stream) -> None:
-        """Raises what the head raises, EngineError where it cannot be captured."""
+        """Capture the head. Raises what the head raises, and EngineError if it cannot be captured."""
         own = {t.untyped_storage().data_ptr() for t in instance.outputs.values()}
 
         def call() -> dict[str, torch.Tensor]:
-            # The next replay writes over the outputs while they are still on their way to the host.
+            # Copy them, since the next replay overwrites the outputs while they are still on their way to the host.
             made = head(instance.outputs).items()
             return {n: t.clone() if t.untyped_storage().data_ptr() in own else t for n, t in made}
 
@@ -45,9 +45,9 @@ class Tail:
             except torch.OutOfMemoryError:
                 raise
             except UNCAPTURED as e:
-                raise EngineError(f"what is wanted of the outputs cannot be captured: {first_line(e)}") from e
+                raise EngineError(f"the work on the model's outputs cannot be captured: {first_line(e)}") from e
 
     def run(self) -> None:
-        """Make it, on the current stream."""
+        """Compute `made` from the instance's outputs, on the current stream."""
         if self.made:
             self._graph.replay()

@@ -1,4 +1,4 @@
-"""Names for what lies in nested containers: keys, field names and positions from the outside in, joined by dots."""
+"""Names for values in nested containers: keys, field names and positions from the outside in, joined by dots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def has_own_names(value: Any) -> bool:
-    """Whether a value is a container whose entries have names rather than positions."""
+    """Whether a value is a container whose entries have names instead of positions."""
     return isinstance(value, Mapping) or hasattr(value, "_fields") or dataclasses.is_dataclass(value)
 
 

@@ -1,4 +1,4 @@
-"""Is a replay right? Compared with eager execution on fresh random input, over poisoned outputs."""
+"""Checks replays against eager execution, on fresh random input and over poisoned outputs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from nimble_jobs.schedule import Port
 
 __all__ = ["ROUNDS", "TOLERANCE", "check", "in_double", "poison", "random_inputs", "relative_norm", "run_once"]
 
-# Largest accepted relative norm against eager, by the model's dtype: kernels may add in another order, no more.
+# Largest accepted relative norm against eager, by the model's dtype. Kernels may only differ in the order of additions.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
 ROUNDS = 2
-_CALLS = 3  # one after another, of a module that changes its own state
-_SCALES = ((1.0, 1e-6, 1e4), (1.0, 0.0, -100.0))  # of the input, in each round
-_FACTORS = (1.0, 2.0, 0.5)  # of the example's floating values, where random ones will not do
-_NOISE = 1e-3  # of an output's usual norm: below it, at another scale of the input, there is only rounding
-_STATE = "@"  # before the names of the module's own tensors
-_SMALL = 1 << 18  # elements; loading a dozen operators onto a GPU takes a new process longer than copying so many
+_CALLS = 3  # in a row, if the module changes its own state
+_SCALES = ((1.0, 1e-6, 1e4), (1.0, 0.0, -100.0))  # of the input, for each round
+_FACTORS = (1.0, 2.0, 0.5)  # of the example's floating values, if the model cannot take random ones
+_NOISE = 1e-3  # of an output's usual norm; with scaled input, anything smaller is mere rounding
+_STATE = "@"  # precedes the names of the module's own tensors
+_SMALL = 1 << 18  # elements; a new process copies so many faster than it loads a dozen operators onto a GPU
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
@@ -40,9 +40,9 @@ def tolerance_for(module: torch.nn.Module, example: torch.Tensor) -> float:
 
 
 def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected|| in float64; infinite where NaN or Inf stand in different places.
+    """||found - expected|| / ||expected|| in float64; infinite if NaN or Inf are in different places.
 
-    A complex number counts as two.
+    A complex number counts as two real ones.
     """
     if found.shape != expected.shape or found.is_complex() != expected.is_complex():
         return float("inf")
@@ -63,7 +63,7 @@ def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def in_double(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as float64, in one dimension; a complex number is two."""
+    """The values as float64 in one dimension. A complex number becomes two real ones."""
     found = tensor.detach()
     if found.is_complex():
         found = torch.view_as_real(found.resolve_conj())
@@ -71,7 +71,7 @@ def in_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison(instance: Instance) -> None:
-    """Overwrite the outputs, so that what a replay does not write cannot pass for its result."""
+    """Overwrite the outputs, so that leftovers cannot pass for a replay's result."""
     for tensor in instance.outputs.values():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             tensor.fill_(float("nan"))
@@ -96,13 +96,13 @@ def check(
     thorough: bool = False,
     others: Sequence[Instance] = (),
 ) -> float:
-    """Compare replays with eager calls on fresh input; the largest relative norm found. `others` are instances of the
-    same program, compared with the same calls.
+    """Compare replays with eager calls on fresh input. Returns the largest relative norm of any output.
 
-    With `observed`, eager calls and replays go through several calls one after another, both from the state that the
-    module was observed in, which is then put back; what they leave in it is compared, too. With `thorough` the input
-    also has other scales. Where eager cannot take random input, it is like the `example`. Raises CheckFailed for a
-    norm above `tolerance`, naming the output.
+    `others` are further instances of the same program; they are compared with the same eager calls. With `observed`,
+    the module changes its own state: eager and replay then each make several calls in a row from the observed state,
+    what they leave in the module is compared too, and the state is restored. With `thorough` the input also has other
+    scales. If eager cannot take random input, inputs like the `example` are used. Raises CheckFailed, naming the
+    output, if a norm is above `tolerance`.
     """
     worst = 0.0
     changing = observed.changing if observed is not None else {}
@@ -156,10 +156,10 @@ def _expected(
     changing: Mapping[str, torch.Tensor],
     put_back: Callable[[], None],
 ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """Inputs that eager can take, and what it makes of them: random ones, or else some like the example.
+    """Inputs that eager can take, with its outputs: random inputs, or else some like the example.
 
-    Where random masks, which may hide everything, make eager's outputs NaN or infinite, the example's take their place,
-    if that helps. Raises CheckFailed where eager can take none of them.
+    A random mask may hide everything. If eager's outputs are then NaN or infinite, the example's masks are used
+    instead, provided they help. Raises CheckFailed if eager can take none of these inputs.
     """
     ways = [drawn]
     masks = {n: t for n, t in example.items() if is_mask(t)}
@@ -182,16 +182,16 @@ def _expected(
         except Exception as e:
             put_back()
             if way is ways[-1] and first is None:
-                raise CheckFailed(f"the model in eager cannot take the input of the check: {first_line(e)}") from e
-    assert first is not None  # else the last way returned, or raised
+                raise CheckFailed(f"the model fails in eager on the check's input: {first_line(e)}") from e
+    assert first is not None  # otherwise the last attempt has returned or raised
     return first
 
 
 def _eager(
     eager: Callable[..., Any], inputs: Mapping[str, torch.Tensor], changing: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Outputs, and what the call leaves in the module."""
-    with torch.no_grad():  # the model may write into what it is given
+    """The outputs, and the module's tensors that the call changes."""
+    with torch.no_grad():  # the model may write into its inputs
         result = eager(*(t.clone() for t in inputs.values()))
         named = {**flatten_outputs(result), **{_STATE + n: t for n, t in changing.items()}}
         return {n: t.clone() for n, t in named.items()}
@@ -208,7 +208,10 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Infinite for other shapes, and huge where only one is NaN; where only one has overflowed, nothing is compared."""
+    """The difference to measure: infinite if shapes differ, and huge if only one is NaN.
+
+    Values of which only one has overflowed are not compared.
+    """
     if one.shape != other.shape:
         return torch.full((1,), float("inf"), dtype=torch.float64)
     a, b = in_double(one), in_double(other)
@@ -219,7 +222,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def run_once(instance: Instance, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy inputs in, poison the outputs, replay; the instance's own output tensors."""
+    """Copy inputs in, poison the outputs and replay. Returns the instance's own output tensors."""
     for name, tensor in inputs.items():
         instance.inputs[name].copy_(tensor)
     poison(instance)

@@ -1,11 +1,11 @@
-"""Has anything been written? Words of memory, gathered and compared at once with what they were.
+"""Detects quickly that nothing has been written: gathers words of memory and compares them with their earlier values.
 
-Asking 500 tensors for their addresses takes 20 us, and comparing the attributes of 500 modules far longer. CPython
-numbers every change of a dict, and a tensor keeps where it lies and how in words of its own. Comparing a few thousand
-words tells within microseconds that nothing was written. A word that differs proves nothing: the caller then looks at
-the things themselves.
+To ask 500 tensors for their addresses takes 20 us, and to compare the attributes of 500 modules takes far longer. But
+CPython numbers every change of a dict, and a tensor keeps its place and layout in words of its own. To compare a few
+thousand words takes microseconds, and if all are equal, nothing was written. A different word proves nothing: the
+caller then has to compare the objects themselves.
 
-Where the words lie is found out by looking at samples, not assumed. Where that fails, `layout` is None.
+The positions of these words are not assumed but found by looking at samples. If that fails, `layout` is None.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ import torch
 from nimble_jobs.engine.private.tensors import dict_behind, storage_id, tensor_id
 
 _WORD = 8
-_MOST_DIMS = 5  # more are kept elsewhere
+_MOST_DIMS = 5  # torch stores the sizes of tensors with more dimensions elsewhere
 _SIZES, _STRIDES, _OFFSET = (11, 13, 17, 19, 23), (29, 31, 37, 41, 43), 53
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Positions of words, counted from where an object begins."""
+    """Positions of words, counted from the start of an object."""
 
     dict_version: int
-    wrapper_impl: int  # of a tensor's Python object: the address of its implementation
-    storage: int  # of the implementation: the address of its storage
-    autograd: int  # likewise, of what autograd keeps; 0 until it is needed
-    dims: int  # likewise: how many dimensions
+    wrapper_impl: int  # in a tensor's Python object: the address of its implementation
+    storage: int  # in the implementation: the address of its storage
+    autograd: int  # in the implementation: the address of autograd's record; 0 until it is needed
+    dims: int  # in the implementation: the number of dimensions
     sizes: int
     strides: int
-    rest: tuple[int, ...]  # likewise: offset, type, device, keys
-    data: int  # of the storage: the address of the bytes
-    requires_grad: int  # of what autograd keeps
+    rest: tuple[int, ...]  # in the implementation: offset, type, device, keys
+    data: int  # in the storage: the address of the bytes
+    requires_grad: int  # in autograd's record
 
 
 class Words:
-    """Words that stay as they are while the objects that were added are as they are. The objects must be kept alive."""
+    """Words that stay equal as long as the added objects do not change. The objects must be kept alive."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        # An address that was read from memory is followed only where the words that led to it are unchanged.
+        # An address read from memory is followed only if the words that led to it are unchanged.
         self._addresses: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._levels: list[tuple[np.ndarray, bytes]] = []
 
     def add_dict(self, value: Mapping[Any, Any]) -> None:
-        """Notice any key or value of a dict, or of the attributes of a class, that is set or removed."""
+        """Watch for keys or values that are set in, or removed from, a dict or a class's attributes."""
         self._addresses[0].append(id(dict_behind(value)) + _WORD * self._layout.dict_version)
 
     def add_list(self, value: list[Any]) -> None:
-        """Notice elements that are replaced, added or removed."""
+        """Watch for elements that are replaced, added or removed."""
         header = id(value) + 2 * _WORD
         self._addresses[0].extend((header, header + _WORD))
         (items,) = _read(header + _WORD, 1)
         self._addresses[1].extend(items + _WORD * i for i in range(len(value)))
 
     def add_class_of(self, value: object) -> None:
-        """Notice another class."""
+        """Watch for a change of the object's class."""
         self._addresses[0].append(id(value) + _WORD)
 
     def add_tensor(self, value: torch.Tensor, *, training: bool) -> bool:
-        """Notice where it lies and how; with `training` also `requires_grad`. False where that cannot be."""
+        """Watch a tensor's place and layout, with `training` also `requires_grad`. False if that is not possible."""
         at, dims = self._layout, value.dim()
         if dims > _MOST_DIMS:
             return False
@@ -86,21 +86,21 @@ class Words:
         return True
 
     def seal(self) -> None:
-        """Remember what the words are now."""
+        """Remember the words' current values."""
         for addresses in self._addresses:
-            # In order, since neighbours share cache lines.
+            # Sorted, since neighbours share cache lines.
             index = np.unique(np.array(addresses, dtype=np.int64)) // _WORD - 1
             self._levels.append((index, _memory().take(index).tobytes()))
 
     def unchanged(self) -> bool:
-        """Whether all of them are as they were at `seal`."""
+        """Whether all words have the values that they had at `seal`."""
         take = _memory().take
         return all(take(index).tobytes() == before for index, before in self._levels)
 
 
 @functools.cache
 def layout() -> Layout | None:
-    """Where this Python and this torch keep what is watched; None where it is not found."""
+    """Where this Python and this torch keep the watched words; None if they cannot be found."""
     if sys.implementation.name != "cpython" or sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return None
     try:
@@ -111,7 +111,7 @@ def layout() -> Layout | None:
 
 @functools.cache
 def _memory() -> np.ndarray:
-    """The memory of this process as words, from the second one on: NULL is no place for an array."""
+    """The memory of this process as words, from the second one on, since an array cannot start at NULL."""
     everything: Any = (ctypes.c_uint64 * (1 << 44)).from_address(_WORD)
     words: np.ndarray = np.frombuffer(everything, dtype=np.uint64)
     return words
@@ -123,14 +123,14 @@ def _read(address: int, count: int) -> list[int]:
 
 
 def _bytes_at(address: int) -> int:
-    """How many bytes were allocated there."""
+    """How many bytes were allocated at an address."""
     usable = ctypes.CDLL(None).malloc_usable_size
     usable.restype, usable.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     return int(usable(address))
 
 
 def _find() -> Layout:
-    """Raises IndexError, StopIteration or ValueError where a sample is not as expected."""
+    """Find the positions. Raises IndexError, StopIteration or ValueError if a sample is not as expected."""
     sample = torch.empty(64).as_strided((1,) * _MOST_DIMS, _STRIDES, _OFFSET)
     strided = _impl_words(sample)
     sized = _impl_words(torch.empty(1).expand(_SIZES))
@@ -192,5 +192,5 @@ def _changed(before: Sequence[int], after: Sequence[int]) -> list[int]:
 
 
 def _run(words: list[int], values: tuple[int, ...]) -> int:
-    """Where these values follow each other."""
+    """The position at which these values follow each other."""
     return next(i for i in range(len(words)) if tuple(words[i : i + len(values)]) == values)

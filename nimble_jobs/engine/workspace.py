@@ -1,7 +1,7 @@
-"""Workspaces that torch gives cuBLAS: one for each stream on which a matrix product runs, made during the capture.
+"""Sizes of the workspaces that torch gives cuBLAS, one for each stream with a matrix product, made during the capture.
 
-torch has no public name for their size. What it takes is in its notes on CUDA: `CUBLAS_WORKSPACE_CONFIG` where that is
-set, 32 MiB on Hopper, and `:4096:2:16:8` elsewhere.
+torch has no public function for their size. Its notes on CUDA document it: `CUBLAS_WORKSPACE_CONFIG` if that is set,
+32 MiB on Hopper, and `:4096:2:16:8` elsewhere.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _PRODUCTS = _PUBLIC | {"_addmm_activation", "_grouped_mm", "_int_mm", "_scaled_m
 
 
 def workspace_bytes(program: Program, plan: Plan, device: torch.device) -> int:
-    """Device memory of the workspaces that a captured plan holds; none on a CPU, or without matrix products.
+    """Device memory in bytes of the workspaces that a captured plan holds; 0 on a CPU, or without matrix products.
 
-    cuDNN's for convolutions are not in it: they come and go with each call, in sizes that it tells nobody before.
+    It does not include cuDNN's workspaces for convolutions. These come and go with each call, and cuDNN does not reveal
+    their sizes beforehand.
     """
     if not able(device).streams:
         return 0
@@ -40,7 +41,9 @@ def _is_product(op: str) -> bool:
 
 
 def _bytes_each(capability: tuple[int, int], config: str) -> int:
-    """Pairs of a size in KiB and a count, as NVIDIA writes them; whatever else is in the text is passed over."""
+    """Bytes of one workspace. `config` has pairs of a size in KiB and a count, as NVIDIA defines; other text is
+    ignored.
+    """
     pairs = re.findall(r":([0-9]+):([0-9]+)", config)
     if not pairs and capability == _HOPPER:
         return _HOPPER_BYTES

@@ -186,6 +186,7 @@ def test_submit_wait_for_a_device_that_is_not_there_queues_nothing(commands: Com
     ended = commands("submit", "job.yaml", "run.device=cuda", "--wait", "--quiet")
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == (
-        "nimble-jobs: run.device: cuda is not available; torch finds no CUDA device on this machine; the job was cancelled"
+        "nimble-jobs: run.device: cuda is not available; torch finds no CUDA device on this machine; "
+        "the job was cancelled"
     )
     assert [job["state"] for job in json.loads(commands("ls", "--json").stdout)] == ["cancelled"]

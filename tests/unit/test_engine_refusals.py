@@ -63,7 +63,7 @@ def test_padding_masks_that_become_nested_tensors(lengths: tuple[int, int]) -> N
             return self.encoder(x, src_key_padding_mask=mask)
 
     mask = torch.arange(5)[None, :] >= torch.tensor(lengths)[:, None]
-    with pytest.raises(CannotRecord, match=r"make its nn.TransformerEncoder with enable_nested_tensor=False"):
+    with pytest.raises(CannotRecord, match=r"build its nn.TransformerEncoder with enable_nested_tensor=False"):
         Nimble(Encoder().eval()).prepare((torch.randn(2, 5, 8), mask), fuse="off", streams=1)
 
 

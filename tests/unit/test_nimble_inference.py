@@ -425,7 +425,7 @@ class GrowsOnce(nn.Module):
 def test_a_buffer_that_the_first_call_resizes_is_refused(training: bool) -> None:
     """Afterwards it has its own shape again, where a replay would write into memory that nobody sees."""
     net = GrowsOnce()
-    with pytest.raises(CannotRecord, match="changes the shape of its tensor 'sums' at its first call"):
+    with pytest.raises(CannotRecord, match="changes the shape of its tensor 'sums' in its first call"):
         Nimble(net).prepare(torch.randn(2, 3), training=training)
     assert net.sums.shape == (0,)
 

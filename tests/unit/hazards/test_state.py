@@ -97,7 +97,7 @@ def test_what_python_draws_and_counts_is_refused_by_name() -> None:
     with pytest.raises(CannotRecord, match=r"draws from numpy\.random"):
         observe(Draws(), {"x": torch.ones(2)}, [], CPU)
     assert states.changed() is None
-    with pytest.raises(CannotRecord, match="changes its attribute 'kept' at each call"):
+    with pytest.raises(CannotRecord, match="changes its attribute 'kept' in each call"):
         observe(Grows(), {"x": torch.ones(2)}, [], CPU)
 
 
