@@ -57,7 +57,7 @@ def hook(): return Net("hook")
 REASONS = {
     "first_block": "require grad",
     "depth": "draws from Python's random module",
-    "counter": "changes its attribute 'module.calls' at each call",
+    "counter": "changes its attribute 'module.calls' in each call",
     "hook": "the parameter 'last.weight' has hooks on its gradient",
     "dropping_block": None,
     "buffer": None,

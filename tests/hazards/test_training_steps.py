@@ -89,7 +89,7 @@ LOSSES: dict[str, Any] = {
 
 REASONS = {
     "Python's random": "draws from Python's random module",
-    "a counter": "changes its attribute '_loss' at each call",
+    "a counter": "changes its attribute '_loss' in each call",
     "tolist": "tolist",
     "a hook": "register_hook",
 }
@@ -153,4 +153,4 @@ def test_accumulation_and_clipping_are_as_in_plain_torch(options: dict[str, Any]
 def test_a_layer_that_takes_part_now_and_then_is_updated_as_by_plain_torch(accumulate: int) -> None:
     """Where any batch since the last update gave it a gradient, and only there."""
     verdict = judge_step(Sometimes, lambda: loss_of, accumulate=accumulate)
-    assert str(verdict.reason).startswith("the model changes its attribute 'module.turn' at each call")
+    assert str(verdict.reason).startswith("the model changes its attribute 'module.turn' in each call")
