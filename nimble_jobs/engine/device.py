@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nimble_jobs import machine
+from nimble_jobs import machine, plural
 from nimble_jobs.engine.private import runtime
 from nimble_jobs.errors import UsageError
 

@@ -88,10 +88,10 @@ def operator(name: str) -> OpOverload:
     try:
         op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError:
-        found = None
-    if not isinstance(found, OpOverload):
-        raise EngineError(f"a schedule names the operator {name!r}, which this torch does not have")
-    return found
+        op = None
+    if not isinstance(op, OpOverload):
+        raise EngineError(f"the schedule uses the operator {name!r}, which this version of torch does not have")
+    return op
 
 
 def _special(arg: Special, device: torch.device) -> Any:

@@ -102,7 +102,7 @@ def refusal(error: RuntimeError, device: torch.device) -> str:
     """
     reason = first_line(error)
     if _NO_MEMORY.search(reason):
-        raise OutOfMemory(f"no memory left to decode pictures: {reason}") from error
+        raise OutOfMemory(f"not enough device memory to decode pictures: {reason}") from error
     if able(device).asynchronous:
         try:
             # Raises if the context is lost. Only this stream, since other threads may be capturing.
