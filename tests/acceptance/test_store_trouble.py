@@ -165,7 +165,7 @@ def test_patience_has_an_end(
     running(store, job)
     with full(disk):
         assert worker.wait(timeout=40) != 0
-    assert "no space is left" in (tmp_path / "worker-0.log").read_text()
+    assert "no space left" in (tmp_path / "worker-0.log").read_text()
     monkeypatch.setenv("NIMBLE_JOBS_PATIENCE", "1h")
     start()
     (done,) = ended(store, job)
