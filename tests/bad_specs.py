@@ -328,7 +328,7 @@ BAD_SPECS = [
         name="weights that are missing",
         text=edit(("args: {num_classes: 10}", "weights: model.safetensors")),
         messages=(
-            "{file}:6: model.weights: no file {dir}/model.safetensors; expected an existing one, or a job in run.after",
+            "{file}:6: model.weights: no file {dir}/model.safetensors; expected an existing one, or a job in run.after that makes it",
         ),
     ),
     BadSpec(
@@ -350,7 +350,7 @@ BAD_SPECS = [
         name="input that is missing",
         text=edit(("digits.npz", "letters.npz")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected an existing one, or a job in run.after",
+            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected an existing one, or a job in run.after that makes it",
         ),
     ),
     BadSpec(
@@ -699,7 +699,7 @@ BAD_SPECS = [
         name="validation too rarely, of what is not there",
         text=FINETUNE + "  validation:\n    source: digits-val.npz\n    every_epochs: 6\n",
         messages=(
-            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected an existing one, or a job in run.after",
+            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected an existing one, or a job in run.after that makes it",
             "{file}:20: train.validation.every_epochs: more than train.epochs; expected at most 5",
         ),
     ),
@@ -1021,7 +1021,7 @@ BAD_SPECS = [
         name="only new, from a folder that is missing",
         text=edit(("source: digits.npz", "source: inbox/*.npz"), ("  format: npz", "  format: npz\n  only_new: true")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/inbox; expected an existing one, or a job in run.after",
+            "{file}:8: input.source: no file or folder {dir}/inbox; expected an existing one, or a job in run.after that makes it",
         ),
     ),
     BadSpec(

@@ -195,7 +195,7 @@ BAD_TIMERS = [
     wrong(
         "an input that is not there",
         NIGHTLY,
-        "8: input.source: no file or folder {dir}/tomorrow.npz; expected an existing one, or a job in run.after",
+        "8: input.source: no file or folder {dir}/tomorrow.npz; expected an existing one, or a job in run.after that makes it",
         spec=SCORE.replace("digits.npz", "tomorrow.npz"),
     ),
 ]  # fmt: skip

@@ -142,9 +142,9 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
             if next(glob.iglob(path, recursive=True), None) is None:  # noqa: PTH207 - Path.glob takes no absolute ones
                 yield Finding(field, f"nothing matches {path}", "at least one file")
         elif data and not exists(path):
-            yield Finding(field, f"no file or folder {path}", "an existing one, or a job in run.after")
+            yield Finding(field, f"no file or folder {path}", "an existing one, or a job in run.after that makes it")
         elif not (data and isdir(path)):
-            yield from _missing_file(field, path, "an existing one, or a job in run.after")
+            yield from _missing_file(field, path, "an existing one, or a job in run.after that makes it")
 
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from nimble_jobs.spec.units import show
 MOST_JOBS = 100_000
 _MOST_BYTES = 1 << 30  # specs in a file
 _MOST_PROBLEMS = 100  # problems of a file that are listed
-_LINES = "specs, one a line, in JSON"
+_LINES = "one JSON spec per line"
 _FIELDS = (("name",), ("output", "path"), ("run", "key"))  # fields that may hold placeholders
 _PLACEHOLDER = re.compile(r"\{\{\s*(index|grid:\s*[^{}]*?)\s*\}\}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -52,7 +52,7 @@ def load_lines(
     lines = read(path, _MOST_BYTES, _LINES).split(b"\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not 1 <= len(numbered) <= MOST_JOBS:
-        raise _refused(file, f"found {len(numbered):,} specs", f"from 1 to {MOST_JOBS:,}, one a line, in JSON")
+        raise _refused(file, f"found {len(numbered):,} specs", f"from 1 to {MOST_JOBS:,}, one JSON spec per line")
     specs: list[Labelled] = []
     problems: list[Problem] = []
     for index, (number, line) in enumerate(numbered):

@@ -240,8 +240,9 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
     answer = cli("submit", "--from", path)
     assert answer.code == 2
     one = "expected a spec as one JSON object"
+    existing = "expected an existing one, or a job in run.after that makes it"
     assert [line.removeprefix(f"{path}:") for line in answer.lines] == [
-        f"2: input.source: no file or folder {tmp_path}/nowhere.npz; expected an existing one, or a job in run.after",
+        f"2: input.source: no file or folder {tmp_path}/nowhere.npz; {existing}",
         "3: kind: found 'dance'; expected score or finetune",
         f"5: not valid JSON: Expecting property name enclosed in double quotes at column 15; {one}",
         "6: found a list; expected a mapping of fields",
@@ -274,8 +275,8 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
             ["job.yaml", "--grid", "a=1", "--follow"],
             "--follow works with one job only; it cannot be combined with --from or --grid",
         ),
-        (["--from", "none.jsonl"], "none.jsonl: no such file; expected specs, one a line, in JSON"),
-        (["--from", "empty.jsonl"], "empty.jsonl: found 0 specs; expected from 1 to 100,000, one a line, in JSON"),
+        (["--from", "none.jsonl"], "none.jsonl: no such file; expected one JSON spec per line"),
+        (["--from", "empty.jsonl"], "empty.jsonl: found 0 specs; expected from 1 to 100,000, one JSON spec per line"),
         (["job.yaml", "--from", "jobs.jsonl"], "--from and SPEC job.yaml cannot be combined; give one of them"),
         (["job.yaml", "--grid", "input.batch=1"], "override input.batch=1: input.batch: unknown field"),
         (
