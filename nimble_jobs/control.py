@@ -14,10 +14,10 @@ _LOOK_S = 0.05
 def ask(
     store: Store, wanted: Wanted, ids: Sequence[str] | None = None, *, now: float | None = None
 ) -> list[WorkerInfo]:
-    """Ask workers to run, pause or drain; returns these workers. The order is durable once this returns.
+    """Order workers to run, pause or drain, and return them. The order is durable once this returns.
 
-    `ids` None: all workers; an order to run or to pause then also holds for workers that start later. Raises NotFound
-    for a worker that does not run.
+    Without `ids` it goes to all workers, and an order to run or to pause also holds for workers that start later.
+    Raises NotFound if a worker is not running.
     """
     chosen = store.workers.chosen(ids)
     named = ids is not None or wanted is Wanted.DRAIN
@@ -27,8 +27,9 @@ def ask(
 
 
 def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None = None) -> list[WorkerInfo]:
-    """Ask workers (None: all) to replace the process that runs their jobs. A running job goes back to the queue at its
-    next safe point, or after limits.grace. Raises NotFound.
+    """Order workers, without `ids` all, to replace the process that runs their jobs.
+
+    A running job goes back to the queue at its next safe point, or after limits.grace. Raises NotFound.
     """
     chosen = store.workers.chosen(ids)
     if chosen:
@@ -37,8 +38,9 @@ def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None
 
 
 def answered(store: Store, asked: Sequence[WorkerInfo], *, timeout_s: float = ANSWER_S) -> dict[str, WorkerInfo | None]:
-    """Wait until each of these workers obeys its order or has stopped (None), but no longer than `timeout_s`. Missing
-    workers have not answered: they are suspended or stuck, and will obey when they go on.
+    """Wait at most `timeout_s` seconds until each worker obeys its order or has stopped. A stopped worker maps to None.
+
+    A worker that is missing from the result has not answered. It is suspended or stuck, and will obey when it goes on.
     """
     deadline = time.monotonic() + timeout_s
     while True:

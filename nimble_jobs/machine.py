@@ -1,4 +1,4 @@
-"""What this machine is and has installed, read from files: no torch is loaded. Keys of schedules name the same."""
+"""Facts about this machine and its software, read from files without loading torch. Schedule keys use the same facts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def package_version(package: str) -> str:
-    """The version of an installed package, or words that say that it is not installed."""
+    """The version of an installed package, or words to say that it is not installed."""
     try:
         return installed_version(package)
     except metadata.PackageNotFoundError:
@@ -47,7 +47,7 @@ def package_version(package: str) -> str:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, where the kernel tells it."""
+    """The NVIDIA driver's version, from the kernel; None if it has none."""
     try:
         text = (NVIDIA / "version").read_text()
     except OSError:
@@ -57,7 +57,7 @@ def driver_version() -> str | None:
 
 
 def cpu_name() -> str | None:
-    """The processor's model name, where the kernel tells it."""
+    """The processor's model name, from the kernel; None if it has none."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

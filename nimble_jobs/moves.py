@@ -1,6 +1,6 @@
-"""Progress of a long step, told from wherever it is made: a download deep in the loading of a model, for instance.
+"""Reports progress of a long step from deep inside it, such as a download while a model is loaded.
 
-A thread tells only whoever listens to that very thread.
+A thread's reports reach only listeners of the same thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _listener: ContextVar[Callable[[], None] | None] = ContextVar("listener", defaul
 
 
 def made() -> None:
-    """This thread made progress. Does nothing where nobody listens."""
+    """Report that this thread has made progress. Does nothing if nobody listens."""
     listener = _listener.get()
     if listener is not None:
         listener()
@@ -21,7 +21,7 @@ def made() -> None:
 
 @contextmanager
 def told_to(listener: Callable[[], None]) -> Iterator[None]:
-    """Inside the block each `made` of this thread calls `listener`."""
+    """A context in which each `made` of this thread calls `listener`."""
     before = _listener.set(listener)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Trouble that passes: full disks, locks that others hold, read-only moments. What it is, and how it is waited out."""
+"""Recognises trouble that passes (full disks, locks that others hold, read-only moments) and waits until it is over."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nimble_jobs.errors import StoreTrouble
 T = TypeVar("T")
 
 DEFAULT_LIMIT_S = 24 * 3600.0
-TELL_AFTER_S = 3.0  # shorter trouble is nobody's business
+TELL_AFTER_S = 3.0  # shorter trouble is not reported
 _FIRST_S, _LONGEST_S = 0.02, 2.0  # between two tries, doubled each time
-_LOOK_S = 0.1  # how often a wait asks whether it should end
+_LOOK_S = 0.1  # how often a wait checks whether it should end
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EBUSY, errno.ETIMEDOUT, errno.ENOTCONN}
 _SCARCE = {errno.EMFILE, errno.ENFILE}
-_IN_WORDS = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust tell the number
+_IN_WORDS = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust report the number
 
 
 def passes(error: BaseException, *, begun: bool = True) -> bool:
-    """May the same write succeed a while later, without anybody changing the job?
+    """Whether the same write may succeed later, without a change to the job.
 
-    What is refused (a read-only file system, a missing permission) counts only once the job has `begun` to write there:
-    before, it is the user's mistake.
+    A refusal (a read-only file system, a missing permission) only counts if the job has `begun` to write there. Before
+    that, it is the user's mistake.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -41,7 +41,7 @@ def passes(error: BaseException, *, begun: bool = True) -> bool:
 
 
 def is_trouble(error: BaseException, text: str, *, begun: bool) -> bool:
-    """As `passes`, of an error without its causes. `text` is what it says."""
+    """As `passes`, for one error without its causes. `text` is its message."""
     if isinstance(error, StoreTrouble):
         return True
     words = _IN_WORDS.search(text) if not isinstance(error, OSError) else None
@@ -51,7 +51,7 @@ def is_trouble(error: BaseException, text: str, *, begun: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait, what may end the wait, and who is told of it. Threads may share one."""
+    """How long to wait, what may end the wait, and how to report it. Threads may share one."""
 
     limit_s: float = DEFAULT_LIMIT_S
     # asked several times a second, with the seconds waited; what it raises ends the wait
@@ -60,9 +60,9 @@ class Patience:
     tell: Callable[[str | None], None] = lambda _text: None
 
     def through(self, work: Callable[[], T], *, begun: bool = True) -> T:
-        """Do `work`, again and again while its trouble is of the kind that passes; it must bear being done twice.
+        """Do `work`, and repeat it while it fails with trouble that passes. It must be safe to repeat.
 
-        Raises what `work` raises otherwise, its last error after `limit_s`, and what `check` raises.
+        Raises any other error of `work`, its last error after `limit_s` seconds, and what `check` raises.
         """
         start = time.monotonic()
         pause_s, told = _FIRST_S, False
@@ -84,7 +84,7 @@ class Patience:
                 self.tell(None)
 
     def unconditional(self) -> Patience:
-        """The same, but nothing ends it early: for what is finished and only has to be written down."""
+        """The same patience, but nothing ends it early: for finished work that only has to be recorded."""
         return replace(self, check=lambda _waited_s: None)
 
     def _sleep(self, start: float, pause_s: float) -> None:
@@ -101,14 +101,14 @@ NONE = Patience(limit_s=0.0)
 
 
 class Lent:
-    """The patience that the present thread has, if it was lent any; without it nothing is waited for."""
+    """The patience that was lent to the current thread. Without one, nothing waits."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     @contextmanager
     def to(self, patience: Patience) -> Iterator[None]:
-        """Inside the block this thread waits as `patience` says."""
+        """A context in which this thread waits with `patience`."""
         before = getattr(self._local, "patience", None)
         self._local.patience = patience
         try:

@@ -1,6 +1,6 @@
-"""What a job should build for itself now, what later, and why: expected seconds against expected seconds.
+"""Decides what a job should build now and what later, by comparing expected seconds, and gives the reason.
 
-Pure: whoever asks brings what was measured, and gets a plan with its reason. Nothing here looks at a clock.
+These are pure functions: the caller passes measurements and gets a plan. Nothing here looks at a clock.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Half the time that a build spends on a device on which a job runs, it rests. While both use the device they share it
-# equally, so the job loses a quarter of the device's time, which makes it a third slower, and only then.
+# Beside a job on the same device, a build rests as long as it works. While it works, both share the device equally. So
+# the job loses a quarter of the device's time on average, and is a third slower.
 RESTS = 1.0  # seconds of rest for each second on the device
-_ON_DEVICE = 0.5  # share of a build that it spends on the device: capture, check, measure (`stages` of schedules)
+_ON_DEVICE = 0.5  # share of a build spent on the device: capture, check, measure (`stages` of schedules)
 _SLOWER_DEVICE = 1 / 3
 
 # A build at niceness 10 gets about a tenth of a core that the job wants too (weight 110 against 1024). What it still
 # costs the job is caches, memory bandwidth and late threads.
 _SLOWER_HOST = 0.25
-_STRETCHED = 4.0  # times as long as alone, where no core is idle
-_HOST_CORES = 2.0  # that a build for a GPU keeps busy: one that traces and measures, one that compiles
+_STRETCHED = 4.0  # a build takes so many times as long if no core is idle
+_HOST_CORES = 2.0  # cores that a build for a GPU keeps busy: one traces and measures, one compiles
 
-STAKE = 0.2  # share of the job's whole time that it may lose where a build brings nothing
+STAKE = 0.2  # share of its whole time that a job may lose if a build gains nothing
 MARGIN_S = 0.05  # a plan must be expected to save at least this much
 
 
 class Plan(StrEnum):
-    """What is built now."""
+    """What to build now."""
 
     NOTHING = "nothing"
     QUICK = "quick"  # the quick candidate, in the job's process; the job stands still meanwhile
@@ -44,40 +44,40 @@ class Plan(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What stages of building are expected to cost and to bring on a device where nothing else runs."""
+    """What the stages of building are expected to cost and to gain on a device that is otherwise idle."""
 
     quick_s: float  # recording, capturing and checking the quick candidate
-    quick_ratio: float  # its time for a batch over eager's
+    quick_ratio: float  # its time per batch divided by eager's
     build_s: float  # the whole search
-    build_ratio: float  # its winner's time for a batch over eager's, at most 1
-    start_s: float  # a process of its own: imports, device, model
+    build_ratio: float  # its winner's time per batch divided by eager's, at most 1
+    start_s: float  # starting a separate process: imports, device, model
     move_s: float  # loading and checking a stored schedule
     source: str  # where these figures come from, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """Where a job stands, and what else would profit."""
+    """How far a job is, and who else would gain from its schedule."""
 
-    left: int  # records
-    record_s: float  # measured seconds a record, of late
+    left: int  # records that are left
+    record_s: float  # seconds per record, as measured lately
     busy: float = 1.0  # share of that time in which a faster model would help; the rest is reading and writing
-    spent_s: float = 0.0  # of the job so far, its start included
+    spent_s: float = 0.0  # seconds since the job began, its start included
     on_gpu: bool = True
-    idle_cores: float = 0.0  # that neither the job nor anybody else uses
-    threads: int = 1  # that the model computes with on a CPU
-    beside: bool = True  # a process of its own may build
-    outlives: bool = False  # such a process goes on when the job has ended
-    uses: float = 0.0  # of the same schedule that are expected elsewhere before an idle worker would have built it
-    records: int = 0  # of one such use
+    idle_cores: float = 0.0  # cores that nothing uses
+    threads: int = 1  # threads with which the model computes on a CPU
+    beside: bool = True  # whether a separate process may build
+    outlives: bool = False  # whether that process goes on when the job has ended
+    uses: float = 0.0  # expected uses of the schedule by other jobs before an idle worker would have built it
+    records: int = 0  # records in one such use
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to build now. `saving_s` is before costs; both are expected, for this job and its uses elsewhere."""
+    """What to build now. Expected figures, for this job and for uses elsewhere; `saving_s` is before costs."""
 
     plan: Plan
-    later: bool  # whether the schedule should be built once nothing else is to be done
+    later: bool  # whether an idle worker should build the schedule
     cost_s: float
     saving_s: float
     ends_s: float  # expected seconds to the end of the job
@@ -86,10 +86,10 @@ class Decision:
 
 
 def decide(situation: Situation, costs: Costs) -> Decision:
-    """The plan with the least expected time, what it saves elsewhere taken off.
+    """The plan with the least expected time, minus what it saves elsewhere.
 
-    A plan counts only if its costs are at most STAKE of the job's time, so that a wrong expectation costs a job no more
-    than that; what was asked for elsewhere before may be waited for at any cost that it pays back.
+    A plan may cost at most STAKE of the job's time, so that a wrong expectation costs no more than that. If other jobs
+    are expected to use the schedule, a plan may cost whatever it saves them.
     """
     eager_s = situation.left * situation.record_s
     best, ends_s, cost_s, worth_s = Plan.NOTHING, eager_s, 0.0, 0.0
@@ -105,10 +105,10 @@ def decide(situation: Situation, costs: Costs) -> Decision:
 
 
 def _possible(situation: Situation) -> list[Plan]:
-    """Those that ask less of the job first: of equals the first is taken.
+    """The possible plans, those that ask less of the job first. Of equal plans, `decide` takes the first.
 
-    A job waits for a build only where none goes on after it and others will use the schedule, or where no other process
-    can build: if a build takes longer than expected, a job beside it loses little.
+    A build beside the job is preferred, since the job loses little if it takes longer than expected. A job only waits
+    for a build if no other process can build, or if others will use the schedule and no build would outlive the job.
     """
     beside = [Plan.BESIDE, Plan.QUICK_BESIDE] if situation.beside else []
     wait = [Plan.WAIT] if not beside or (situation.uses and not situation.outlives) else []
@@ -116,7 +116,7 @@ def _possible(situation: Situation) -> list[Plan]:
 
 
 def _expected(plan: Plan, now: Situation, costs: Costs) -> tuple[float, float, float]:
-    """Of a plan: seconds to the end of the job, how many of them it costs the job, and seconds saved elsewhere."""
+    """Seconds to the end of the job under a plan, how many of them the plan costs, and seconds saved elsewhere."""
     after_quick_s = _with(now, costs.quick_ratio)
     after_build_s = _with(now, min(costs.build_ratio, costs.quick_ratio) if plan.quick else costs.build_ratio)
     elsewhere_s = now.uses * now.records * max(0.0, now.record_s - after_build_s)
@@ -139,12 +139,15 @@ def _expected(plan: Plan, now: Situation, costs: Costs) -> tuple[float, float, f
 
 
 def move_pays(left: float, record_s: float, after_s: float, costs: Costs) -> bool:
-    """Whether loading a stored schedule takes less than it saves for the records left; times a record, now and then."""
+    """Whether to load a stored schedule: loading must take less time than the schedule saves on the records left.
+
+    `record_s` and `after_s` are the seconds per record without and with the schedule.
+    """
     return left * (record_s - after_s) > costs.move_s
 
 
 def beside(now: Situation, costs: Costs) -> tuple[float, float]:
-    """By how much a job is slower while another process builds for it, as a share, and for how many seconds."""
+    """How much slower a job is while another process builds for it, as a share, and for how many seconds."""
     wanted = _HOST_CORES if now.on_gpu else float(max(1, now.threads))
     short = min(1.0, max(0.0, 1 - now.idle_cores / wanted))  # share of the cores that it would take from the job
     slower = _SLOWER_HOST * short
@@ -156,7 +159,7 @@ def beside(now: Situation, costs: Costs) -> tuple[float, float]:
 
 
 def _with(now: Situation, ratio: float) -> float:
-    """Seconds a record where the model takes this share of the time it takes now."""
+    """Seconds per record if the model takes `ratio` of its present time."""
     return now.record_s * (1 - now.busy * (1 - min(1.0, ratio)))
 
 

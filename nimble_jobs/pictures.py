@@ -11,7 +11,7 @@ import numpy as np
 class Pictures:
     """The good records of a batch, one span each."""
 
-    data: np.ndarray  # uint8 [*], in which all spans lie
+    data: np.ndarray  # uint8 [*]; holds all spans
     spans: np.ndarray  # int64 [n, 2]: offset and length in bytes
     sizes: np.ndarray  # int32 [n, 2]: height and width of the picture, from its header
     decoded: np.ndarray  # bool [n]: the span holds the final pixels, uint8 [height, width, channels], not a JPEG
@@ -20,6 +20,6 @@ class Pictures:
         return len(self.spans)
 
     def bytes_of(self, row: int) -> np.ndarray:
-        """uint8 [length]: a view of what the row's span holds."""
+        """uint8 [length]: a view of the row's span."""
         offset, length = self.spans[row].tolist()
         return self.data[offset : offset + length]

@@ -1,4 +1,4 @@
-"""Numbers with their nouns, and sizes, for every message and listing."""
+"""Formats numbers with their nouns, and sizes, for all messages and listings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IRREGULAR = {
 
 
 def plural(number: int, noun: str) -> str:
-    """The noun alone: job, or jobs where the number is not 1."""
+    """The noun alone: job, or jobs if the number is not 1."""
     return noun if number == 1 else _IRREGULAR.get(noun, f"{noun}s")
 
 
@@ -26,5 +26,5 @@ def count(number: int, noun: str) -> str:
 
 
 def by(size: Sequence[int]) -> str:
-    """224x288, of a height and a width."""
+    """224x288, for a height and a width."""
     return f"{size[0]}x{size[1]}"

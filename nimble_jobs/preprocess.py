@@ -1,4 +1,4 @@
-"""What is left to be done to a batch of records once it is on the device, as a value."""
+"""The steps that the device applies to a batch of stored records, as a value."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nimble_jobs.plural import by
 
 Layout = Literal["hw", "chw", "hwc"]
 
-# Types in which records may cross. torch computes with few unsigned types, so the device gets the bits of the wider
-# ones as signed numbers and masks them.
+# Types in which records may be sent to the device. torch computes with few unsigned types, so the device gets the bits
+# of the wider ones as signed numbers and masks them.
 BITS = {
     "bool": (0, 1),
     "uint8": (0, 2**8 - 1),
@@ -28,16 +28,16 @@ BITS = {
 }
 SIGNED = {"uint16": "int16", "uint32": "int32"}
 FLOATS = {"float16": 65504.0, "float32": 3.4028234e38, "float64": 1.7976931348623157e308}  # their largest numbers
-MOST_REDUCED = 64  # how many times smaller an image may become on the device, whose kernel keeps its weights at hand
+MOST_REDUCED = 64  # the device shrinks images at most so many times, since its kernel holds all weights at once
 
 _EIGHT = {"bool", "uint8", "int8"}
-_USUAL = 16.0  # a type whose values the arithmetic all brings below this is drawn from as a whole
+_USUAL = 16.0  # if the arithmetic brings all of a type's values below this, checks draw from the whole type
 _BY_255 = 1 / 255
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """Stored values that records are likely to hold: whole ones lie in [low, high].
+    """Stored values that records are likely to hold. Whole numbers lie in [low, high].
 
     They are spread evenly if there is no `centre`, else normally by `width` around it, one value for all or one for
     each place along `axis`.
@@ -71,7 +71,7 @@ class Preprocess:
 
     @property
     def whole(self) -> bool:
-        """Whether the model is given whole numbers (int64)."""
+        """Whether the model gets whole numbers (int64)."""
         return self.scale is None
 
     @property
@@ -92,7 +92,7 @@ class Preprocess:
 
     @property
     def largest(self) -> float:
-        """How large a stored number may be without anything becoming NaN or infinite; negative: nothing is sure."""
+        """The largest stored number for which nothing becomes NaN or infinite; negative if there is none."""
         if self.scale is None:
             return math.inf
         means, stds = [abs(m) for m in self.mean or (0.0,)], [abs(s) for s in self.std or (1.0,)]
@@ -111,10 +111,10 @@ class Preprocess:
 
     @property
     def usual(self) -> Usual:
-        """Stored values from which the arithmetic makes what models are used to.
+        """Stored values that the arithmetic turns into values as models usually get them.
 
-        All of a type with eight bits, and of others that the arithmetic brings near zero; else those that it makes
-        normally distributed numbers of.
+        These are all values of types with eight bits, and of types that the arithmetic brings near zero. For other
+        types they are the values that it turns into normally distributed numbers.
         """
         low, high = BITS.get(self.dtype, (0, 0))
         ends = [abs(value) for end in (low, high) for value in self._arithmetic(float(end))]
@@ -140,7 +140,7 @@ class Preprocess:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Preprocess:
-        """What `to_json` gave, also after a way through JSON."""
+        """Inverse of `to_json`, also after a round trip through JSON."""
         given: Any = {f.name: found[f.name] for f in fields(cls)}
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         return cls(**given)
@@ -171,7 +171,7 @@ def result_of(
 
 
 def of_words(shape: Sequence[int], dtype: str, words: str) -> Preprocess:
-    """The value whose `words` these are. Raises ValueError for what is none."""
+    """Inverse of `words`. Raises ValueError for any other text."""
     given: dict[str, Any] = {"scale": 1.0}
     for word in words.split(", "):
         if word in ("hw", "chw", "hwc"):

@@ -1,4 +1,4 @@
-"""Opening inputs, which are regular files: a pipe, a socket or a device in the place of one may never answer."""
+"""Opens inputs, which must be regular files. A pipe, a socket or a device in place of one may never answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
-# A named pipe opens at once instead of waiting for its writer; a terminal does not become ours.
+# With these flags, a named pipe opens at once instead of waiting for its writer, and a terminal does not become ours.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -32,20 +32,20 @@ class NotRegular(OSError):
 
 
 def kind(mode: int) -> str:
-    """What a file mode stands for, with its article."""
+    """What kind of file a mode describes, with its article."""
     return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
 
 
 def check_regular(path: str | Path, mode: int) -> None:
-    """Raises NotRegular, naming `path`, unless the mode is that of a regular file."""
+    """Raise NotRegular, naming `path`, unless `mode` describes a regular file."""
     if not stat.S_ISREG(mode):
         raise NotRegular(path, mode)
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """The regular file at `path`, or that a link there leads to, open for reading. Never waits.
+    """The regular file at `path`, open for reading; links are followed. Never waits.
 
-    Raises NotRegular for anything else, and OSError when it cannot be opened.
+    Raises NotRegular for any other kind of file, and OSError if it cannot be opened.
     """
     check_regular(path, os.stat(path).st_mode)  # noqa: PTH116 - before it is opened: opening a device can do something
     descriptor = os.open(path, _FLAGS)
@@ -64,6 +64,6 @@ def read_regular(path: str | Path) -> bytes:
 
 
 def name_of(file: BinaryIO) -> str:
-    """A path that leads to this very file while it is open, for libraries that open files by name themselves."""
+    """A path to this very file while it is open, for libraries that open files by name."""
     name = f"/proc/self/fd/{file.fileno()}"
     return name if os.path.exists(name) else str(file.name)  # noqa: PTH110 - a plain question

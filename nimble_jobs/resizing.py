@@ -1,9 +1,9 @@
-"""The one definition of a resize: bilinear with antialiasing, whichever decoder, processor or device computes it.
+"""The one definition of a resize, for every decoder, processor and device: bilinear with antialiasing.
 
-Each result is a weighted mean of source pixels. The weights form a triangle around the result's centre that reaches one
-source pixel far, or `old / new` pixels when the picture is reduced (Heckbert, "Survey of texture mapping", 1986). Rows
-and columns are weighted apart. Sums are in float32 and round once, half up. Pillow's BILINEAR has the same weights, but
-rounds after each of its two passes.
+Each result is a weighted mean of source pixels. The weights form a triangle around the result's centre. It reaches one
+source pixel to each side, or `old / new` pixels if the picture shrinks (Heckbert, "Survey of texture mapping", 1986).
+Rows and columns are weighted separately. Sums are in float32 and are rounded once, half up. Pillow's BILINEAR has the
+same weights, but rounds after each of its two passes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 
 def weights(old: int, new: int) -> np.ndarray:
-    """float32 [new, old]: what each source pixel contributes to each result; every row sums to one.
+    """float32 [new, old]: the weight of each source pixel in each result. Every row sums to one.
 
-    Up to normalisation a weight is `reach - |(2 j + 1) new - (2 i + 1) old|` where that is positive, and `reach` is
-    twice the larger size. All are whole numbers, so the triangle itself is exact.
+    Before normalisation, a weight is `max(0, reach - |(2 j + 1) new - (2 i + 1) old|)`, where `reach` is twice the
+    larger size. All terms are whole numbers, so the triangle itself is exact.
     """
     centres = (2 * np.arange(new, dtype=np.int64) + 1) * old
     places = (2 * np.arange(old, dtype=np.int64) + 1) * new
@@ -25,5 +25,5 @@ def weights(old: int, new: int) -> np.ndarray:
 
 
 def to_bytes(x: np.ndarray) -> np.ndarray:
-    """float32 rounded half up and clamped, as uint8."""
+    """Round float32 values half up and clamp them to uint8."""
     return np.clip(np.floor(x + np.float32(0.5)), 0, 255).astype(np.uint8)

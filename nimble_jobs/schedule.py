@@ -1,4 +1,4 @@
-"""The values that a schedule is made of, from buffers to measurements. Frozen, without torch, with one canonical JSON.
+"""The values that make up a schedule, from buffers to measurements. Frozen, without torch, with one canonical JSON.
 
 A *program* is what was recorded: the tasks in program order and the buffers that they touch. A *plan* says on which
 stream and in which order each task is launched, and which tasks wait for which. A *schedule* is both, with how they
@@ -29,7 +29,7 @@ class BufferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One storage."""
+    """One piece of memory."""
 
     index: int
     kind: BufferKind
@@ -44,7 +44,7 @@ class View:
 
     buffer: int
     dtype: str  # torch's name without the prefix: float32, int64, ...
-    itemsize: int  # bytes an element
+    itemsize: int  # bytes per element
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
@@ -62,7 +62,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Special:
-    """An argument that JSON has no word for: a dtype, device, layout, memory format, non-finite or complex number."""
+    """An argument that JSON cannot express: a dtype, device, layout, memory format, non-finite or complex number."""
 
     kind: str  # dtype | device | layout | memory_format | float | complex
     value: str
@@ -92,9 +92,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
-    """How a compiled kernel is launched, and where its machine code lies in the schedule's binaries."""
+    """How to launch a compiled kernel, and where its machine code lies in the schedule's binaries."""
 
-    name: str  # under which the program's tasks name it
+    name: str  # the name that the program's tasks use
     function: str  # in the binary
     grid: tuple[int, int, int]  # blocks
     warps: int  # of a block
@@ -114,7 +114,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What was recorded, in program order. Free of any device address or live object."""
+    """What was recorded, in program order. It holds no device addresses and no live objects."""
 
     buffers: tuple[Buffer, ...]
     tasks: tuple[Task, ...]
@@ -124,7 +124,7 @@ class Program:
     outputs: tuple[Port, ...]
 
     def bare(self) -> Program:
-        """The same without the source lines of tasks, which change nothing."""
+        """The program without its tasks' source lines, which do not affect what it computes."""
         return dataclasses.replace(self, tasks=tuple(dataclasses.replace(t, source=None) for t in self.tasks))
 
 
@@ -151,7 +151,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFacts:
-    """What the paper counts, and the bounds of any replay."""
+    """The counts that the paper uses, and bounds that hold for every replay."""
 
     tasks: int
     edges: int  # dependencies before the reduction
@@ -168,7 +168,7 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to run the model that was built and measured."""
+    """One way to run the model, as built and measured."""
 
     name: str
     replay_us: float | None
@@ -182,7 +182,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that a process needs to run the model without tracing it again, and how far it can be trusted."""
+    """Everything that a process needs to run the model without tracing it again, and how it was checked."""
 
     format_version: int = FORMAT_VERSION
     key: str
@@ -222,7 +222,7 @@ class Schedule:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def summary(self) -> dict[str, Any]:
-        """What a job says of the schedule that it runs, as JSON-able values."""
+        """What a job reports about its schedule, as JSON-able values."""
         return {
             "tasks": self.facts.tasks,
             "kernels": self.kernels,
@@ -239,7 +239,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
-        """Inverse of `to_json`. Raises ValueError for anything else."""
+        """Inverse of `to_json`. Raises ValueError for any other text."""
         try:
             raw = json.loads(text)
             if raw["format_version"] != FORMAT_VERSION:

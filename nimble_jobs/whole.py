@@ -1,4 +1,4 @@
-"""Files that others see whole or not at all, and that a power failure does not take back."""
+"""Writes files that other processes see whole or not at all, and that survive a power failure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import BinaryIO
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Write a file that others see either as it was or as a whole. Raises OSError."""
+    """Write a file. Other processes see either the old file or the whole new one. Raises OSError."""
     with written_whole(path, mode=mode, durable=durable) as file:
         file.write(data)
 
 
 @contextmanager
 def written_whole(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write in the block. Others see it when the block has ended well, and never a part of it.
+    """A file to write in the block. It appears, whole, once the block has ended without an error.
 
-    `mode` is cut by the umask. Without `durable` a power failure may leave the file as it was. Raises OSError.
+    The umask applies to `mode`. Without `durable`, a power failure may bring the old file back. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several processes may write the same file
     try:
@@ -39,7 +39,7 @@ def written_whole(path: Path, *, mode: int = 0o600, durable: bool = True) -> Ite
 
 
 def sync_path(path: Path) -> None:
-    """Make the bytes of a file durable, or the names in a folder. Raises OSError."""
+    """Flush a file's bytes, or a folder's names, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

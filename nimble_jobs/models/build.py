@@ -29,8 +29,8 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path] = ()) -> nn.Module:
     """The module on `device`, in eval mode and in the spec's dtype, with the spec's weights or random ones.
 
-    Equal seeds give equal random weights on every device: they are made on the CPU. The random generators of the
-    process are left as they were found. Raises ModelError; OutOfMemory when the device has no room.
+    Equal seeds give equal random weights on every device, since weights are made on the CPU. The process's random
+    generators are restored. Raises ModelError, and OutOfMemory if the device has too little memory.
     """
     source = source_of(spec)
     dtype = DTYPES[spec.dtype]
@@ -51,9 +51,9 @@ def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path
 
 
 def shapes_only(spec: ModelSpec, *, allowed_python: Sequence[Path] = ()) -> nn.Module:
-    """The module on torch's meta device, in eval mode: names and shapes of its weights, but no values.
+    """The module on torch's meta device, in eval mode: its weights have names and shapes, but no values.
 
-    Not for exported programs. Raises ModelError, also where the model's code needs values.
+    Not for exported programs. Raises ModelError, also if the model's code needs values.
     """
     source = source_of(spec)
     unloaded = spec.model_copy(update={"weights": "none.safetensors"})  # no weights are looked for
@@ -91,7 +91,7 @@ def _placed(module: nn.Module, dtype: torch.dtype | None, device: str, what: str
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed every generator that a builder may draw from; put them, and the default dtype, back afterwards."""
+    """Seed every generator that a builder may draw from. Restores them and the default dtype afterwards."""
     python, numbers, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
     # Seeding the devices would start CUDA where it is not running yet.
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

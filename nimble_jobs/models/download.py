@@ -1,4 +1,4 @@
-"""A file from the network, whole or not at all."""
+"""Downloads a file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from urllib.request import Request, urlopen
 from nimble_jobs import moves
 
 _CHUNK_BYTES = 1 << 20
-_SILENCE_S = 60.0  # a server that says nothing for so long is given up
+_SILENCE_S = 60.0  # give up a server that sends nothing for so long
 
 
 def download(url: str, file: Path, *, hash_prefix: str | None) -> None:
-    """Fetch `url` into `file`. Each chunk is progress of the calling thread.
+    """Download `url` into `file`. Each chunk counts as progress of the calling thread.
 
-    `hash_prefix`: what the SHA-256 of the bytes begins with. Raises OSError for a network or a disk that fails, and for
-    other bytes than those.
+    `hash_prefix` is the beginning of the bytes' SHA-256, if known. Raises OSError if the network or the disk fails, or
+    if the bytes have another SHA-256.
     """
     digest, received = hashlib.sha256(), 0
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ class WithEmbedding(nn.Module):
         self.train(model.training)
 
     def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
-        """As the model's own forward; embedding has shape (batch, features), in the model's dtype."""
+        """The model's own outputs, and `embedding` [batch, features] in the model's dtype."""
         self._seen.clear()
         output = self.model(*inputs)
         named = output if isinstance(output, dict) else {"output": output}

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders: Sequence[Path]) -> nn.Module:
     """The program as a module. It keeps the mode, the dtype and the fixed input shapes that it was exported with.
 
-    A file that holds more than tensors and known operators is run as code: only from an allowed folder. Raises
-    ModelError, also where the spec asks for another dtype or for arguments.
+    A file that holds more than tensors and known operators runs as code, so it must lie in an allowed folder. Raises
+    ModelError, also if the spec asks for another dtype or has arguments.
     """
     if spec.args:
         raise ModelError(f"model.args.{min(spec.args)}: an exported program takes no arguments")
@@ -53,7 +53,7 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
 def _loaded(file: Path, opened: Any) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
-            # torch reads weights into buffers that it then calls read-only; the program owns them.
+            # torch reads weights into buffers and then warns that they are read-only; the program owns them.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             return torch.export.load(opened)
     except torch.OutOfMemoryError as e:
@@ -79,7 +79,7 @@ def _inputs(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _without_modes(module: nn.Module, file: Path) -> nn.Module:
-    """Exported modules refuse eval() and train(). Eval is what they are used for, so that one does nothing instead."""
+    """Let eval() do nothing, since exported modules refuse it although they are used for evaluation."""
 
     def train(mode: bool = True) -> nn.Module:
         if mode:

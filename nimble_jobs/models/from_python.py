@@ -1,4 +1,4 @@
-"""`python:FILE.py:FACTORY`: a function or class in a file of the user's, from folders that the user allowed."""
+"""`python:FILE.py:FACTORY`: a function or class in the user's file, which must lie in a folder that the user allowed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_function(file: Path, name: str, folders: Sequence[Path], field: str) ->
 
 @contextmanager
 def explained(main: Path, field: str | None = None) -> Iterator[None]:
-    """Turns whatever a user's code raises into an error that names the line, and the spec's field if it is given."""
+    """Turn any error of the user's code into one that names the line, and the spec's field if it is given."""
     named = f"{field}: " if field else ""
     try:
         yield

@@ -35,11 +35,11 @@ _DRAWS = {
 
 
 def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = True) -> nn.Module:
-    """Call the builder with `args`; `entry` names torchvision weights, kept in the local torch hub folder. Not `drawn`:
-    every parameter is about to be loaded, and may hold anything.
+    """Call the builder with `args`. `entry` names torchvision weights, which are kept in the local torch hub folder.
 
-    Random weights of googlenet and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights
-    are never downloaded. Raises ModelError.
+    Without `drawn`, parameters may hold anything, since all of them are loaded afterwards. Random weights of googlenet
+    and inception_v3 follow He et al. 2015 unless `init_weights` is given. Backbone weights are never downloaded. Raises
+    ModelError.
     """
     builder = _builder(name)
     for key in ("weights", "pretrained", "weights_backbone", "pretrained_backbone"):
@@ -97,7 +97,7 @@ def _he_initialise(module: nn.Module) -> None:
 
 
 class _Undrawn(TorchFunctionMode):
-    """No random numbers for parameters, which take most of the time of building a module."""
+    """Skips drawing random numbers for parameters, which takes most of the time of building a module."""
 
     def __torch_function__(
         self,

@@ -28,7 +28,7 @@ def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     _refuse_remote_code(folder)
-    for member in folder.iterdir():  # the library opens them by name, and would wait for ever at a named pipe
+    for member in folder.iterdir():  # the library opens them by name, and would wait forever on a named pipe
         if member.exists() and not member.is_dir():
             existing(member)
     import transformers
@@ -54,7 +54,7 @@ def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights
 
 
 def _refuse_remote_code(folder: Path) -> None:
-    """Configurations may name kernels on a hub, which are code; a name with a slash is one of those."""
+    """Refuse configurations that name kernels on a hub, which are code. Such names have a slash."""
     path = folder / "config.json"
     try:
         pairs: list[tuple[str, Any]] = []
@@ -64,7 +64,7 @@ def _refuse_remote_code(folder: Path) -> None:
         raise ModelError(f"{path}: not a model configuration: {e}") from e
     for key, value in pairs:
         if "implementation" in key and "/" in str(value):
-            raise ModelError(f"{path}: {key}: {value!r} is code from a hub, which is never run")
+            raise ModelError(f"{path}: {key}: {value!r} is code from a hub, which nimble-jobs never runs")
 
 
 def _class_of(config: Any, transformers: Any) -> Any:

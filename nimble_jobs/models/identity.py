@@ -1,4 +1,4 @@
-"""What the structure of a model depends on, as readable parts, found without building it and without torch."""
+"""Describes, in readable parts, what decides a model's structure. Neither builds the model nor needs torch."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def identity(spec: ModelSpec) -> dict[str, str]:
 
 
 def weights_identity(spec: ModelSpec) -> str:
-    """Which weights the model gets, told cheaply: path, size, time of change and inode of a file; or the seed.
+    """Which weights the model gets, found cheaply: path, size, time of change and inode of a file; or the seed.
 
-    Raises ModelError when a file that the spec names does not exist.
+    Raises ModelError if a file that the spec names does not exist.
     """
     entry = weights_entry(spec)
     if entry is not None:
@@ -82,7 +82,7 @@ def weights_identity(spec: ModelSpec) -> str:
 
 
 def random_weights(spec: ModelSpec) -> str | None:
-    """Where the weights come from, when they come from no file: `random, from seed 0`. None when a file has them."""
+    """Where the weights come from if not from a file, such as `random, from seed 0`; None if a file has them."""
     identified = weights_identity(spec)
     if identified != f"seed:{spec.seed}":
         return None
@@ -92,7 +92,7 @@ def random_weights(spec: ModelSpec) -> str | None:
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or ModelError when there is no such file, or it is not a regular one."""
+    """The path itself. Raises ModelError if there is no such file or it is not a regular one."""
     try:
         check_regular(path, path.stat().st_mode)
     except NotRegular as e:
@@ -103,7 +103,7 @@ def existing(path: Path) -> Path:
 
 
 def opened(path: Path) -> BufferedReader:
-    """The file, open for reading. Raises ModelError when it cannot be, or is not a regular one."""
+    """The file, open for reading. Raises ModelError if it cannot be opened or is not a regular one."""
     try:
         return open_regular(existing(path))
     except OSError as e:
@@ -136,7 +136,7 @@ def missing_package(name: str) -> str:
 
 
 def _imported_package(name: str) -> str:
-    """Version of what provides the importable name; a name that nothing installed provides is said to be unknown."""
+    """Versions of the packages that provide an importable name, or `unknown` if no installed package does."""
     try:
         return f"{name} {_version(name)}"
     except importlib.metadata.PackageNotFoundError:

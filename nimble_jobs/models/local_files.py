@@ -1,8 +1,8 @@
-"""Which files a Python model is made of, found by reading its import statements; nothing is executed.
+"""Finds the files of a Python model by reading its import statements. Nothing is executed.
 
-Seen are `import` in all its forms, and `importlib.import_module` and `__import__` with a literal name. Not seen are
-names that are computed, code that is run by `exec`, `runpy` or a loader of the model's own, sources that it compiles
-itself (`torch.utils.cpp_extension`), and data files that it opens.
+It sees `import` in all its forms, and `importlib.import_module` and `__import__` with a literal name. It does not see
+computed names, code that is run by `exec`, `runpy` or the model's own loader, sources that the model compiles itself
+(`torch.utils.cpp_extension`), and data files that it opens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _imports(path: Path, package: tuple[str, ...]) -> list[tuple[tuple[str, ...]
 
 @functools.lru_cache(maxsize=1024)
 def _named(code: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """The names that a source imports, each behind as many dots as the number says. Parsing is what takes time."""
+    """The names that a source imports, each with its number of leading dots. Cached, since parsing is slow."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):  # its digest still counts; running it reports what is wrong

@@ -1,10 +1,10 @@
-"""Importing a model file with its neighbours, without leaving a trace in `sys.path` or a name that others could take.
+"""Imports a model file with its neighbours, without leaving traces in `sys.path` or short names in `sys.modules`.
 
-The file and its neighbours become modules of a package of their own, with a name made from their contents. While they
-are being imported, `import helper` means the neighbour `helper.py`; afterwards that short name is gone, so two models
-may both have a `helper.py`. Neighbours are found by top-level imports and by imports inside the factory, not by
-imports that run later. Sources are compiled from the bytes that lie there now: cached bytecode is neither read nor
-written. An `__init__.py` beside the model file does not run.
+The file and its neighbours become modules of a package whose name is made from their contents. During the import,
+`import helper` means the neighbour `helper.py`. Afterwards the short name is gone, so two models may both have a
+`helper.py`. This works for top-level imports and for imports inside the factory, but not for imports that run later.
+Sources are always compiled from their present bytes; cached bytecode is neither read nor written. An `__init__.py`
+beside the model file does not run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _installed(name: str) -> bool:
-    """A folder without `__init__.py` gives way to an installed package, as in any Python path."""
+    """Whether an installed package has this name. It then precedes a folder without `__init__.py`, as usual in Python."""
     spec = importlib.machinery.PathFinder.find_spec(name)
     return spec is not None and spec.loader is not None
 
@@ -120,7 +120,7 @@ def _forget(package: str) -> None:
 
 
 def _hide(folder: Path) -> dict[str, ModuleType]:
-    """Take modules of other origin out of the way whose names the neighbours have."""
+    """Remove other modules with the neighbours' names from `sys.modules`, and return them."""
     local = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
     local -= NEVER_LOCAL
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in local}

@@ -16,8 +16,9 @@ from nimble_jobs.spec.model import ModelSpec
 
 
 def check(spec: ModelSpec, folders: Sequence[Path]) -> None:
-    """Raises ModelError for a model whose file is code outside of the folders. Also for one that is loaded already:
-    whoever loaded it may have been allowed to.
+    """Raise ModelError if the model's file is code outside the folders.
+
+    Also if the model is loaded already, since the job that loaded it may have been allowed more.
     """
     source = source_of(spec)
     file = Path(source.target)
@@ -29,13 +30,13 @@ def check(spec: ModelSpec, folders: Sequence[Path]) -> None:
 
 
 def check_python(file: Path, folders: Sequence[Path], field: str = "model.source") -> None:
-    """Raises ModelError, naming the spec's field, for a Python file outside of the folders."""
+    """Raise ModelError, naming the spec's field, if a Python file lies outside the folders."""
     if not allowed(file, folders):
         raise ModelError(why_refused(field, file))
 
 
 def check_exported(file: Path, opened: Any, folders: Sequence[Path]) -> None:
-    """Raises ModelError for a program outside of the folders that holds more than tensors and known operators."""
+    """Raise ModelError if a program outside the folders holds more than tensors and known operators."""
     try:
         reason = why_code(opened)
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError, EOFError) as e:

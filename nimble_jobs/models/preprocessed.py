@@ -1,4 +1,4 @@
-"""A model together with what is done to its records once they are on the device."""
+"""A model together with the preprocessing of its records on the device."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _MASKS = {"uint16": (torch.int32, 0xFFFF), "uint32": (torch.int64, 0xFFFFFFFF)} 
 
 
 def crossing_dtype(preprocess: Preprocess) -> torch.dtype:
-    """The type of the tensor in which records cross: `preprocess.dtype`, or signed numbers of the same bits."""
+    """The dtype in which records are sent to the device: `preprocess.dtype`, or a signed one with the same bits."""
     found = getattr(torch, SIGNED.get(preprocess.dtype, preprocess.dtype))
     assert isinstance(found, torch.dtype)
     return found
 
 
 class Preprocessed(nn.Module):
-    """Takes batches [n, *preprocess.shape] as they are stored, and calls the model with what they become.
+    """Takes batches [n, *preprocess.shape] as they are stored, preprocesses them and calls the model.
 
-    The arithmetic is the host's, in its order, in float32; each operation rounds once, unless a compiler joins some.
-    Images reach the model laid out as its weights are.
+    The arithmetic is the same as on the host, in the same order, in float32. Each operation rounds once, unless a
+    compiler fuses some. Images reach the model in the memory format of its weights.
     """
 
     mean: torch.Tensor | None  # float32, of one value or one for each channel
     std: torch.Tensor | None
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, dtype: torch.dtype, device: torch.device) -> None:
-        """`dtype` is the type that the model takes numbers in; whole numbers always become int64."""
+        """`dtype` is the type of the model's input. Whole numbers always become int64."""
         super().__init__()
         self.model = model
         self.preprocess = preprocess
@@ -97,12 +97,12 @@ class Preprocessed(nn.Module):
 
 
 def inner(module: nn.Module) -> nn.Module:
-    """The model itself, which takes records that are ready."""
+    """The model itself, which takes preprocessed records."""
     return module.model if isinstance(module, Preprocessed) else module
 
 
 def _shows_layout(model: nn.Module) -> tuple[str, ...]:
-    """The path to a weight that is laid out either as images or with channels last, never as both; or none."""
+    """The path to a weight whose strides are either contiguous or channels-last, never both; empty if there is none."""
     for name, weight in model.named_parameters():
         if weight.dim() == 4 and weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1:
             return tuple(name.split("."))

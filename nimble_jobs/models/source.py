@@ -12,7 +12,7 @@ from nimble_jobs.spec.units import BadValue
 
 
 def source_of(spec: ModelSpec) -> Source:
-    """`model.source` taken apart. Raises ModelError for one that says too little."""
+    """The parts of `model.source`. Raises ModelError if it is incomplete."""
     try:
         return parse_source(spec.source)
     except BadValue as e:

@@ -1,6 +1,6 @@
-"""Whether code that this process has imported is still what its files, or its installation, say.
+"""Checks whether code that this process has imported still matches its files or its installed version.
 
-A process goes on with the modules that it has imported, whatever becomes of their files.
+A process goes on with the modules that it has imported, even if their files change.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ _first_seen: dict[tuple[str, str], str] = {}  # by importable name and what is l
 
 
 def steady(name: str, what: str, found: str) -> str:
-    """`found`, which is what (files, version) an importable name has on disk now.
+    """Return `found`, the present digest or version (`what`: files or version) of an importable name.
 
-    Raises ModelChanged where the name is imported and was something else when it was first looked at.
+    Raises ModelChanged if the name has been imported, and `found` was different at the first look.
     """
     known = _first_seen.get((name, what), found)
     if known != found and name in sys.modules:
         raise ModelChanged(
-            f"the {what} of {name} changed after this process imported it: {known[:16]} before, {found[:16]} now; a "
-            "new process runs what is there now"
+            f"the {what} of {name} changed after this process imported it: {known[:16]} before, {found[:16]} now; "
+            "start a new process to run the present one"
         )
     _first_seen[name, what] = found
     return found

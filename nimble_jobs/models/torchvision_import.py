@@ -1,8 +1,8 @@
-"""Import torchvision's models for classification alone: what else torchvision imports takes several times as long.
+"""Imports only torchvision's models for classification. Everything else in torchvision takes several times as long.
 
-While `torchvision.models` is imported, the places of the parts below are held by empty modules. Afterwards they are
-imported when somebody names them, or asks the registry of models for one that is not there yet. Another torchvision,
-which needs more of them, is imported as usual.
+While `torchvision.models` is imported, empty modules stand in for the parts below. These are imported later, as soon as
+something names them or asks the registry for a model that it does not have yet. A version of torchvision that needs
+more of these parts is imported as usual.
 """
 
 from __future__ import annotations
