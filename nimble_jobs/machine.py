@@ -1,4 +1,4 @@
-"""Facts about this machine and its software, read from files without loading torch. Schedule keys use the same facts."""
+"""Facts about this machine and its software, read from files without loading torch. Schedule keys use them too."""
 
 from __future__ import annotations
 

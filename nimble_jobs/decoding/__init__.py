@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels: one picture, many of them in processes of their own, and what a JPEG's header says.
+"""Decodes pictures: one at a time, or many in separate processes. It also parses the headers of JPEGs.
 
-The processes import this room alone, so that they start quickly: it knows no spec, no reader and no torch.
+The processes import this package alone, so that they start quickly. It knows no spec, no reader and no torch.
 """

@@ -1,4 +1,4 @@
-"""What one process, or one thread, does at a time: a few pictures from their files or bytes into shared memory."""
+"""Does one piece of work in a process or a thread: decodes a few pictures from files or bytes into shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def do(work: Work, memory: np.ndarray, blobs: Sequence[bytes | memoryview] = ()) -> Answer:
-    """Do all of it. `memory` is uint8 [*]; `blobs` are the pictures if they are no files, in their order."""
+    """Do a piece of work. `memory` is uint8 [*]. `blobs` are the pictures' bytes, in order, if they are not files."""
     began = time.perf_counter()
     indexes = [0] * len(work) if work.indexes is None else work.indexes.tolist()
     spots = [
@@ -40,7 +40,7 @@ def do(work: Work, memory: np.ndarray, blobs: Sequence[bytes | memoryview] = ())
 
 @dataclass(frozen=True)
 class _Spot:
-    """What is to be done with one picture."""
+    """Where one picture comes from and where its result goes."""
 
     work: Work
     index: int  # position in the input
@@ -98,7 +98,7 @@ def _read(source: tuple[BufferedReader, int], spot: _Spot) -> Row:
 
 
 def _now(listed: _File) -> int:
-    """What became of a file that cannot be opened."""
+    """Whether a file that cannot be opened is bad, has changed or has vanished."""
     known = listed.facts[0] >= 0
     try:
         found = os.stat(listed.path)  # noqa: PTH116 - raises nothing but OSError
@@ -110,9 +110,9 @@ def _now(listed: _File) -> int:
 
 
 def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
-    """The row of a JPEG that a device may decode; None: it goes another way.
+    """The row of a JPEG that is left for a device to decode; None if it must be decoded here.
 
-    A device takes baseline ones in batches, but others one by one, with much work for a single core of the host.
+    A device decodes baseline JPEGs in batches. It decodes others one by one, with much work for a core of the host.
     """
     header = jpeg.parse(data)
     if header is None or not header.plain or header.kind != jpeg.BASELINE:

@@ -1,6 +1,6 @@
-"""What the header of a JPEG says (ITU-T T.81, annex B), as far as it decides who may decode it.
+"""Parses the header of a JPEG (ITU-T T.81, annex B), as far as it decides which decoder may take the file.
 
-Any bytes may be given. Nothing is decoded, and nothing is read twice.
+It accepts any bytes, decodes nothing and reads no byte twice.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF marker
 _ALONE: Final = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a segment: TEM, RST0 to RST7
 _SOS, _END, _APP1, _APP14, _DNL = 0xDA, 0xD9, 0xE1, 0xEE, 0xDC
 _ORIENTATION: Final = 0x0112  # EXIF tag
-UNSURE: Final = 0  # an orientation that this parser leaves to others
+UNSURE: Final = 0  # an orientation that this parser cannot read
 
 BASELINE, PROGRESSIVE = 0xC0, 0xC2
-# Sampling factors of the first component, where the others have 1x1: 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1, 4:1:0.
+# Sampling factors of the first component if the others have 1x1: 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1, 4:1:0.
 _SAMPLINGS: Final = frozenset(((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)))
 
 
@@ -27,18 +27,18 @@ class Jpeg:
     """The header of one file."""
 
     kind: int  # low byte of the SOF marker: 0xC0 baseline, 0xC2 progressive, ...
-    precision: int  # bits of a sample
-    height: int  # pixels, before the picture is turned
+    precision: int  # bits per sample
+    height: int  # pixels, before the orientation is applied
     width: int
     components: tuple[tuple[int, int, int], ...]  # id, horizontal and vertical sampling factor
-    orientation: int  # EXIF's, 1 if there is none; UNSURE: somebody else must look
-    adobe: int | None  # colour transform that Adobe's segment names: 0 none, 1 YCbCr, 2 YCCK
+    orientation: int  # from EXIF, 1 if there is none; UNSURE: another parser must look
+    adobe: int | None  # colour transform in Adobe's segment: 0 none, 1 YCbCr, 2 YCCK; None: no such segment
     jfif: bool
     complete: bool  # the file ends with EOI
 
     @property
     def plain(self) -> bool:
-        """Whether every decoder agrees on it: 8 bits, baseline or progressive, grey or YCbCr, upright, complete."""
+        """Whether all decoders agree on the file: 8 bits, baseline or progressive, grey or YCbCr, upright, complete."""
         if self.kind not in (BASELINE, PROGRESSIVE) or self.precision != 8 or not (self.height and self.width):
             return False
         if not self.complete or self.orientation != 1:
@@ -51,7 +51,7 @@ class Jpeg:
         return self._is_ycbcr()
 
     def _is_ycbcr(self) -> bool:
-        """libjpeg's rule for three components. Adobe's segment counts unless there is one of JFIF."""
+        """libjpeg's rule for three components. Adobe's segment counts unless there is a JFIF segment."""
         if self.jfif:
             return self.adobe in (None, 1)
         if self.adobe is not None:
@@ -60,7 +60,7 @@ class Jpeg:
 
 
 def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
-    """The header of a file; None for what is no JPEG, or has no header that can be read. Raises nothing."""
+    """The header of a file; None if it is not a JPEG or its header cannot be read. Raises nothing."""
     view = memoryview(data).cast("B")  # bytes of a table come signed
     if bytes(view[:2]) != _SOI:
         return None
@@ -96,7 +96,7 @@ def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
 
 
 def _segments(view: memoryview) -> list[tuple[int, memoryview]]:
-    """Markers and what their segments hold, up to the first scan. Ends where the bytes make no sense."""
+    """Markers and the contents of their segments, up to the first scan or to bytes that make no sense."""
     found: list[tuple[int, memoryview]] = []
     at = 2
     while at + 4 <= len(view) and view[at] == 0xFF:
@@ -125,7 +125,7 @@ def _frame(marker: int, body: memoryview) -> tuple[int, int, int, int, tuple[tup
 
 
 def _orientation(body: memoryview) -> int:
-    """The orientation that an APP1 segment gives, 1 if it gives none. XMP may hold one in words: UNSURE then."""
+    """The orientation in an APP1 segment, 1 if it has none. UNSURE for XMP, which may have one as text."""
     if bytes(body[:6]) != b"Exif\0\0":
         return UNSURE if b"Orientation" in bytes(body) else 1
     tiff = body[6:]

@@ -17,11 +17,11 @@ from nimble_jobs.decoding.task import Shared, Task
 from nimble_jobs.decoding.work import Answer, Work
 from nimble_jobs.pipeline import usable_cores
 
-IDLE_S = 60.0  # after so long without work they end
+IDLE_S = 60.0  # the processes end after so long without work
 
 
 class Decoders:
-    """Processes that decode pictures into shared memory. Any thread may ask them.
+    """Processes that decode pictures into shared memory. Any thread may use them.
 
     They start with the first work and end with `close`, after `idle_s` without work, or with this process. If they
     cannot be started, threads of this process do the work, and `trouble` says why.
@@ -47,27 +47,27 @@ class Decoders:
 
     @property
     def trouble(self) -> str | None:
-        """Why threads do the work; None: processes do."""
+        """Why threads do the work; None if processes do."""
         crew = self._crew
         return self._trouble or (crew.trouble if crew is not None else None)
 
     @property
     def running(self) -> bool:
-        """Whether processes are there already."""
+        """Whether processes have been started."""
         return bool(self.pids)
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that decode, as far as they have said so."""
+        """Ids of the decoding processes that have reported theirs."""
         crew = self._crew
         return [] if crew is None else [p.pid for p in list(crew.known) if p.pid is not None]
 
     def share(self, memory: np.ndarray, descriptor: int) -> Shared:
-        """Let processes write to `memory`, uint8 [*], which is the file of a descriptor from its beginning."""
+        """Let processes write to `memory`, uint8 [*], which maps the descriptor's file from its beginning."""
         return Shared(number=next(self._numbers), memory=memory, descriptor=os.dup(descriptor))
 
     def unshare(self, shared: Shared) -> None:
-        """Let processes forget it. No work on it may be under way."""
+        """Let processes release shared memory. No work may still use it."""
         with self._lock:
             self._forget.append(shared.number)
             os.close(shared.descriptor)
@@ -81,7 +81,7 @@ class Decoders:
                 self._begin()
 
     def submit(self, work: Work, shared: Shared, blobs: Sequence[bytes | memoryview] = ()) -> Future[Answer]:
-        """Begin a work. One that is cancelled in time is not done. Raises RuntimeError after `close`."""
+        """Queue a piece of work. It can be cancelled until it begins. Raises RuntimeError after `close`."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._closed:
@@ -92,7 +92,7 @@ class Decoders:
         return future
 
     def close(self) -> None:
-        """End the processes. Works that are not done are cancelled."""
+        """End the processes. Unfinished work is cancelled."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -106,7 +106,7 @@ class Decoders:
             self._thread.start()
 
     def _run(self) -> None:
-        """Serve until nobody wants anything; what goes wrong is raised for all who wait."""
+        """Serve until there is no more work. An error here is raised by all unfinished work."""
         crew: Processes | None = None
         error: Exception | None = None
         try:
@@ -148,7 +148,7 @@ class Decoders:
 
 
 def _fail(tasks: Sequence[Task], error: Exception | None) -> None:
-    """Tell those who wait for works that will not be done: None stands for `close`."""
+    """Fail work that will not be done. Without `error`, `close` is the reason."""
     for task in tasks:
         if task.future.done() or (error is None and task.future.cancel()):
             continue

@@ -1,4 +1,4 @@
-"""Starting processes that decode, talking to them, and giving what a dead one held to others."""
+"""Starts decoding processes, talks to them, and gives a dead process's work to others."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from nimble_jobs.decoding import wire
 from nimble_jobs.decoding.task import Task, blamed, do_here
 from nimble_jobs.decoding.work import Answer
 
-_AT_ONCE = 2  # works that one process holds: one under way, one to go on with
-_FEW = 3  # processes that may die before they have said anything
+_AT_ONCE = 2  # pieces of work that one process holds: one in progress, one to go on with
+_FEW = 3  # processes in a row that may die before their first message
 _END_S = 5.0
 _ROOT = Path(__file__).parents[2]
 
 
 def command() -> list[str]:
-    """What starts the first process; the descriptor comes last."""
+    """The command that starts the first process, without its last argument, the descriptor."""
     start = f"import sys; sys.path.append({str(_ROOT)!r}); from nimble_jobs.decoding import server as s; "
     return [sys.executable, "-P", "-c", start + "s.main(int(sys.argv[1]))"]
 
 
 @dataclass(eq=False)
 class _Process:
-    """One of them."""
+    """One decoding process."""
 
     link: socket.socket
     inbox: wire.Inbox = field(default_factory=wire.Inbox)
@@ -44,7 +44,7 @@ class _Process:
 
 
 class Processes:
-    """The processes, as the one thread that talks to them sees them."""
+    """All decoding processes. Only one thread talks to them."""
 
     def __init__(self, workers: int, program: Sequence[str]) -> None:
         self._program = program
@@ -64,7 +64,7 @@ class Processes:
         self._threads: ThreadPoolExecutor | None = None  # for what no process can do
 
     def start(self) -> None:
-        """Start all of them, ahead of their work."""
+        """Start all processes, ahead of their first work."""
         try:
             while len(self.known) < self._workers:
                 self._start()
@@ -76,16 +76,16 @@ class Processes:
         return bool(self._pending) or any(p.tasks for p in self.known)
 
     def wake(self) -> None:
-        """Have `turn` return. From any thread."""
+        """Make `turn` return. Any thread may call this."""
         with suppress(OSError):  # full: it will wake; closed: nobody is there
             self._ring.send(b"x")
 
     def left(self) -> list[Task]:
-        """Works that were not done."""
+        """Unfinished work."""
         return [*self._pending, *(t for p in self.known for t in p.tasks.values())]
 
     def turn(self, given: Sequence[Task], *, timeout: float) -> None:
-        """Hand out works and take answers, waiting for something to happen."""
+        """Hand out work and take answers. Waits up to `timeout` seconds for something to happen."""
         self._pending.extend(given)
         self._hand_out()
         for key, _ in self._selector.select(timeout):
@@ -97,7 +97,7 @@ class Processes:
         self._hand_out()
 
     def forget(self, number: int) -> None:
-        """Have all processes let go of shared memory."""
+        """Let all processes release shared memory."""
         for process in self.known:
             if number in process.knows:
                 process.knows.discard(number)
@@ -137,7 +137,7 @@ class Processes:
             self._say(process, wire.pack(asked, (*packed, *task.blobs)))
 
     def _free(self) -> _Process | None:
-        """A process with room for one more work, started if there are too few."""
+        """A process with room for one more piece of work. Starts one if there are too few."""
         if self._threads is not None:
             return None
         idle = min(self.known, key=lambda p: len(p.tasks), default=None)
@@ -257,7 +257,7 @@ class Processes:
         self.known.remove(process)
 
     def _bury(self, process: _Process) -> None:
-        """Give what a dead process held to others. The picture that it died over is tried alone, and twice."""
+        """Give a dead process's work to others. The picture that it died over is tried alone, at most twice."""
         tasks = list(process.tasks.values())
         if process.pid is None:
             self._early += 1

@@ -1,4 +1,4 @@
-"""What is made of every picture of an input, as a value."""
+"""How every picture of an input is resized and cropped, as a value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is made of every picture of an input: uint8 [*size, channels]."""
+    """How every picture of an input becomes uint8 [*size, channels]."""
 
     channels: int  # 1 or 3
     resize: tuple[int, int] | None  # height, width
@@ -27,11 +27,11 @@ class Recipe:
 
     @property
     def of_parts(self) -> Recipe:
-        """What is made of parts of the pictures: they are resized to this result."""
+        """The recipe for parts of pictures, which are resized to the same result."""
         return replace(self, resize=self.size, center_crop=None)
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether a picture of this size gives a result."""
+        """Whether a picture of this size in pixels gives a result of the right size."""
         if height * width > MAX_PIXELS:
             return False
         if self.resize is not None:

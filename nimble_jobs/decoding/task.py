@@ -1,4 +1,4 @@
-"""A work on its way to a process, and what becomes of it when the process dies."""
+"""A piece of work on its way to a process, and what happens to it if the process dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shared:
 
 @dataclass(eq=False)
 class Task:
-    """A work, where it goes, and who waits for it."""
+    """A piece of work, the memory for its results, and the future that gets its answer."""
 
     work: Work
     blobs: tuple[bytes | memoryview, ...]
@@ -34,7 +34,10 @@ class Task:
 
 
 def blamed(task: Task) -> list[Task]:
-    """What is tried again after a process died over a task: its pictures one by one, none that did so twice alone."""
+    """The tasks to retry after a process died over a task: its pictures one by one.
+
+    A picture over which a process has died twice while it was alone is not retried.
+    """
     if len(task.work) == 1:
         if task.died:
             task.future.set_result(Answer.of([Row(status=BAD, reason=DIED)], 0.0))
@@ -69,7 +72,7 @@ def _together(parts: Sequence[Future[Answer]], whole: Future[Answer]) -> None:
 
 
 def do_here(task: Task) -> None:
-    """Do it on this thread."""
+    """Do a task on this thread."""
     from nimble_jobs.decoding.do import do  # loads Pillow, which others who own a pool may never need
 
     try:

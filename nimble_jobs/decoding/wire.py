@@ -1,4 +1,4 @@
-"""Messages between the pool and its processes: JSON, bytes behind it, and at times a file descriptor.
+"""Messages between the pool and its processes: JSON, followed by bytes and sometimes a file descriptor.
 
 Pixels never go this way. A message is a head of two lengths, the JSON, tables, and the bytes of pictures that are no
 files.
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 _HEAD = struct.Struct("<IQ")
-_LARGEST = 1 << 34  # bytes; more is no message of ours
+_LARGEST = 1 << 34  # bytes; none of our messages is larger
 _CHUNK = 1 << 20
 
 
 def pack(message: dict[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> list[memoryview]:
-    """What to send, in this order."""
+    """The pieces of a message, in the order in which to send them."""
     text = json.dumps(message | {"blobs": [len(b) for b in blobs]}, separators=(",", ":")).encode()
     head = _HEAD.pack(len(text), sum(map(len, blobs)))
     return [memoryview(head + text), *(memoryview(b) for b in blobs)]
@@ -34,7 +34,7 @@ class Inbox:
         self._descriptors: list[int] = []
 
     def read(self, link: socket.socket) -> bool:
-        """Take what is there, waiting if the socket waits. False when the other side is gone."""
+        """Read what has arrived; waits if the socket is blocking. False once the other side is gone."""
         data, ancillary, _, _ = link.recvmsg(_CHUNK, socket.CMSG_SPACE(16 * 4))
         for level, kind, held in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -45,7 +45,7 @@ class Inbox:
         return bool(data)
 
     def take(self) -> tuple[dict[str, Any], list[bytes]] | None:
-        """The next whole message and its bytes; None while none is whole."""
+        """The next complete message and its bytes; None if none is complete."""
         if len(self._data) < _HEAD.size:
             return None
         text, rest = _HEAD.unpack_from(self._data)
@@ -63,7 +63,7 @@ class Inbox:
         return message, blobs
 
     def descriptor(self) -> int:
-        """The file descriptor that came first and was not taken yet."""
+        """The oldest file descriptor that has not been taken yet."""
         return self._descriptors.pop(0)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What a process or a thread is asked to do at a time, a few pictures, and what it answers.
+"""A piece of work for a process or thread, which is a few pictures, and its answer.
 
-Both are tables with a row for each picture, since the process that asks is busy with other things: an object and a
-piece of JSON for each picture would take it 20 us.
+Both are tables with a row for each picture, since the process that sends them is busy with other things. An object and
+a piece of JSON for each picture would cost it 20 us.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ STATUS, LENGTH, HEIGHT, WIDTH, DECODED = range(5)  # columns of an answer; see `
 class Files:
     """Files as they were listed."""
 
-    before: str  # what all paths begin with
-    names: bytes  # the rest of each, as the file system has it, with a zero byte between two
+    before: str  # the common beginning of all paths
+    names: bytes  # the rest of each path, as the file system has it, separated by zero bytes
     facts: np.ndarray  # int64 [n, 3]: size, time of change in ns, inode. Size < 0: it could not be looked at
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class Files:
         return [self.before + name for name in os.fsdecode(self.names).split("\0")] if len(self) else []
 
     def part(self, start: int, stop: int) -> Files:
-        """Those from `start` to `stop`."""
+        """The files from `start` to `stop`."""
         return replace(self, names=b"\0".join(self.names.split(b"\0")[start:stop]), facts=self.facts[start:stop])
 
 
@@ -64,7 +64,7 @@ class Work:
         )
 
     def moved(self, nbytes: int) -> Work:
-        """The same, with results that many bytes further on."""
+        """The same work, with results `nbytes` further on in memory."""
         return replace(self, places=self.places + np.array((nbytes, 0)))
 
     def packed(self) -> tuple[dict[str, Any], list[bytes]]:
@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one picture. A good one lies in the memory from its place on."""
+    """The result for one picture. A good picture's bytes start at its place in memory."""
 
     status: int
     reason: str = ""
@@ -114,15 +114,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """What became of each picture."""
+    """The results for all pictures of a piece of work."""
 
     rows: np.ndarray  # int64 [n, 5]
-    reasons: dict[int, str]  # of bad ones, by their row
+    reasons: dict[int, str]  # why pictures are bad, by row
     busy_s: float
 
     @classmethod
     def of(cls, rows: Sequence[Row], busy_s: float) -> Answer:
-        """Of so many rows."""
+        """The answer with these rows."""
         table = [(row.status, row.length, row.height, row.width, row.decoded) for row in rows]
         return cls(
             rows=np.array(table, dtype=np.int64).reshape(-1, 5),
@@ -132,7 +132,7 @@ class Answer:
 
     @classmethod
     def joined(cls, answers: Sequence[Answer]) -> Answer:
-        """Of works one after another."""
+        """One answer from the answers to consecutive pieces of work."""
         starts = np.cumsum([0, *(len(answer.rows) for answer in answers)]).tolist()
         return cls(
             rows=np.concatenate([answer.rows for answer in answers]),
@@ -152,7 +152,7 @@ class Answer:
 
 
 def signed(inode: int) -> int:
-    """An inode's number as int64, in which file systems may use all bits."""
+    """An inode's number as int64. File systems may use all of its bits."""
     return inode - (1 << 64) if inode >= 1 << 63 else inode
 
 

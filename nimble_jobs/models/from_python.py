@@ -1,4 +1,4 @@
-"""`python:FILE.py:FACTORY`: a function or class in the user's file, which must lie in a folder that the user allowed."""
+"""`python:FILE.py:FACTORY`: a function or class in the user's file, in a folder that the user allowed."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _installed(name: str) -> bool:
-    """Whether an installed package has this name. It then precedes a folder without `__init__.py`, as usual in Python."""
+    """Whether an installed package has this name. It then precedes a folder without `__init__.py`."""
     spec = importlib.machinery.PathFinder.find_spec(name)
     return spec is not None and spec.loader is not None
 

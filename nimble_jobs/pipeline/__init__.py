@@ -1,4 +1,4 @@
-"""Work in stages that run ahead of each other: threads, bounded queues, and meters that name the slowest stage."""
+"""Runs work in stages, each ahead of the next: threads, bounded queues, and meters that name the slowest stage."""
 
 from nimble_jobs.pipeline.meter import Load, Meter, bottleneck
 from nimble_jobs.pipeline.pool import Pool

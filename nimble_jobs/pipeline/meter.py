@@ -1,4 +1,4 @@
-"""How busy the stages of a pipeline are, and which of them holds up the others."""
+"""Measures how busy the stages of a pipeline are, and finds the one that holds up the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How busy a stage was."""
+    """How busy a stage has been."""
 
     name: str
     busy: float  # share of the time in which its workers worked, 0 to 1
@@ -23,7 +23,7 @@ class Load:
 
 
 class Meter:
-    """Counts what a stage does, from now on. Any thread may write; figures are read while it runs."""
+    """Measures what a stage does from now on. Any thread may write, and figures may be read at any time."""
 
     def __init__(
         self, name: str, *, workers: int = 1, unit: str = "thread", now: Callable[[], float] = time.perf_counter
@@ -40,7 +40,7 @@ class Meter:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """The time of the block counts as work of one worker."""
+        """A context whose time counts as work of one worker."""
         began = self._now()
         try:
             yield
@@ -48,24 +48,24 @@ class Meter:
             self.worked(self._now() - began)
 
     def worked(self, seconds: float, items: int = 1) -> None:
-        """So many seconds of one worker went into so many items."""
+        """Count seconds of work by one worker, and the items that they produced."""
         with self._lock:
             self._busy_s += seconds
             self._items += items
             self._ended = None  # what was over goes on, as in the next epoch of a training
 
     def waiting(self, depth: int) -> None:
-        """The next stage asked, and so many items were there."""
+        """Count a request of the next stage, and how many items were waiting for it."""
         with self._lock:
             self._depths += depth
             self._looks += 1
 
     def over(self) -> None:
-        """Nothing more will come."""
+        """Stop the clock: no more work will come."""
         self._ended = self._ended or self._now()
 
     def load(self) -> Load:
-        """What is known so far."""
+        """The figures so far."""
         with self._lock:
             until = self._ended if self._ended is not None else self._now()
             elapsed = until - self._began
@@ -82,5 +82,5 @@ class Meter:
 
 
 def bottleneck(loads: Iterable[Load]) -> Load | None:
-    """The busiest stage; None where there is none."""
+    """The busiest stage; None if there are no stages."""
     return max(loads, key=lambda load: load.busy, default=None)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Pool(Generic[T]):
-    """A fixed number of things that stages take and give back. Any thread may do either."""
+    """A fixed number of items that stages take and give back, from any thread."""
 
     def __init__(self, things: Iterable[T]) -> None:
         self._things = tuple(things)
@@ -23,24 +23,27 @@ class Pool(Generic[T]):
 
     @property
     def free(self) -> int:
-        """How many nobody holds."""
+        """How many items are free."""
         return len(self._free)
 
     def begin(self) -> None:
-        """Take all back and offer them anew. Nobody may use one that was taken before."""
+        """Make all items free again. Items taken earlier may no longer be in use."""
         with self._changed:
             self._round += 1
             self._free = deque(self._things)
             self._ended = False
 
     def end(self) -> None:
-        """Give out no more, so that nobody waits for one in vain."""
+        """Hand out no more items, and wake all threads that wait for one."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def take(self) -> tuple[T, Callable[[], None]] | None:
-        """A free one, waiting for it, and what gives it back, once; None after `end`."""
+        """Wait for a free item; the item, and a function that gives it back. None after `end`.
+
+        Only the first call of the function counts.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._ended)
             if self._ended:
@@ -56,7 +59,7 @@ class Pool(Generic[T]):
 
 
 class _Once:
-    """Calls something the first time that it is called."""
+    """Passes on the first call only."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call

@@ -1,7 +1,7 @@
-"""Stages of a pipeline: each works ahead of the next on threads of its own, in order, as far as its queue lets it.
+"""Stages of a pipeline. Each works ahead of the next on its own threads, in order, until its queue is full.
 
-A stage is a generator over the stage before it. Closing the last one ends the threads of all. Each stage has a meter
-that says how busy it was, so that the one that holds up the others can be named.
+A stage is a generator over the stage before it. To close the last stage ends the threads of all. Each stage has a
+meter, so that a job can name the stage that holds up the others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nimble_jobs.pipeline.meter import Meter
 T = TypeVar("T")
 R = TypeVar("R")
 
-_POLL_S = 0.1  # how soon a thread sees that nobody wants its items any more
+_POLL_S = 0.1  # how soon a thread notices that its items are no longer wanted
 _END = object()
-_MOST = 16  # more threads or processes wait for memory or the disk
+_MOST = 16  # more threads or processes would only wait for memory or the disk
 
 
 def usable_cores() -> int:
@@ -32,9 +32,9 @@ def usable_cores() -> int:
 
 
 def ahead(source: Iterator[T], depth: int, *, name: str = "nimble-ahead") -> Generator[T]:
-    """The items of `source`, up to `depth` made ahead by a thread. Closing the generator ends the thread.
+    """The items of `source`; a thread produces up to `depth` of them ahead. Closing the generator ends the thread.
 
-    What `source` raises is raised where its item would have come.
+    An error of `source` is raised in place of its item.
     """
     line = _Line(depth)
     thread = threading.Thread(target=line.fill, args=(source,), name=name, daemon=True)
@@ -50,8 +50,9 @@ def ahead(source: Iterator[T], depth: int, *, name: str = "nimble-ahead") -> Gen
 
 
 class Sink(Generic[T]):
-    """The last stage: threads give the items to `work`, one in order, several as they come. With a `depth` of 0 there
-    is no thread, and no wait.
+    """The last stage: threads pass the items to `work`. One thread keeps their order, several do not.
+
+    With a `depth` of 0 there is no thread, and `put` does the work itself.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Sink(Generic[T]):
             thread.start()
 
     def put(self, item: T) -> None:
-        """Hand an item over, waiting for room. Raises what `work` raised on an earlier one."""
+        """Hand over an item; waits for room in the queue. Raises what `work` raised for an earlier item."""
         if not self._threads:
             self._try(item)
             self._check()
@@ -92,7 +93,7 @@ class Sink(Generic[T]):
             self._meter.over()
 
     def drop(self) -> None:
-        """Forget the items that wait; those at hand are done to their end."""
+        """Drop the items that wait. Items that a thread has begun are finished."""
         self._unwanted.set()
         for thread in self._threads:
             thread.join()
@@ -115,7 +116,7 @@ class Sink(Generic[T]):
         if self._error is None:
             try:
                 self._do(item)
-            except BaseException as e:  # noqa: BLE001 - raised where the next item is handed over
+            except BaseException as e:  # noqa: BLE001 - the next `put` raises it
                 self._error = e
 
     def _do(self, item: T) -> None:
@@ -133,7 +134,7 @@ class _Raised:
 
 
 class _Line:
-    """A bounded queue that is given up once nobody wants its items."""
+    """A bounded queue that can be abandoned once its items are no longer wanted."""
 
     def __init__(self, depth: int) -> None:
         self.items: queue.Queue[Any] = queue.Queue(maxsize=depth)
@@ -162,7 +163,7 @@ class _Line:
 
 
 class _Until(Iterator[T]):
-    """The items of a source up to its error, which is kept."""
+    """The items of a source up to its error, which it keeps."""
 
     def __init__(self, source: Iterable[T]) -> None:
         self._source = iter(source)
@@ -192,10 +193,9 @@ def mapped(
     meter: Meter | None = None,
     name: str = "nimble-stage",
 ) -> Generator[R]:
-    """Results of `work` in the order of `source`, at most `depth` of them under way. Closing it ends its threads.
+    """Results of `work` in the order of `source`, at most `depth` of them at once. Closing it ends its threads.
 
-    `source` is asked by the thread that takes the results. What `work` raises is raised where its result would have
-    come.
+    The thread that takes the results also iterates over `source`. An error of `work` is raised in place of its result.
     """
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
     pending: deque[Future[R]] = deque()
