@@ -217,7 +217,7 @@ def test_full_disk(database: Database) -> None:
             text("INSERT INTO events (at, kind, message, data) VALUES (0, 'k', :m, '{}')"), {"m": "x" * 99999}
         )
 
-    with pytest.raises(StoreError, match="no space is left"):
+    with pytest.raises(StoreError, match="no space left"):
         database.write(fill)
     assert database.read(count) == 0
 
