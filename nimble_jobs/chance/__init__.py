@@ -1,4 +1,4 @@
-"""Chance that can be repeated: random words for a record, and the random parts of pictures that they choose."""
+"""Repeatable random numbers: words for each record, and the random parts of pictures that they choose."""
 
 from nimble_jobs.chance.crops import RandomCrops
 from nimble_jobs.chance.words import below, draws, unit

@@ -1,6 +1,6 @@
 """Random numbers that are a function of seed, epoch and record alone.
 
-They do not depend on the order of reading, on threads or processes, or on where an interrupted training goes on. The
+They do not depend on the order of reading, on threads or processes, or on where an interrupted training resumes. The
 function is SplitMix64 (Steele, Lea and Flood: Fast Splittable Pseudorandom Number Generators, 2014), used as a hash.
 """
 
@@ -15,7 +15,8 @@ _UNIT = 2.0**-53
 
 
 def draws(seed: int, epoch: int, indexes: np.ndarray, count: int) -> np.ndarray:
-    """`count` random words for each record, uint64 [len(indexes), count]. More words leave the first ones as they are.
+    """`count` random words for each record, uint64 [len(indexes), count]. A larger count does not change the first
+    ones.
 
     `indexes` int64 [n] are positions in the input.
     """
@@ -27,12 +28,12 @@ def draws(seed: int, epoch: int, indexes: np.ndarray, count: int) -> np.ndarray:
 
 
 def below(words: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
-    """Whole numbers from 0 to below `limit`, at most 2^31, int64, by the upper half of each word."""
+    """Whole numbers in [0, limit), int64, from the upper half of each word. `limit` is at most 2^31."""
     return ((words >> np.uint64(32)) * np.asarray(limit, dtype=np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def unit(words: np.ndarray) -> np.ndarray:
-    """Numbers from 0 to below 1, float64, by the upper 53 bits of each word."""
+    """Numbers in [0, 1), float64, from the upper 53 bits of each word."""
     return (words >> np.uint64(11)).astype(np.float64) * _UNIT
 
 

@@ -1,4 +1,4 @@
-"""Which decoder makes pixels of a job's pictures: part of what decides its output."""
+"""Chooses the decoder for a job's pictures. The choice is part of what decides the job's output."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RESIZE = "bilinear with antialiasing"
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """What decodes, and with which versions."""
+    """A choice of decoder, with its versions."""
 
     by: Literal["cpu", "gpu"]
     decoder: str  # names and versions; with gpu also of what decodes what a device cannot take
     resize: str = RESIZE
 
     def to_json(self) -> dict[str, Any]:
-        """As in the manifest."""
+        """The choice as JSON-able values, for the manifest."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -40,10 +40,10 @@ class Decode:
 
 
 def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode | None, str | None]:
-    """What decodes the input's pictures, None if it has none; and why it is not the device, where that was possible.
+    """The decoder for the input's pictures, None if it has none; and why it is not the device, if that was an option.
 
-    The choice depends on the spec and the machine alone. Raises UsageError where the spec asks for a device that cannot
-    decode, OutOfMemory and DeviceFault.
+    The choice depends only on the spec and the machine. Raises UsageError if the spec asks for a device that cannot
+    decode, and OutOfMemory or DeviceFault.
     """
     if not reader.decodes:
         return None, None
@@ -61,14 +61,14 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
 
 
 def on_host() -> Decode:
-    """What decodes without a device."""
+    """The decoder on the host."""
     from nimble_jobs.decoding.picture import decoder  # Pillow is loaded for pictures only
 
     return Decode(by="cpu", decoder=decoder())
 
 
 def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> None:
-    """Record what decodes, and why the device does not."""
+    """Record the decoder on the job, and why it is not the device."""
     if decode is None:
         return
     if why_not is not None:
@@ -79,7 +79,7 @@ def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> Non
 def on_device(
     decode: Decode | None, reader: Reader, loaded: Loaded, residents: Residents
 ) -> Callable[[Meter], DeviceDecoding] | None:
-    """What makes the stage that decodes on the device; None where records arrive as they are.
+    """A function that makes the stage that decodes on the device; None if nothing is decoded there.
 
     Residents make room for the memory that decoders take.
     """

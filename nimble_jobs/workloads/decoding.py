@@ -1,7 +1,7 @@
-"""Pictures that are decoded on the device: a stage between reading and replaying.
+"""Decodes pictures on the device, in a stage between reading and replaying.
 
-Two threads, each with a decoder of its own, fill slots with rows of pixels. What the device cannot decode is redone on
-the host, alone; what cannot be decoded there either is a bad record.
+Two threads, each with its own decoder, fill slots with rows of pixels. A picture that the device cannot decode is
+decoded on the host, alone. If that fails too, it is a bad record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nimble_jobs.pipeline import Meter, Pool
 
 Redo = Callable[[int], np.ndarray | str]  # position in the input -> uint8 [H, W, C], or why the record is bad
 
-THREADS = 2  # a third one brought nothing on an H200
+THREADS = 2  # a third one gained nothing on an H200
 
 
 class DeviceDecoding:
@@ -30,9 +30,9 @@ class DeviceDecoding:
         self._free = Pool(self._decoders)
 
     def __call__(self, batch: Batch) -> tuple[Arrived | None, Batch] | None:
-        """The batch on the device, without the records that turn out to be bad; None once nobody wants it.
+        """The batch on the device, without the records that turn out to be bad; None once the job has ended.
 
-        Its buffer is released. Raises OutOfMemory, torch.AcceleratorError.
+        Releases the batch's buffer. Raises OutOfMemory, torch.AcceleratorError.
         """
         assert batch.pictures is not None
         found = self._free.take()
@@ -59,16 +59,16 @@ class DeviceDecoding:
             done_with_it()
 
     def close(self) -> None:
-        """Give the memory of the decoders back."""
+        """Release the decoders' memory."""
         for decoder in self._decoders:
             decoder.close()
 
 
 def redone(batch: Batch, failed: Sequence[int], redo: Redo) -> tuple[Batch, list[int], dict[int, np.ndarray]]:
-    """The host's turn at rows that the device could not decode.
+    """Decode on the host the rows that the device could not decode.
 
-    Gives the batch without those that the host cannot decode either, which rows of the given batch it still holds, and
-    the pixels that the host made, by row of the given batch.
+    Returns the batch without the rows that the host cannot decode either; the rows of the given batch that are left;
+    and the pixels from the host, by row of the given batch.
     """
     made = {row: redo(int(batch.indexes[row])) for row in failed}
     bad = {row: why for row, why in made.items() if isinstance(why, str)}
@@ -77,13 +77,13 @@ def redone(batch: Batch, failed: Sequence[int], redo: Redo) -> tuple[Batch, list
 
 
 def put(pixels: dict[int, np.ndarray], rows: torch.Tensor) -> None:
-    """Write pixels that the host made, uint8 [H, W, C] by row, to their rows of uint8 [n, H, W, C]."""
+    """Write pixels from the host, uint8 [H, W, C] by row, to their rows of `rows`, uint8 [n, H, W, C]."""
     for row, made in pixels.items():
         rows[row].copy_(torch.from_numpy(np.ascontiguousarray(made)))
 
 
 def _patch(whole: torch.Tensor, pixels: dict[int, np.ndarray], kept: list[int]) -> Callable[[torch.Tensor], object]:
-    """Puts pixels where they belong, and moves the rows that are left together."""
+    """A function that writes the host's pixels to their rows and moves the remaining rows together."""
 
     def write(rows: torch.Tensor) -> None:
         put(pixels, whole)

@@ -1,4 +1,4 @@
-"""What a job of a spec would decide if its schedule were not stored, as far as that is known before it runs."""
+"""Predicts what a job would decide if its schedule were not stored, as far as that is known before it runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nimble_jobs.store import Store
 def forecast(
     spec: JobSpec, request: Request, device: torch.device, answer: dict[str, Any], store: Store
 ) -> dict[str, Any] | None:
-    """The plan of a first run over all records of the input, and why; None where the spec asks for another way.
+    """The plan of a first run over all records of the input, with its reason; None if the spec asks for something else.
 
-    It rests on eager's time as the schedule in `answer` has it. Without one only the way of deciding is known.
+    It is based on eager's time in the schedule of `answer`. Without a schedule, only the way of deciding is known.
     """
     if spec.schedule.on_miss != "build" or spec.schedule.progressive != "auto":
         return None

@@ -1,4 +1,4 @@
-"""From a model's outputs to what the columns of a spec are made of, where the outputs are: on the device."""
+"""Computes the values for the columns of a spec from a model's outputs, on the device."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _TOP = 5
 
 @dataclass(frozen=True)
 class Heads:
-    """What `output.fields` asks for, by field: top1 int64 [n], top5 int64 [n, 5], probability float32 [n], logits and
-    other outputs as the model gives them. Of equal scores the first class counts.
+    """The values for `output.fields`, by field: top1 int64 [n], top5 int64 [n, 5], probability float32 [n].
+
+    Logits and other outputs stay as the model returns them. Of classes with equal scores, the first one counts.
     """
 
     fields: tuple[str, ...]
 
     @classmethod
     def of(cls, fields: Sequence[str]) -> Heads:
-        """Those of the fields that come of outputs."""
+        """The heads for the fields that depend on outputs."""
         return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS))
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Raises ModelError for a field that the model does not return."""
+        """The values by field. Raises ModelError for a field that the model does not return."""
         made: dict[str, torch.Tensor] = {}
         logits = logits_of(outputs) if _FROM_LOGITS & set(self.fields) else None
         scores = None if logits is None else logits.float()

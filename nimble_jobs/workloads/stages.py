@@ -1,4 +1,4 @@
-"""How busy the stages of a running job are: measured while it runs, kept with its timings."""
+"""Measures how busy the stages of a running job are, and keeps the figures with its timings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stages:
         self._meters = [meter for meter, is_here in here if is_here]
 
     def landed(self, landed: Landed[Any]) -> None:
-        """Count what the device did for a batch."""
+        """Count the device's work on a batch."""
         if not landed.replay_s:
             return
         self.replay.worked(landed.replay_s)
@@ -51,14 +51,14 @@ class Stages:
         self.download.worked(landed.download_s)
 
     def due(self) -> dict[str, Any] | None:
-        """What to report now; None most of the time."""
+        """The figures, if it is time to report them; None most of the time."""
         if self._alone or self._now() < self._next_at:
             return None
         self._next_at = self._now() + _APART_S
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
-        """What `summary_of` says of them; nothing for a single batch."""
+        """`summary_of` all meters; empty for a single batch."""
         return {} if self._alone else summary_of(self._meters)
 
 
