@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs.version import __version__
+
 if TYPE_CHECKING:
     from nimble_jobs.client import submit, wait
     from nimble_jobs.nimble import Nimble
     from nimble_jobs.queue import hold, release, retry, submit_array
 
-__version__ = "0.1.0"
 __all__ = ["Nimble", "__version__", "hold", "release", "retry", "submit", "submit_array", "wait"]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nimble_jobs.cli import options, output
+from nimble_jobs.cli.bench_files import check_files, check_new, new_log, teller
 from nimble_jobs.cli.options import unset
 from nimble_jobs.errors import UsageError
 
@@ -72,7 +73,6 @@ def scoring(  # long, since each option is a parameter
     from nimble_jobs.bench import request as asked
     from nimble_jobs.bench import scoring as bench
     from nimble_jobs.cli import bench_scoring_tables
-    from nimble_jobs.cli.bench import check_files, check_new
 
     check_files(png, json, option="--png")
     check_new(json)
@@ -126,7 +126,6 @@ def _workshop(ctx: typer.Context, limit_s: float, json: Path | None, *, quiet: b
     state of the jobs that are measured.
     """
     from nimble_jobs.bench.scoring import Workshop
-    from nimble_jobs.cli.bench import new_log, teller
 
     base = options.home(ctx) / "bench"
     folders = base / "work", base / "home"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs import __version__
 from nimble_jobs.cli import cron_health, notifications, options, output, render
 from nimble_jobs.cli.cache_rows import wanted_line
 from nimble_jobs.errors import JobFailed, NimbleError
 from nimble_jobs.plural import count
+from nimble_jobs.version import __version__
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
-from nimble_jobs import __version__
 from nimble_jobs.cli import (
     bench,
     bench_scoring,
@@ -35,6 +34,7 @@ from nimble_jobs.cli import (
 from nimble_jobs.cli.options import Settings
 from nimble_jobs.cli.output import emit, note, refusal
 from nimble_jobs.errors import NimbleError
+from nimble_jobs.version import __version__
 
 _COMPLETE = "_NIMBLE_JOBS_COMPLETE"  # set by a shell during completion
 

@@ -101,13 +101,13 @@ def store(ctx: typer.Context) -> Iterator[Store]:
 
 def configured(ctx: typer.Context, **given: str | None) -> Configured:
     """The configuration of the state folder, overridden by the command line. Raises SettingsError."""
-    from nimble_jobs.settings import Settings as Configured
+    from nimble_jobs.settings import read_settings
 
     if given.get("device") is not None:
         device(str(given["device"]), "--device")
     if given.get("gpu_memory") is not None:
         size(given["gpu_memory"], "--gpu-memory")
-    return Configured.load(chosen_home(ctx), given=given)
+    return read_settings(chosen_home(ctx), given=given)
 
 
 def duration(text: str | None, option: str) -> float | None:

@@ -61,11 +61,11 @@ def prune(
     first; without a terminal, give --yes. Exits 100 if something could not be removed.
     """
     from nimble_jobs.retention import Sweep, rules_of
-    from nimble_jobs.settings import Settings
+    from nimble_jobs.settings import read_settings
 
     with options.store(ctx) as store:
         rules = rules_of(
-            Settings.load(store.home),
+            read_settings(store.home),
             keep_s=options.duration(keep, "--keep"),
             keep_failed_s=options.duration(keep_failed, "--keep-failed"),
             per_name=per_name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from nimble_jobs import __version__
 from nimble_jobs.courier import command, http
 from nimble_jobs.courier.http import Post
 from nimble_jobs.courier.refusals import NotTaken, Refused
@@ -13,6 +12,7 @@ from nimble_jobs.courier.secrets import filled, hidden
 from nimble_jobs.settings import NotifySettings
 from nimble_jobs.store.notices import Notice
 from nimble_jobs.store.routes import STARTED, Channel
+from nimble_jobs.version import __version__
 
 TEST = "test"  # does not change the state of a dead man's switch
 _PING_PATHS = {STARTED: "/start", "failed": "/fail", "quarantined": "/fail", TEST: "/log"}

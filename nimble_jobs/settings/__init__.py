@@ -2,7 +2,7 @@
 
 from nimble_jobs.settings.allowed import check_targets
 from nimble_jobs.settings.folder import choose
-from nimble_jobs.settings.load import FILE, check_file, variable
+from nimble_jobs.settings.load import FILE, check_file, read_settings, variable
 from nimble_jobs.settings.model import (
     CacheSettings,
     LimitSettings,
@@ -27,5 +27,6 @@ __all__ = [
     "check_targets",
     "choose",
     "json_schema",
+    "read_settings",
     "variable",
 ]

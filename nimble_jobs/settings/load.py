@@ -30,14 +30,19 @@ def variable(field: str) -> str:
     return _OTHER_NAMES.get(field, PREFIX + field.replace(".", "_").upper())
 
 
-def load(
+def read_settings(
     home: Path,
     *,
     environ: Mapping[str, str] | None = None,
     given: Mapping[str, str | None] | None = None,
     file: bool = True,
 ) -> Settings:
-    """Implements `Settings.load`; without `file`, config.yaml is ignored."""
+    """The configuration of the state folder `home`: its config.yaml, overridden by the environment (by default this
+    process's), overridden by `given`.
+
+    `given` holds command-line options, as texts by dotted field, None if not given: `{"device": "cuda"}`. Without a
+    file, or with `file` false, the defaults hold. Raises SettingsError with all problems.
+    """
     path = home / FILE
     return _settings(_read(path) if file else None, path, os.environ if environ is None else environ, given or {})
 

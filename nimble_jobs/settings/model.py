@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
@@ -90,7 +89,7 @@ class NotifySettings(NotifySpec):
 
 
 class Settings(Frozen):
-    """The configuration of one state folder, as `Settings.load` reads it."""
+    """The configuration of one state folder, as `load.read_settings` reads it."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
         default=1, description="The version of this format, 1."
@@ -109,24 +108,6 @@ class Settings(Frozen):
     notify: NotifySettings = Field(default=NotifySettings(), description="Notifications about jobs.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    @classmethod
-    def load(
-        cls,
-        home: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        given: Mapping[str, str | None] | None = None,
-    ) -> Settings:
-        """The configuration of the state folder `home`: its config.yaml, overridden by the environment (by default this
-        process's), overridden by `given`.
-
-        `given` holds command-line options, as texts by dotted field, None if not given: `{"device": "cuda"}`. Without a
-        file, the defaults hold. Raises SettingsError with all problems.
-        """
-        from nimble_jobs.settings.load import load  # that module imports this class
-
-        return load(home, environ=environ, given=given)
 
     def origin(self, field: str) -> str:
         """Where the value of a dotted field comes from: `default`, `FILE:LINE`, `environment NAME`, `command line`."""

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from nimble_jobs.errors import SettingsError
-from nimble_jobs.settings.load import FILE, load
+from nimble_jobs.settings.load import FILE, read_settings
 from nimble_jobs.settings.model import Settings
 
 _Stamp = tuple[int, int, int, int] | None
@@ -43,7 +43,7 @@ class Watched:
         with self._lock:
             self._look()
             if self._read is None and self._without is None:
-                self._without = load(self._home, file=False)
+                self._without = read_settings(self._home, file=False)
             return self._read or self._without or Settings()
 
     @property
@@ -58,7 +58,7 @@ class Watched:
         if stamp == self._stamp and (self._read or self._error):
             return
         try:
-            self._read, self._error = load(self._home), None
+            self._read, self._error = read_settings(self._home), None
         except SettingsError as e:
             self._error = e
         self._stamp = stamp

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nimble_jobs import __version__
 from nimble_jobs.errors import StoreError, UsageError
 from nimble_jobs.regular import open_regular
 from nimble_jobs.store.records import ArtifactRef, ScheduleState, dump, sha256
+from nimble_jobs.version import __version__
 from nimble_jobs.whole import written_whole
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from nimble_jobs.errors import SettingsError, StoreError
 
 if TYPE_CHECKING:
+    from nimble_jobs.store.contents import Contents
     from nimble_jobs.store.records import ScheduleEntry
-    from nimble_jobs.store.store import Store
 
 FIELD = "cache.size"
 
 
-def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
+def keep(store: Contents, now: float, *, in_use: Collection[str] = ()) -> tuple[ScheduleEntry, ...]:
     """Remove schedules over the limit, and record an event. Returns the removed schedules.
 
     Artifacts that no schedule needs go first, all of them, then schedules, the least recently used first.
@@ -30,7 +30,7 @@ def keep(store: Store, now: float, *, in_use: Collection[str] = ()) -> tuple[Sch
         return ()
 
 
-def _keep(store: Store, limit: int, now: float, in_use: Collection[str]) -> tuple[ScheduleEntry, ...]:
+def _keep(store: Contents, limit: int, now: float, in_use: Collection[str]) -> tuple[ScheduleEntry, ...]:
     if store.schedules.total_bytes() + _unneeded_bytes(store) <= limit:
         return ()
     from nimble_jobs.store import prune
@@ -49,6 +49,6 @@ def _keep(store: Store, limit: int, now: float, in_use: Collection[str]) -> tupl
     return tuple(r.entry for r in removals.schedules)
 
 
-def _unneeded_bytes(store: Store) -> int:
+def _unneeded_bytes(store: Contents) -> int:
     needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
     return sum(store.artifacts.size(name) for name in store.artifacts.names() if name not in needed)

@@ -17,15 +17,15 @@ from nimble_jobs.store.records import ScheduleState, sha256
 from nimble_jobs.store.tables import JobRow
 
 if TYPE_CHECKING:
+    from nimble_jobs.store.contents import Contents
     from nimble_jobs.store.database import Database
-    from nimble_jobs.store.store import Store
 
 _JSON = ("after", "allow_python", "spec", "schedule", "timings", "outputs")
 _EMPTY = ("[]", "{}")
 _AT_ONCE = 500
 
 
-def problems_of(store: Store, database: Database, *, newest: int | None = None) -> list[str]:
+def problems_of(store: Contents, database: Database, *, newest: int | None = None) -> list[str]:
     """One line for each problem.
 
     With `newest`, only running jobs and this many of the newest are read, and no index is compared with its table.
@@ -33,7 +33,7 @@ def problems_of(store: Store, database: Database, *, newest: int | None = None) 
     return list(dict.fromkeys(_problems(store, database, newest)))  # two checks may report the same problem
 
 
-def _problems(store: Store, database: Database, newest: int | None) -> Iterator[str]:
+def _problems(store: Contents, database: Database, newest: int | None) -> Iterator[str]:
     for look in (_database, _states, _jobs):
         try:
             yield from look(store, database, newest)
@@ -48,7 +48,7 @@ def _problems(store: Store, database: Database, newest: int | None) -> Iterator[
     yield from _permissions(store)
 
 
-def _database(_store: Store, database: Database, newest: int | None) -> Iterator[str]:
+def _database(_store: Contents, database: Database, newest: int | None) -> Iterator[str]:
     if not database.is_sqlite:
         return
     look = "integrity_check" if newest is None else "quick_check"
@@ -63,7 +63,7 @@ def _database(_store: Store, database: Database, newest: int | None) -> Iterator
     yield from (f"{database.name}: {line}" for line in database.read(work))
 
 
-def _states(store: Store, database: Database, _newest: int | None) -> Iterator[str]:
+def _states(store: Contents, database: Database, _newest: int | None) -> Iterator[str]:
     known = list(JobState)
     strange = select(JobRow.id, JobRow.state).where(JobRow.state.not_in(known)).order_by(JobRow.seq)
     running = select(JobRow.id, JobRow.worker).where(JobRow.state == JobState.RUNNING.value).order_by(JobRow.seq)
@@ -74,7 +74,7 @@ def _states(store: Store, database: Database, _newest: int | None) -> Iterator[s
             yield f"job {job}: runs on worker {worker}, which is gone; the next worker that starts queues it again"
 
 
-def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str]:
+def _jobs(_store: Contents, database: Database, newest: int | None) -> Iterator[str]:
     """Rows of jobs. Many rows are read in several transactions, so that others can write in between."""
     columns = (JobRow.seq, JobRow.id, JobRow.spec_digest, *(getattr(JobRow, name) for name in _JSON))
     below, left = None, newest
@@ -99,13 +99,13 @@ def _jobs(_store: Store, database: Database, newest: int | None) -> Iterator[str
         left = None if left is None else left - len(rows)
 
 
-def _timers(store: Store) -> Iterator[str]:
+def _timers(store: Contents) -> Iterator[str]:
     for timer in store.timers.list():
         if timer.damaged:
             yield f"timer {timer.name}: its stored spec is damaged; add it again"
 
 
-def _schedules(store: Store) -> Iterator[str]:
+def _schedules(store: Contents) -> Iterator[str]:
     for entry in store.schedules.list():
         if entry.state != ScheduleState.READY:
             continue  # the next job that needs it builds it again
@@ -119,7 +119,7 @@ def _schedules(store: Store) -> Iterator[str]:
         yield from (f"schedule {entry.key}: its artifact {name} is missing" for name in missing)
 
 
-def _artifacts(store: Store) -> Iterator[str]:
+def _artifacts(store: Contents) -> Iterator[str]:
     yield from store.artifacts.strange()
     for name in store.artifacts.names():
         try:
@@ -128,7 +128,7 @@ def _artifacts(store: Store) -> Iterator[str]:
             yield str(e)
 
 
-def _permissions(store: Store) -> Iterator[str]:
+def _permissions(store: Contents) -> Iterator[str]:
     for folder, folders, files in os.walk(store.home):
         if "logs" in folders:
             folders.remove("logs")  # their contents are never executed

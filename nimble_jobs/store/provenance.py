@@ -7,7 +7,7 @@ import platform
 import re
 from pathlib import Path
 
-from nimble_jobs import __version__
+from nimble_jobs.version import __version__
 
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 

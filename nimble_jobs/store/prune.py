@@ -12,7 +12,7 @@ from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState
 from nimble_jobs.store.toolchain import Toolchain, toolchain
 
 if TYPE_CHECKING:
-    from nimble_jobs.store.store import Store
+    from nimble_jobs.store.contents import Contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def aged(entries: Sequence[ScheduleEntry], here: Toolchain | None = None) -> lis
 
 
 def look(
-    store: Store,
+    store: Contents,
     wish: Wish,
     now: float,
     *,
@@ -81,7 +81,7 @@ def look(
     )
 
 
-def remove(store: Store, removals: Removals) -> int:
+def remove(store: Contents, removals: Removals) -> int:
     """Carry out the plan; returns how many schedules went. Waits until nobody loads or saves. Raises StoreError.
 
     Schedules that were saved again since `look` stay, with their artifacts.

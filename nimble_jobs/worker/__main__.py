@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.settings import Settings
+from nimble_jobs.settings import read_settings
 from nimble_jobs.worker.serve import run
 
 log = logging.getLogger("nimble_jobs.worker")
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--gpu-memory-bytes", type=int, help="device memory for models that stay between jobs")
     given = parser.parse_args()
     try:
-        settings = Settings.load(given.home)
+        settings = read_settings(given.home)
         return run(
             given.home,
             device=given.device or settings.device,

@@ -13,7 +13,7 @@ from nimble_jobs.plural import count, plural
 from nimble_jobs.retention import Rules, rules_of, slot_of
 from nimble_jobs.retention.pace import TARGET_S, Pace
 from nimble_jobs.retention.rules import DAY_S, Spared, goes
-from nimble_jobs.settings import Settings
+from nimble_jobs.settings import Settings, read_settings
 from nimble_jobs.store.expiry import Ended
 
 NOW = 1_800_000_000.0
@@ -29,7 +29,7 @@ def ended(age_days: float, state: JobState = JobState.SUCCEEDED, seq: int = 1) -
 def settings(tmp_path: Path, text: str = "") -> Settings:
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "config.yaml").chmod(0o600)
-    return Settings.load(tmp_path, environ={})
+    return read_settings(tmp_path, environ={})
 
 
 @pytest.mark.parametrize(

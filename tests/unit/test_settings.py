@@ -10,7 +10,7 @@ import pytest
 
 from nimble_jobs.cli.config import text_of
 from nimble_jobs.errors import SettingsError
-from nimble_jobs.settings import Settings, Watched, check_file, json_schema, variable
+from nimble_jobs.settings import Settings, Watched, check_file, json_schema, read_settings, variable
 from tests.bad_settings import BAD_SETTINGS, GOOD, BadSettings
 
 DAY_S = 86400.0
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_defaults_without_a_file(tmp_path: Path) -> None:
     """Without a file each value is the default, and says so."""
-    settings = Settings.load(tmp_path, environ={})
+    settings = read_settings(tmp_path, environ={})
     assert settings.flat() == Settings().flat()
     assert settings.retention.keep == 30 * DAY_S
     assert settings.limits.grace == 60
@@ -39,12 +39,12 @@ def test_defaults_without_a_file(tmp_path: Path) -> None:
 def test_empty_file(path: Path, text: str) -> None:
     """A file without fields gives the defaults."""
     path.write_text(text)
-    assert Settings.load(path.parent, environ={}).flat() == Settings().flat()
+    assert read_settings(path.parent, environ={}).flat() == Settings().flat()
 
 
 def test_every_field(path: Path) -> None:
     """Each field of the file arrives, in seconds and bytes, with its line."""
-    settings = Settings.load(path.parent, environ={})
+    settings = read_settings(path.parent, environ={})
     assert settings.gpu_memory == 20 * 10**9
     assert settings.limits.start == 300
     assert settings.limits.stall == 900
@@ -63,7 +63,7 @@ def test_every_field(path: Path) -> None:
 def test_environment_over_file_and_command_line_over_both(path: Path) -> None:
     """The nearest wins, and each value says where it comes from."""
     environ = {"NIMBLE_JOBS_DEVICE": "cpu", "NIMBLE_JOBS_LIMITS_GRACE": "7s", "NIMBLE_JOBS_PATIENCE": "90"}
-    settings = Settings.load(path.parent, environ=environ, given={"device": "cuda", "gpu_memory": None})
+    settings = read_settings(path.parent, environ=environ, given={"device": "cuda", "gpu_memory": None})
     assert settings.device == "cuda"
     assert settings.origin("device") == "command line --device"
     assert settings.limits.grace == 7
@@ -76,7 +76,7 @@ def test_environment_over_file_and_command_line_over_both(path: Path) -> None:
 
 def test_empty_variable_is_none(path: Path) -> None:
     """A variable that is set to nothing overrides nothing."""
-    assert Settings.load(path.parent, environ={"NIMBLE_JOBS_DEVICE": ""}).device == "cuda:1"
+    assert read_settings(path.parent, environ={"NIMBLE_JOBS_DEVICE": ""}).device == "cuda:1"
 
 
 def test_lists_in_the_environment(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_lists_in_the_environment(tmp_path: Path) -> None:
         "NIMBLE_JOBS_NOTIFY_ON": "failed, recovered",
         "NIMBLE_JOBS_NOTIFY_HOSTS": "[Hooks.example.org]",
     }
-    settings = Settings.load(tmp_path, environ=environ)
+    settings = read_settings(tmp_path, environ=environ)
     assert settings.allow_python == ("/srv/it's", str(Path("~/models").expanduser()))
     assert settings.notify.on == ("failed", "recovered")
     assert settings.notify.hosts == ("hooks.example.org",)
@@ -106,7 +106,7 @@ def test_bad_settings(bad: BadSettings, tmp_path: Path) -> None:
     """All problems come at once, one line each, with exit code 2."""
     path = bad.write(tmp_path)
     with pytest.raises(SettingsError) as caught:
-        Settings.load(tmp_path, environ=bad.environ, given=bad.given)
+        read_settings(tmp_path, environ=bad.environ, given=bad.given)
     assert str(caught.value).splitlines() == bad.lines(path)
     assert caught.value.exit_code == 2
 
@@ -115,14 +115,14 @@ def test_others_must_not_write_it(path: Path) -> None:
     """A configuration allows code to run, so one that others can write is refused."""
     path.chmod(0o620)
     with pytest.raises(SettingsError, match=r"config.yaml: others can write to it \(mode 0620\); expected mode 0600"):
-        Settings.load(path.parent)
+        read_settings(path.parent)
 
 
 def test_pipe_in_its_place(tmp_path: Path) -> None:
     """A pipe is refused and not waited for."""
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(SettingsError, match=r"config.yaml: a named pipe; expected a configuration in YAML"):
-        Settings.load(tmp_path)
+        read_settings(tmp_path)
 
 
 def test_missing_file_to_check(tmp_path: Path) -> None:

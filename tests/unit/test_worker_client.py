@@ -14,7 +14,7 @@ import nimble_jobs
 from nimble_jobs import client
 from nimble_jobs.errors import NotFinishedInTime, NotFound, SpecError, UsageError
 from nimble_jobs.job import JobState
-from nimble_jobs.settings import Settings
+from nimble_jobs.settings import read_settings
 from nimble_jobs.spec import load
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -85,7 +85,7 @@ def test_allowed_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     monkeypatch.setenv("NIMBLE_JOBS_ALLOW_PYTHON", f"{tmp_path / 'b'}::{tmp_path / 'a'}")
-    assert client.allowed_python([tmp_path / "a"], settings=Settings.load(tmp_path)) == (tmp_path / "a", tmp_path / "b")
+    assert client.allowed_python([tmp_path / "a"], settings=read_settings(tmp_path)) == (tmp_path / "a", tmp_path / "b")
 
 
 def test_cancel_now(store: Store, spec: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_detached_worker_that_cannot_start(home: Path) -> None:
 
 
 def test_imports_stay_cheap() -> None:
-    """Neither the package, nor the client, nor the supervisor loads torch; the package alone loads nothing of ours."""
+    """Neither the package, nor the client, nor the supervisor loads torch; the package alone loads nothing else of ours."""
     code = (
         "import sys, nimble_jobs\n"
-        "assert [m for m in sys.modules if m.startswith('nimble_jobs')] == ['nimble_jobs']\n"
+        "assert [m for m in sys.modules if m.startswith('nimble_jobs')] == ['nimble_jobs', 'nimble_jobs.version']\n"
         "import nimble_jobs.client, nimble_jobs.worker.serve, nimble_jobs.worker.__main__\n"
         "assert 'torch' not in sys.modules and 'typer' not in sys.modules\n"
     )

@@ -1,0 +1,58 @@
+"""What a state folder holds, for whoever checks it or makes room in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nimble_jobs.patience import Lent
+from nimble_jobs.store.artifacts import Artifacts
+from nimble_jobs.store.builds import Builds
+from nimble_jobs.store.database import Database
+from nimble_jobs.store.expiry import Expiry
+from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.notices import SETTINGS
+from nimble_jobs.store.outbox import Outbox
+from nimble_jobs.store.publications import Publications
+from nimble_jobs.store.schedules import Schedules
+from nimble_jobs.store.seen import SeenFiles
+from nimble_jobs.store.timers import Timers
+from nimble_jobs.store.wanted import WantedSchedules
+from nimble_jobs.store.worker_orders import WorkerOrders
+from nimble_jobs.store.workers import Workers
+
+if TYPE_CHECKING:
+    from nimble_jobs.settings import Watched
+
+
+class Contents:
+    """The tables and folders of an open state folder."""
+
+    def __init__(self, home: Path, database: Database, patience: Lent | None = None) -> None:
+        self.home = home
+        self._database = database
+        self._patience = patience or Lent()
+        self._settings: Watched | None = None
+        database.info[SETTINGS] = lambda: self.settings.now()
+        self.jobs = Jobs(database)
+        self.outbox = Outbox(database)
+        self.timers = Timers(database)
+        self.orders = WorkerOrders(database)
+        self.expiry = Expiry(database)
+        self.schedules = Schedules(database)
+        self.wanted = WantedSchedules(database)
+        self.artifacts = Artifacts(home / "artifacts", self._patience)
+        self.seen = SeenFiles(database)
+        self.publications = Publications(database, home)
+        self.builds = Builds(home / "builds", self._patience)
+        self.workers = Workers(home / "workers")
+
+    @property
+    def settings(self) -> Watched:
+        """The configuration of the state folder, reread if its file has changed."""
+        if self._settings is None:
+            # Imported here, because it loads pydantic, which listings do not need.
+            from nimble_jobs.settings import Watched
+
+            self._settings = Watched(self.home)
+        return self._settings
