@@ -21,8 +21,7 @@ from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.plural import by
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, FileList
-from nimble_jobs.spec.files import SUFFIXES
-from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.model import SUFFIXES, InputSpec
 
 HEADERS = 10_000  # images whose sizes are compared before the first one is read
 

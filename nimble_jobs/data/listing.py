@@ -12,8 +12,7 @@ from pathlib import Path
 from nimble_jobs.data.source import is_glob
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import InputFile
-from nimble_jobs.spec.files import SUFFIXES
-from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.model import SUFFIXES, InputSpec
 
 
 def root_of(source: str) -> Path:

@@ -28,8 +28,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import Meter, usable_cores
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
-from nimble_jobs.spec.files import SUFFIXES
-from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.model import SUFFIXES, InputSpec
 from nimble_jobs.spec.units import format_bytes
 
 if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow

@@ -12,20 +12,12 @@ from pathlib import Path
 
 from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.spec.findings import Finding
-from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.model import SUFFIXES, InputFormat, JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
 from nimble_jobs.spec.places import about_home, holds
 from nimble_jobs.spec.units import show
 
 Known = Callable[[Iterable[str]], bool]
-
-SUFFIXES = {
-    "npy": (".npy",),
-    "npz": (".npz",),
-    "parquet": (".parquet", ".pq"),
-    "csv": (".csv",),
-    "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
-}
 
 
 def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: Path | None = None) -> Iterator[Finding]:
@@ -107,7 +99,7 @@ def _missing_checkpoint(spec: JobSpec, known: Known) -> Iterator[Finding]:
     yield from _missing_file("train.resume", Path(path) / CHECKPOINT, f"a folder with a {CHECKPOINT}, auto or never")
 
 
-def _suffix(field: str, path: str, format_: str) -> Iterator[Finding]:
+def _suffix(field: str, path: str, format_: InputFormat) -> Iterator[Finding]:
     """A suffix of another format is a mistake. The reader judges unknown suffixes."""
     suffix = Path(path).suffix.lower()
     owner = next((name for name, suffixes in SUFFIXES.items() if suffix in suffixes), format_)

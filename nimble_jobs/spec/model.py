@@ -34,6 +34,15 @@ from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText,
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, wrong
 
+InputFormat = Literal["images", "npy", "npz", "parquet", "csv"]
+SUFFIXES: dict[InputFormat, tuple[str, ...]] = {  # of the files of each format
+    "npy": (".npy",),
+    "npz": (".npz",),
+    "parquet": (".parquet", ".pq"),
+    "csv": (".csv",),
+    "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
+}
+
 
 def _version(value: object) -> object:
     if type(value) is not int or value != 1:  # in Python, true and 1.0 equal 1
@@ -133,7 +142,7 @@ class InputSpec(Frozen):
         description="A file, a folder or a glob; with cron, templates such as {{ tick:%Y-%m-%d }}.",
         examples=["digits.npz"],
     )
-    format: Literal["images", "npy", "npz", "parquet", "csv"] = Field(
+    format: InputFormat = Field(
         description="Format of the records: images, npy, npz, parquet or csv.", examples=["npz"]
     )
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Which array or column holds what.")

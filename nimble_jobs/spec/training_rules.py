@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nimble_jobs.spec.findings import Finding, Rule, register
-from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.model import SUFFIXES, JobSpec
 from nimble_jobs.spec.paths import WEIGHTS_SUFFIXES
 from nimble_jobs.spec.training import TrainSpec
 
@@ -41,7 +41,8 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind != "finetune":
         return
     if spec.input.format == "npy":
-        yield Finding("input.format", "npy holds no labels", "npz, parquet, csv or images where kind is finetune")
+        *others, last = (name for name in SUFFIXES if name != "npy")
+        yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} where kind is finetune")
     elif spec.input.fields.label is None:
         parent = spec.input.format == "images"
         expected = "parent, the folder of each image" if parent else "the array or column of labels"

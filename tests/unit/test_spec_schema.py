@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from nimble_jobs import spec
+from nimble_jobs.spec.model import SUFFIXES, InputFormat
 from nimble_jobs.spec.tree import parse
 from tests.bad_specs import FINETUNE, SCORE
 from tests.unit.test_spec_good import FULL_SCORE, FULL_TRAIN
@@ -120,3 +121,8 @@ def test_every_reference_is_there() -> None:
     for node in nodes(SCHEMA):
         if isinstance(reference := node.get("$ref"), str):
             assert reference.removeprefix("#/$defs/") in SCHEMA["$defs"]
+
+
+def test_every_input_format_has_suffixes() -> None:
+    """Files of each format can be found in a folder."""
+    assert set(SUFFIXES) == set(get_args(InputFormat))
