@@ -27,7 +27,7 @@ from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_share
 from nimble_jobs.planner.forward.build import Built, build_best, fresh
 from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.restore import Restored
-from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.options import BuildOptions, option_parts
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.lookup.obtain import Fresh, obtain
 from nimble_jobs.planner.lookup.stored import Obtained
@@ -247,8 +247,7 @@ def parts_of(program: Program, options: BuildOptions, device: torch.device) -> d
         "mode": "inference",
         "schedule.purpose": options.purpose,
         "input": ", ".join(f"{p.name}:{p.view.dtype}{list(p.view.shape)}" for p in program.inputs),
-        "schedule.streams": str(options.streams),
-        "schedule.fuse": options.fuse,
+        **option_parts(options),
         "schedule.in_flight": str(options.in_flight),
         "schedule.layout": options.layout,
     }

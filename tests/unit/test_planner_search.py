@@ -17,9 +17,8 @@ from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineErr
 from nimble_jobs.planner.forward import target as targets
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
 from nimble_jobs.planner.forward.target import ForwardTarget
-from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request
-from nimble_jobs.planner.keys.step import step_options
 from nimble_jobs.planner.search import candidate as candidates
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate, Schedule
@@ -202,7 +201,7 @@ def test_the_budget_of_a_spec_bounds_the_search(
     )
     build_schedule(nn.Linear(3, 2), request, "key", CPU)
     assert [options.budget_s for options in seen] == [used]
-    assert step_options(request.schedule).budget_s == used
+    assert options_of(request.schedule).budget_s == used
 
 
 def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
 from nimble_jobs.planner.forward.calls import example_of, observe_calls, random_like, takes, time_calls
 from nimble_jobs.planner.forward.target import Example, ForwardTarget
-from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
+from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.lookup.obtain import Fresh
@@ -81,14 +81,11 @@ def build_schedule(
 ) -> Built:
     """`build_best` for what a job asks for."""
     example = example_of(request, module, device)
-    options = BuildOptions(
-        streams=request.schedule.streams,
-        fuse=request.schedule.fuse,
+    options = replace(
+        options_of(request.schedule),
         purpose="throughput",
         fold=True,
-        in_flight=request.schedule.in_flight,
         tolerance=tolerance_of(request),
-        budget_s=request.schedule.budget or BUDGET_S,
         memory_bytes=memory_left(request, module),
     )
     return build_best(module, {"x": example}, key, options, device, told=told)

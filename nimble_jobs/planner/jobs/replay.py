@@ -30,6 +30,7 @@ from nimble_jobs.planner.forward.calls import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of
+from nimble_jobs.planner.keys.options import schedule_of
 from nimble_jobs.planner.keys.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.lookup.stored import read_material
 from nimble_jobs.planner.lookup.why import Difference, differences
@@ -117,7 +118,6 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
     """The request that has these key parts. Raises ValueError if none can be told from them."""
     source, given = _source(parts, folders), _input(parts)
     args: dict[str, Any] = json.loads(parts.get("model.args", "{}"))
-    streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
     try:
         return Request(
             model=ModelSpec.model_validate(
@@ -129,14 +129,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
                 }
             ),
             **given,
-            schedule=ScheduleSpec.model_validate(
-                {
-                    "streams": streams if streams == "auto" else int(streams),
-                    "fuse": parts["schedule.fuse"],
-                    "in_flight": in_flight if in_flight == "auto" else int(in_flight),
-                    "tolerance": float(parts["tolerance"]),
-                }
-            ),
+            schedule=ScheduleSpec.model_validate({**schedule_of(parts), "tolerance": float(parts["tolerance"])}),
             embedding="embedding" in parts.get("outputs", ""),
             memory_bytes=int(memory) if (memory := parts.get("schedule.memory_bytes", "any")) != "any" else None,
             allowed_python=allowed_python,

@@ -1,9 +1,12 @@
-"""What may be tried when a schedule is built, and to what end."""
+"""What may be tried when a schedule is built, and to what end: from a spec, into a key, and back from a key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from nimble_jobs.spec import ScheduleSpec
 
 BUDGET_S = 900.0  # of a search whose spec gives none
 
@@ -23,3 +26,29 @@ class BuildOptions:
     eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted though eager be faster
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out
     quick: bool = False  # the first candidate alone, of which only one replay's time is measured, and that briefly
+
+
+def options_of(schedule: ScheduleSpec) -> BuildOptions:
+    """The bounds that a spec sets."""
+    return BuildOptions(
+        streams=schedule.streams,
+        fuse=schedule.fuse,
+        in_flight=schedule.in_flight,
+        tolerance=schedule.tolerance,
+        budget_s=schedule.budget or BUDGET_S,
+    )
+
+
+def option_parts(options: BuildOptions) -> dict[str, str]:
+    """The parts of each schedule's key that say what could be tried. Kinds of keys add parts of their own."""
+    return {"schedule.streams": str(options.streams), "schedule.fuse": options.fuse}
+
+
+def schedule_of(parts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a spec's `schedule` that the parts of a key tell. Raises KeyError, ValueError."""
+    streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
+    return {
+        "streams": streams if streams == "auto" else int(streams),
+        "fuse": parts["schedule.fuse"],
+        "in_flight": in_flight if in_flight == "auto" else int(in_flight),
+    }

@@ -15,6 +15,7 @@ from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.preprocessed import crossing_dtype
 from nimble_jobs.planner.keys.files import unnamed
+from nimble_jobs.planner.keys.options import option_parts, options_of
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -71,8 +72,7 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
-        "schedule.streams": str(request.schedule.streams),
-        "schedule.fuse": request.schedule.fuse,
+        **option_parts(options_of(request.schedule)),
         "schedule.in_flight": str(request.schedule.in_flight),
         "schedule.memory_bytes": "any" if request.memory_bytes is None else str(request.memory_bytes),
     }

@@ -13,7 +13,7 @@ from nimble_jobs.engine import verify
 from nimble_jobs.models import identity
 from nimble_jobs.models.identity import python_identity
 from nimble_jobs.planner.keys.files import LOSS
-from nimble_jobs.planner.keys.options import BUDGET_S, BuildOptions
+from nimble_jobs.planner.keys.options import option_parts, options_of
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
@@ -50,7 +50,7 @@ def step_parts(
     which have no weight decay, follows from the model and from what the spec says. The device's precision switches are
     those of this moment.
     """
-    options = step_options(schedule)
+    options = options_of(schedule)
     clip = {"train.clip_norm": repr(train.clip_norm)} if train.clip_norm is not None else {}
     return {
         **code,
@@ -59,8 +59,7 @@ def step_parts(
         "mode": "training",
         "input": f"x:{_name(x.dtype)}{list(x.shape)}, y:{_name(y.dtype)}{list(y.shape)}",
         "tolerance": repr(schedule.tolerance or default_tolerance_of(code["model.dtype"], device)),
-        "schedule.streams": str(options.streams),
-        "schedule.fuse": options.fuse,
+        **option_parts(options),
         "schedule.layout": options.layout,
         **_optimizer_parts(train.optimizer),
         **clip,
@@ -81,16 +80,6 @@ def code_parts(model: ModelSpec, train: TrainSpec) -> dict[str, str]:
     found = python_identity(parse_source(train.loss))
     own = {f"{LOSS}.{name.removeprefix('model.')}": value for name, value in found.items() if name != "model.source"}
     return parts | own | {LOSS: found["model.source"]}
-
-
-def step_options(schedule: ScheduleSpec) -> BuildOptions:
-    """Bounds of the search for a spec's training step."""
-    return BuildOptions(
-        streams=schedule.streams,
-        fuse=schedule.fuse,
-        tolerance=schedule.tolerance,
-        budget_s=schedule.budget or BUDGET_S,
-    )
 
 
 def default_tolerance_of(precision: str, device: torch.device) -> float:

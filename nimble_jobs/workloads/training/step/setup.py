@@ -24,7 +24,8 @@ from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
 from nimble_jobs.models.from_python import explained
-from nimble_jobs.planner.keys.step import code_parts, step_options, step_parts
+from nimble_jobs.planner.keys.options import options_of
+from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.keys.switches import VARIES, as_in_training
 from nimble_jobs.planner.lookup.obtain import check_unchanged
 from nimble_jobs.planner.module.limits import Limits, find_limits
@@ -96,7 +97,7 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         clip_norm=train.clip_norm,
         precision=spec.model.dtype,
         accumulate=train.accumulate,
-        options=step_options(spec.schedule),
+        options=options_of(spec.schedule),
         tolerance=spec.schedule.tolerance,
     )
     parts = step_parts(code, train, spec.schedule, x, y, device)
