@@ -165,7 +165,7 @@ def _with(now: Situation, ratio: float) -> float:
 
 def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: float, worth_s: float) -> str:
     left = f"{now.left:,} records left would take {_seconds(eager_s)} in eager"
-    build = f"a build about {_seconds(costs.build_s)} ({costs.source})"
+    build = f"a build would take about {_seconds(costs.build_s)} ({costs.source})"
     saves = f"saves {_seconds(max(0.0, eager_s - ends_s))} of it"
     elsewhere = f", and {_seconds(worth_s)} in {now.uses:.0f} uses elsewhere" if worth_s > 0 else ""
     match plan:
@@ -174,7 +174,7 @@ def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: fl
         case Plan.QUICK:
             return (
                 f"captures eager's kernels: {left}; that takes about {_seconds(costs.quick_s)} and {saves}; {build} "
-                "pays only later"
+                "and pays only later"
             )
         case Plan.WAIT:
             return f"builds first: {left}; {build}; it {saves}{elsewhere}"

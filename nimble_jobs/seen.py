@@ -20,7 +20,7 @@ class Kind(StrEnum):
     SKIPPED = "skipped"  # scored earlier
     IGNORED = "ignored"  # as CHANGED, under `changed: ignore`; not scored
     SETTLING = "settling"  # written so recently that it waits for the next run
-    ELSEWHERE = "elsewhere"  # on the list of another job of this name that has not ended
+    ELSEWHERE = "elsewhere"  # already taken by another job of this name, which has not ended
     UNUSABLE = "unusable"  # a link to nothing, a pipe and the like
 
     @property

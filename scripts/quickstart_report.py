@@ -97,15 +97,18 @@ def main(train_id: str, score_id: str, photos_id: str) -> int:
     head = ("job", "records", "records/s", "schedule", "replay", "eager", "speed-up")
     print(table([head, *(row(job) for job in jobs)]))
     print()
-    print(f"accuracy   {accuracy:.1%}: {len(rows) - len(wrong)} of {len(rows)} held-out scans (wanted: {ACCURACY:.0%})")
+    print(
+        f"accuracy   {accuracy:.1%}: {len(rows) - len(wrong)} of {len(rows)} held-out "
+        f"scans (expected: at least {ACCURACY:.0%})"
+    )
     for job in jobs:
         print(f"{job['name']:<14} {relative(job['outputs']['path'])}")
-    print(f"measured on {scored['schedule'].get('device', 'this machine')}; a replay is one batch")
+    print(f"measured on {scored['schedule'].get('device', 'this machine')}; replay and eager: time of one batch")
     hits = [job["schedule"]["hit"] for job in (scored, photos)]
     if "miss" in hits:
-        print("schedules were built and stored; run scripts/quickstart again to see them found")
+        print("the schedules were built and stored; run scripts/quickstart again, and the jobs load them")
     else:
-        print("both schedules were found in the store: nothing was built again")
+        print("both scoring jobs loaded their schedules from the store and built nothing")
     print("\npictures")
     named = [(relative(path), what) for path, what in pictures(train, scored, wrong)]
     for path, what in named:

@@ -328,7 +328,7 @@ BAD_SPECS = [
         name="weights that are missing",
         text=edit(("args: {num_classes: 10}", "weights: model.safetensors")),
         messages=(
-            "{file}:6: model.weights: no file {dir}/model.safetensors; expected an existing one, or a job in run.after that makes it",
+            "{file}:6: model.weights: no file {dir}/model.safetensors; expected one that exists, or in run.after the job that will write it",
         ),
     ),
     BadSpec(
@@ -350,7 +350,7 @@ BAD_SPECS = [
         name="input that is missing",
         text=edit(("digits.npz", "letters.npz")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected an existing one, or a job in run.after that makes it",
+            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected one that exists, or in run.after the job that will write it",
         ),
     ),
     BadSpec(
@@ -699,7 +699,7 @@ BAD_SPECS = [
         name="validation too rarely, of what is not there",
         text=FINETUNE + "  validation:\n    source: digits-val.npz\n    every_epochs: 6\n",
         messages=(
-            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected an existing one, or a job in run.after that makes it",
+            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected one that exists, or in run.after the job that will write it",
             "{file}:20: train.validation.every_epochs: more than train.epochs; expected at most 5",
         ),
     ),
@@ -766,7 +766,7 @@ BAD_SPECS = [
         name="a warm-up before one cycle",
         text=FINETUNE + "  lr_schedule: {name: one_cycle, warmup_steps: 5}\n",
         messages=(
-            "{file}:18: train.lr_schedule.warmup_steps: not allowed for one_cycle, which has its own rise; expected another schedule, or no warmup_steps",
+            "{file}:18: train.lr_schedule.warmup_steps: not allowed for one_cycle, which has its own warm-up; expected another schedule, or no warmup_steps",
         ),
     ),
     BadSpec(
@@ -829,7 +829,7 @@ BAD_SPECS = [
         name="early stopping without patience",
         text=FINETUNE + "  early_stopping: {metric: loss}\n",
         messages=(
-            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one, after which the training ends",
+            "{file}:18: train.early_stopping.patience: missing; expected number of measurements in a row without improvement, after which the training ends",
         ),
     ),
     BadSpec(
@@ -838,7 +838,7 @@ BAD_SPECS = [
         + "  early_stopping: {metric: f1, min_delta: -1}\n  checkpoint: {best: f1}\n  validation: {every_epochs: 0}\n",
         messages=(
             "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
-            "{file}:18: train.early_stopping.patience: missing; expected measurements in a row without a new best one, after which the training ends",
+            "{file}:18: train.early_stopping.patience: missing; expected number of measurements in a row without improvement, after which the training ends",
             "{file}:18: train.early_stopping.min_delta: found -1; expected at least 0",
             "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
             "{file}:20: train.validation.source: missing; expected a file, a folder or a glob",
@@ -1021,7 +1021,7 @@ BAD_SPECS = [
         name="only new, from a folder that is missing",
         text=edit(("source: digits.npz", "source: inbox/*.npz"), ("  format: npz", "  format: npz\n  only_new: true")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/inbox; expected an existing one, or a job in run.after that makes it",
+            "{file}:8: input.source: no file or folder {dir}/inbox; expected one that exists, or in run.after the job that will write it",
         ),
     ),
     BadSpec(

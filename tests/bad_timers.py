@@ -195,7 +195,7 @@ BAD_TIMERS = [
     wrong(
         "an input that is not there",
         NIGHTLY,
-        "8: input.source: no file or folder {dir}/tomorrow.npz; expected an existing one, or a job in run.after that makes it",
+        "8: input.source: no file or folder {dir}/tomorrow.npz; expected one that exists, or in run.after the job that will write it",
         spec=SCORE.replace("digits.npz", "tomorrow.npz"),
     ),
 ]  # fmt: skip

@@ -69,8 +69,10 @@ class Results:
         try:
             raw = json.loads(path.read_text())
             return cls(environment=dict(raw["environment"]), rows=[Row(**row) for row in raw["results"]])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UsageError(f"{path}: not results of this benchmark: {type(e).__name__}: {e}") from e
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}; expected results that `bench --json` wrote") from e
+        except (ValueError, KeyError, TypeError) as e:
+            raise UsageError(f"{path}: not results that `bench --json` wrote ({type(e).__name__}: {e})") from e
 
 
 def write_json(path: Path, value: object) -> None:

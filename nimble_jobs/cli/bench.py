@@ -16,28 +16,42 @@ if TYPE_CHECKING:
     from nimble_jobs import bench
     from nimble_jobs.bench import Request, Results
 
-app = typer.Typer(name="bench", help="The paper's evaluation, on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    name="bench",
+    help="Measure speed on this machine, and compare with other ways to run a model.",
+    no_args_is_help=True,
+)
 
 Layout = Annotated[
-    str, typer.Option("--layout", help="Memory format given to others: contiguous, channels-last, both.")
+    str, typer.Option("--layout", help="Memory format for the other systems: contiguous, channels-last, both.")
 ]
-Fuse = Annotated[str, typer.Option("--fuse", help="What our search may compile: auto, off, max.")]
-Tolerance = Annotated[float | None, unset("--tolerance", "SHARE", "Largest accepted difference from eager.", min=0.0)]
+Fuse = Annotated[str, typer.Option("--fuse", help="What nimble-jobs may compile: auto, off, max.")]
+Tolerance = Annotated[
+    float | None, unset("--tolerance", "SHARE", "Largest relative difference from eager that is accepted.", min=0.0)
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
-Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one system.")]
-StopAfter = Annotated[str | None, unset("--stop-after", "TIME", "End then; --resume measures the rest.")]
-Sample = Annotated[str, typer.Option("--sample", metavar="TIME", help="Time spent on one figure.")]
-Idle = Annotated[bool, typer.Option("--idle", help="Profile too, for the idle share of the GPU; takes more processes.")]
+Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Time limit for each system, such as 10m.")]
+StopAfter = Annotated[str | None, unset("--stop-after", "TIME", "Stop after this time; --resume measures the rest.")]
+Sample = Annotated[str, typer.Option("--sample", metavar="TIME", help="How long to repeat each measurement.")]
+Idle = Annotated[
+    bool,
+    typer.Option("--idle", help="Also profile, to report how much of the time the GPU is idle; starts more processes."),
+]
 SharedCaches = Annotated[
     bool,
     typer.Option(
-        "--shared-caches", help="Let compilers reuse what is on disk: quicker, but prepare_s is not from cold."
+        "--shared-caches",
+        help="Let compilers reuse their caches on disk: quicker, but prepare_s then leaves out most compilation.",
     ),
 ]
-JsonFile = Annotated[Path | None, unset("--json", "FILE", "Write the results, row by row.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with FILE of --json: measure what is missing or failed.")]
+JsonFile = Annotated[
+    Path | None, unset("--json", "FILE", "Write the results to this file, each row as soon as it is measured.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the FILE that --json names: measure only what is missing or failed.")
+]
 Plot = Annotated[Path | None, unset("--plot", "FILE.png", "Draw a bar chart.")]
-Log = Annotated[Path | None, unset("--log", "FILE", "Where the compilers' talk goes.")]
+Log = Annotated[Path | None, unset("--log", "FILE", "File for the compilers' output.")]
 
 
 @app.command()
@@ -66,7 +80,7 @@ def inference(  # long, since each option is a parameter
     ] = None,
     layout: Layout = "both",
     in_flight: Annotated[
-        str | None, unset("--in-flight", "K,...", "Also records/s with K replays of ours at once.")
+        str | None, unset("--in-flight", "K,...", "Also measure records/s of nimble-jobs with K replays at once.")
     ] = None,
     fuse: Fuse = "max",
     tolerance: Tolerance = None,
@@ -114,7 +128,12 @@ def inference(  # long, since each option is a parameter
 def training(
     ctx: typer.Context,
     models: Annotated[
-        str, typer.Option("--models", metavar="NAMES", help="Of the paper: NAME, or NAME@SIDE for other images.")
+        str,
+        typer.Option(
+            "--models",
+            metavar="NAMES",
+            help="all, or names of the paper's models; NAME@SIDE for images of another size; commas between.",
+        ),
     ] = "all",
     batch: Annotated[str | None, unset("--batch", "N,...", "Batch sizes; default: the paper's, by model.")] = None,
     dtype: Annotated[
@@ -170,7 +189,10 @@ def training(
 @app.command()
 def show(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="What --json wrote; a later file's rows replace an earlier's.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="Files that --json wrote. If two hold the same row, the later file's is shown."
+        ),
     ],
     plot: Plot = None,
     json: Annotated[Path | None, unset("--json", "FILE", "Write all rows into one file.")] = None,
@@ -254,10 +276,10 @@ def _earlier(json: Path | None, *, resume: bool) -> Results:
 
     if resume:
         if json is None:
-            raise UsageError("--resume: there is nothing to go on with; name the file with --json FILE")
+            raise UsageError("--resume needs the file of the earlier run; name it with --json FILE")
         return Results.load(json) if json.exists() else Results()
     if json is not None and json.exists():
-        raise UsageError(f"--json: {json} is there already; go on with it by --resume, or name another file")
+        raise UsageError(f"--json: {json} is there already; add --resume to continue it, or name another file")
     return Results()
 
 

@@ -23,44 +23,66 @@ def register(app: typer.Typer) -> None:
 def scoring(  # long, since each option is a parameter
     ctx: typer.Context,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="Of torchvision; with npy also zoo:NAME, and commas between.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Name of a torchvision model; with npy also zoo:NAME, or several, with commas between.",
+        ),
     ] = "resnet50",
     dtype: Annotated[str | None, unset("--dtype", "NAME", "fp32, fp16, bf16; default: fp16, fp32 on a CPU.")] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="images: JPEGs; npy: arrays, against the bare replay.")
+        str,
+        typer.Option("--format", help="images: score JPEG files; npy: score arrays, and compare with the bare replay."),
     ] = "images",
     images: Annotated[
         Path | None,
-        unset("--images", "DIR", "Where the files are, or will be made; default: the state folder's bench/."),
+        unset(
+            "--images",
+            "DIR",
+            "Folder of the input files, which are made if missing; default: the state folder's bench/.",
+        ),
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Files, or records with npy.")] = 8192,
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of JPEG files; with npy, of records.")] = 8192,
     size: Annotated[str, typer.Option("--size", metavar="WxH", help="Size of the JPEGs in pixels.")] = "500x375",
     photos: Annotated[
         Path | None,
-        unset("--photos", "DIR", "Photographs to make JPEGs from; default: scikit-image's and scikit-learn's."),
+        unset(
+            "--photos",
+            "DIR",
+            "Folder of photographs to make the JPEGs from; default: scikit-image's and scikit-learn's.",
+        ),
     ] = None,
     side: Annotated[
         int | None, unset("--side", "PIXELS", "Side of the model's input; default: the model's own.", min=1)
     ] = None,
-    systems: Annotated[str | None, unset("--systems", "NAMES", "all, ours, loops, or names.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each system.")] = 3,
+    systems: Annotated[
+        str | None, unset("--systems", "NAMES", "Systems to measure: all, ours, loops, or names.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often to run each system.")] = 3,
     batch_sizes: Annotated[
-        str, typer.Option("--batch-sizes", metavar="N,...", help="To choose from, for each system.")
+        str, typer.Option("--batch-sizes", metavar="N,...", help="Batch sizes to try; each system uses its fastest.")
     ] = "64,128",
     workers: Annotated[
-        str | None, unset("--workers", "N,...", "To choose from, for each loop; default: by the number of cores.")
+        str | None,
+        unset(
+            "--workers", "N,...", "Numbers of worker processes to try in each loop; default: by the number of cores."
+        ),
     ] = None,
     setting: Annotated[
-        list[str] | None, unset("--setting", "SYSTEM=BATCH[/WORKERS]", "Use this without a search. Repeatable.")
+        list[str] | None,
+        unset("--setting", "SYSTEM=BATCH[/WORKERS]", "Use these for SYSTEM instead of trying several. Repeatable."),
     ] = None,
     compile_mode: Annotated[
-        str, typer.Option("--compile-mode", metavar="MODE", help="Of torch.compile in the loops.")
+        str, typer.Option("--compile-mode", metavar="MODE", help="Mode of torch.compile in the loops.")
     ] = "reduce-overhead",
     uncached: Annotated[
         bool, typer.Option("--uncached", help="Drop the files from the page cache before each run.")
     ] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
-    limit: Annotated[str, typer.Option("--limit", metavar="TIME", help="Most time for one process.")] = "10m",
+    limit: Annotated[
+        str, typer.Option("--limit", metavar="TIME", help="Time limit for each process, such as 10m.")
+    ] = "10m",
     json: Annotated[Path | None, unset("--json", "FILE", "Write the results.")] = None,
     png: Annotated[Path | None, unset("--png", "FILE.png", "Draw a bar chart.")] = None,
     quiet: options.Quiet = False,

@@ -43,7 +43,7 @@ def ls(
         rows = rows_of(store, aged(store.schedules.list()))
         wanted = store.wanted.list()
     shown = Selection(filters=filters or (), sort=sort or "created_at", limit=limit).apply(rows, KEYS)
-    empty = "no schedule matches" if rows else "no stored schedules; the first run of a job makes one"
+    empty = "no schedule matches" if rows else "no stored schedules; build one with: nimble-jobs cache build SPEC"
     caption = measured_on(shown)
     print_rows(shown, COLUMNS, id_key="key", json=json, quiet=quiet, empty=empty, caption=caption)
     if not (json or quiet):

@@ -86,12 +86,12 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
 
 def wanted_line(wanted: WantedSchedule) -> str:
     """One line about a schedule that jobs ran without: who builds it, or why nobody does."""
-    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, missed by {count(wanted.misses, 'job')}"
+    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, which {count(wanted.misses, 'job')} ran without"
     if wanted.state == "failed":
         return f"not built: {what}: {wanted.why}"
     if wanted.state == "building":
         return f"being built by worker {wanted.builder}: {what}"
-    return f"an idle worker builds {what} (about {render.duration(wanted.costs_s)})"
+    return f"an idle worker will build {what} (about {render.duration(wanted.costs_s)})"
 
 
 def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:

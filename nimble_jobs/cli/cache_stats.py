@@ -65,10 +65,15 @@ def _sections(figures: dict[str, Any]) -> list[render.Section]:
     schedules = [
         ("stored", count(figures["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
         ("size", f"{render.size(figures['bytes'])} with {count(figures['artifacts'], 'artifact')}"),
-        ("hits", f"{figures['hits']:,} of these schedules"),
+        ("hits", f"{figures['hits']:,} by jobs that used these schedules"),
     ]
     asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
-    saved = [("build time", f"{render.duration(figures['saved_s'])}: each hit saves what its schedule took to build")]
+    saved = [
+        (
+            "build time",
+            f"{render.duration(figures['saved_s'])}; each hit saves the time that its schedule took to build",
+        )
+    ]
     parts = [("Schedules", schedules), ("Uses", asked), ("Saved", saved)]
     if figures["misses"]:
         parts.append(("Misses", [(f"{number:,}", reason) for reason, number in figures["misses"].items()]))

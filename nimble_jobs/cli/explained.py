@@ -57,7 +57,7 @@ def _head(answer: dict[str, Any]) -> list[tuple[str, str]]:
 def _first_run(answer: dict[str, Any]) -> str | None:
     """What a job decides that finds no schedule: asked of a stored one, too."""
     why = answer.get("why")
-    return f"a job that found none stored: {why}" if answer.get("plan") else why
+    return f"a job that finds no stored schedule {why}" if answer.get("plan") else why
 
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
@@ -90,7 +90,7 @@ def _bounds(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _memory(memory: dict[str, int]) -> list[tuple[str, str]]:
     arena = f"{render.size(memory['arena_without_reuse_bytes'])} without reuse"
-    floor = f"{render.size(memory['arena_floor_bytes'])} at least on one stream"
+    floor = f"{render.size(memory['arena_floor_bytes'])} is the least on one stream"
     return [
         ("peak", render.size(memory["peak_bytes"])),
         ("arena", f"{render.size(memory['arena_bytes'])}; {arena}, {floor}"),

@@ -14,7 +14,7 @@ _FILES = {
     "skipped": " scored by earlier runs",
     "ignored": " changed since they were scored; left as they are",
     "settling": " written too recently; the next run scores them",
-    "elsewhere": " on the list of another job of this name that has not ended",
+    "elsewhere": " already taken by another job of this name, which has not ended",
     "unusable": " unreadable",
     "vanished": " removed before they were read",
     "moved": " written to after they were listed; the next run scores them",

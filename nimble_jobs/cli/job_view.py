@@ -129,7 +129,7 @@ def state_text(row: Row) -> str:
 
 
 _BEGUN = {  # the schedule's progress of a job that began in eager
-    "eager": "not built, in eager",
+    "eager": "not built, eager PyTorch instead",
     "quick": "not built, eager's kernels captured",
     "building": "being built beside the job",
     "moved": "built beside the job",

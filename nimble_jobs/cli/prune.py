@@ -48,7 +48,7 @@ def prune(
             "--per-name",
             metavar="N",
             min=1,
-            help="Keep the newest N jobs of each name, and those that an age given here keeps.",
+            help="Keep the newest N jobs of each name, besides the jobs that --keep and --keep-failed keep.",
         ),
     ] = None,
     dry_run: options.DryRun = False,

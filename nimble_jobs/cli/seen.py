@@ -123,7 +123,7 @@ def _known(store: Store, name: str) -> int:
     """The number of seen files of a name. Raises NotFound if there are none."""
     known = sum(source.files for source in store.seen.sources(name))
     if not known:
-        raise NotFound(f"no seen files of {name}; list the names with: nimble-jobs seen ls")
+        raise NotFound(f"no job named {name} has seen files; list the names with: nimble-jobs seen ls")
     return known
 
 

@@ -45,7 +45,7 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
 def _stage(stage: dict[str, Any]) -> str:
     text = f"{stage['busy']:>4.0%} busy, {_workers(stage)}"
     if stage["limit"]:
-        text += f", {stage['depth']:.1f} of {stage['limit']} waiting for the next stage"
+        text += f", {stage['depth']:.1f} of at most {stage['limit']} results wait for the next stage"
     return text
 
 

@@ -117,7 +117,7 @@ def submit(
         typer.Option(
             "--after",
             metavar="ID[:WHEN]",
-            help="Job to wait for; WHEN: success (the default), failure or done. Repeatable.",
+            help="Job to wait for; WHEN is how it must end: success (the default), failure or done. Repeatable.",
         ),
     ] = None,
     delay: Annotated[

@@ -108,7 +108,10 @@ def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None
 
 def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: Ledger) -> str | None:
     token, job_id = said.get("token"), said.get("job_id")
-    unknown = f"job {job_id} of its {MANIFEST} did not publish it as far as the state folder {ledger.home} knows"
+    unknown = (
+        f"its {MANIFEST} names job {job_id}, but the state folder {ledger.home} has "
+        "no record that this job published it"
+    )
     if token is None:  # from an earlier version
         known_outputs = ledger.outputs(job_id) if isinstance(job_id, str) else None
         return None if known_outputs is not None and _says(said, path) == _of(known_outputs) else unknown
@@ -222,7 +225,8 @@ def _why_kept(path: Path, found: Found | None) -> str | None:
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     return (
         f"is not replaced: it holds {count(len(others), 'file')} that job "
-        f"{found.job_id} did not publish in this form: {', '.join(others[:_NAMED])}{more}; move the files to keep, "
+        f"{found.job_id} did not publish, or that have changed since: {', '.join(others[:_NAMED])}{more}; "
+        "move the files to keep, "
         "or choose another output.path"
     )
 

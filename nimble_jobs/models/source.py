@@ -29,7 +29,9 @@ def weights_entry(spec: ModelSpec) -> str | None:
     if spec.weights is None or is_file_of_weights(spec.weights):
         return None
     if source_of(spec).scheme != "torchvision":
-        raise ModelError(f"model.weights: {spec.weights!r} is no file; only torchvision models have named weights")
+        raise ModelError(
+            f"model.weights: there is no file {spec.weights!r}; only torchvision models have named weights"
+        )
     return spec.weights
 
 

@@ -193,7 +193,7 @@ AfterItem = Annotated[
                 {
                     "type": "object",
                     "title": "AfterSpec",
-                    "description": "Another job, and the end of it that the job waits for.",
+                    "description": "Another job, and how it must end before this job starts.",
                     "properties": {
                         "job": {
                             "type": "string",

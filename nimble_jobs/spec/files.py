@@ -134,9 +134,11 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
             if next(glob.iglob(path, recursive=True), None) is None:  # noqa: PTH207 - Path.glob takes no absolute ones
                 yield Finding(field, f"nothing matches {path}", "at least one file")
         elif data and not exists(path):
-            yield Finding(field, f"no file or folder {path}", "an existing one, or a job in run.after that makes it")
+            yield Finding(
+                field, f"no file or folder {path}", "one that exists, or in run.after the job that will write it"
+            )
         elif not (data and isdir(path)):
-            yield from _missing_file(field, path, "an existing one, or a job in run.after that makes it")
+            yield from _missing_file(field, path, "one that exists, or in run.after the job that will write it")
 
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:

@@ -89,7 +89,7 @@ class ModelSpec(Frozen):
 
 
 class FieldsSpec(Frozen):
-    """Which array or column holds what."""
+    """Names of the arrays or columns to read."""
 
     x: str = Field(
         default="x",
@@ -110,13 +110,13 @@ class TransformSpec(Frozen):
     center_crop: HeightWidth | None = Field(default=None, description="Size kept around the centre, after resizing.")
     channels: Literal[1, 3] | None = Field(default=None, description="Channels the model wants; grey is repeated.")
     scale: Positive | None = Field(
-        default=None, description="Factor on raw values; by default 1/255 for 8-bit data, otherwise 1."
+        default=None, description="Raw values are multiplied by this; by default 1/255 for 8-bit data, otherwise 1."
     )
     mean: tuple[Number, ...] | None = Field(
         default=None, min_length=1, description="Mean to subtract, for each channel."
     )
     std: tuple[Positive, ...] | None = Field(
-        default=None, min_length=1, description="Deviation to divide by, for each channel."
+        default=None, min_length=1, description="Standard deviation to divide by, for each channel."
     )
     layout: Literal["chw", "hwc"] | None = Field(
         default=None, description="Order of the dimensions of stored arrays; by default inferred from the shape."
@@ -145,7 +145,7 @@ class InputSpec(Frozen):
     format: InputFormat = Field(
         description="Format of the records: images, npy, npz, parquet or csv.", examples=["npz"]
     )
-    fields: FieldsSpec = Field(default=FieldsSpec(), description="Which array or column holds what.")
+    fields: FieldsSpec = Field(default=FieldsSpec(), description="Names of the arrays or columns to read.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
     transform: TransformSpec = Field(default=TransformSpec(), description="How each record is prepared for the model.")
     decode: Literal["auto", "cpu", "gpu"] = Field(
@@ -274,7 +274,9 @@ class CronSpec(Frozen):
     )
     start: MomentText | None = Field(default=None, description="No tick before: a date, or a date and a time.")
     end: MomentText | None = Field(default=None, description="No tick after: a date, or a date and a time.")
-    keep: int = Field(default=30, ge=1, le=1_000_000, description="How many finished jobs of it prune leaves.")
+    keep: int = Field(
+        default=30, ge=1, le=1_000_000, description="How many of the timer's finished jobs `prune` keeps."
+    )
 
 
 class JobSpec(Frozen):

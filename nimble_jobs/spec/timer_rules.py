@@ -52,7 +52,7 @@ def check(spec: JobSpec, known: Known, tree: Tree, *, now: float) -> Iterator[Fi
 def only_once(file: str) -> Finding:
     """The finding for a spec with `cron` that was given to a command that runs it."""
     shown = "-" if file.startswith("<") else file  # <stdin>
-    return Finding("cron", "found a timer", f"`nimble-jobs cron add {shown}`, or cron=null to run the job once")
+    return Finding("cron", "this spec is a timer", f"`nimble-jobs cron add {shown}`, or cron=null to run the job once")
 
 
 def _templated(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:

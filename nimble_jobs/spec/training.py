@@ -93,7 +93,7 @@ class LrScheduleSpec(Frozen):
     """How the learning rate changes."""
 
     name: Literal["constant", "cosine", "linear", "one_cycle"] = Field(
-        default="constant", description="Its shape after the warm-up; one_cycle has its own rise."
+        default="constant", description="How the rate changes after the warm-up; one_cycle has its own warm-up."
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate rises from zero.")
 
@@ -151,10 +151,12 @@ class EarlyStoppingSpec(Frozen):
 
     metric: Metric = Field(default="val_loss", description="The measure that must get better.")
     patience: int = Field(
-        ge=1, description="Measurements in a row without a new best one, after which the training ends.", examples=[3]
+        ge=1,
+        description="Number of measurements in a row without improvement, after which the training ends.",
+        examples=[3],
     )
     min_delta: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="By how much a new best measurement must be better."
+        default=0.0, ge=0, allow_inf_nan=False, description="Smallest change that counts as better."
     )
 
 

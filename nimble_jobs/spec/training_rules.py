@@ -95,7 +95,7 @@ def _optimizer(spec: JobSpec) -> Iterator[Finding]:
 @rule("train.lr_schedule.name", "train.lr_schedule.warmup_steps")
 def _lr_schedule(spec: JobSpec) -> Iterator[Finding]:
     if spec.train and spec.train.lr_schedule.name == "one_cycle" and spec.train.lr_schedule.warmup_steps:
-        problem = "not allowed for one_cycle, which has its own rise"
+        problem = "not allowed for one_cycle, which has its own warm-up"
         yield Finding("train.lr_schedule.warmup_steps", problem, "another schedule, or no warmup_steps")
 
 

@@ -69,7 +69,7 @@ def retry(
 def _reason(row: JobRow) -> str | None:
     """Why a job cannot be queued again; None if it can."""
     if row.foreground:
-        return "belongs to a run command; run its spec again"
+        return "was started by `nimble-jobs run`, which cannot be retried; run its spec again"
     if row.state not in _AGAIN:
         what = "has succeeded; submit its spec to run it once more" if row.state == "succeeded" else f"is {row.state}"
         return f"{what}; expected a job that failed, was cancelled or quarantined"

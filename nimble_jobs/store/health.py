@@ -52,7 +52,7 @@ def health_of(worker: WorkerInfo, home: Path) -> Health:
     if progress_s is not None and progress_s > STILL_S:
         job = worker.info.get("job")
         stall_s = worker.info.get("stall_s")
-        end = f"; it is ended after {_rounded(stall_s)} (run.stall)" if stall_s else ""
+        end = f"; its worker will end it after {_rounded(stall_s)} (run.stall)" if stall_s else ""
         return health("still", f"{name} runs job {job}, which has made no progress for {_rounded(progress_s)}{end}")
     return health(None)
 

@@ -110,8 +110,8 @@ def vouch(home: Path, known: str | None) -> None:
         raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to go on")
     if known is not None and current != known:
         raise HomeReplaced(
-            f"{home}: the state folder was replaced by another one (id {current}, was {known}); processes on the "
-            "old one must end"
+            f"{home}: the state folder was replaced by another one (id {current}, was {known}); stop the "
+            "processes that still use the old one"
         )
     check_database(home)
 

@@ -84,7 +84,7 @@ def _hold(session: Session, references: Sequence[str], *, held: bool, now: float
 def _reason(row: JobRow, *, held: bool) -> str | None:
     """Why a job cannot be held or released; None if it can."""
     if row.foreground:
-        return "belongs to a run command; expected a submitted job"
+        return "was started by `nimble-jobs run`; expected a submitted job"
     if row.state != JobState.QUEUED.value:
         return f"is {row.state}; expected a queued job"
     return None if held or row.held else "is not held"

@@ -27,7 +27,7 @@ def forecast(
         return None
     eager_us = answer.get("eager_us")
     if eager_us is None:
-        why = "a job begins in eager, and decides once it knows its rate; what it leaves, an idle worker builds"
+        why = "a job begins in eager and decides once it knows its rate; if it builds nothing, an idle worker will"
         return {"plan": None, "why": why}
     with open_reader(spec.input) as reader:
         records = reader.total

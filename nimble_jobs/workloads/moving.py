@@ -100,24 +100,24 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     if loaded.ready and not loaded.instances:  # what was built says that eager is faster
         return
     if not run.why:
-        run.why = f"stayed in eager: it was over after {at.run_s:.1f} s, before its rate was known"
+        run.why = f"stayed in eager: the job ended after {at.run_s:.1f} s, too early to measure its rate"
     _want(context, prepared, run, at)
     demand = _demand(context, prepared)
     if demand.failed is not None:
-        left = f"an earlier build failed: {demand.failed}; `nimble-jobs cache build` tries again"
+        left = f"an earlier build failed: {demand.failed}; to try again, run: nimble-jobs cache build SPEC"
     elif not context.builders.running(loaded.key):
-        left = "an idle worker builds the schedule" if not context.job.foreground else _BY_HAND
+        left = "an idle worker will build the schedule" if not context.job.foreground else _BY_HAND
     elif context.job.foreground:
         context.builders.end(loaded.key)
-        left = f"the job ended before the build beside it, which was ended; {_BY_HAND}"
+        left = f"the job ended before the build that ran beside it, so the build was stopped; {_BY_HAND}"
     else:
         context.builders.alone(loaded.key, ends_at_once=not _uses(context, demand))
-        left = "the job ended before the build beside it, which goes on"
+        left = "the job ended before the build that runs beside it; the build goes on"
     text = left if run.decision is not None else f"{run.why}; {left}"
     context.event("schedule", text, {"key": loaded.key})
 
 
-_BY_HAND = "an idle worker builds the schedule, or `nimble-jobs cache build`"
+_BY_HAND = "an idle worker will build the schedule; to build it now, run: nimble-jobs cache build SPEC"
 
 
 def _undecided(prepared: Prepared, run: FirstRun) -> bool:
@@ -298,12 +298,14 @@ def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
         message = f"runs in eager from record {at.record:,}: {found.loaded.fallback}"
         context.event("fallback", message, {"key": key})
     elif found.stays_because is not None:
-        message = f"stays on what it began with: the better schedule was not loaded: {found.stays_because}"
+        message = f"goes on as it began, because the better schedule could not be loaded: {found.stays_because}"
         context.event("schedule", message, {"key": key, "record": at.record})
     elif found.progress is Progress.STAYS:
         if context.builders.gave_up(key) and not context.builders.may_try_again(key):
             context.store.wanted.failed(key, "the build beside a job gave no schedule", time.time())
-        context.event("schedule", "no better schedule came of the build beside it; see the worker's log", {"key": key})
+        context.event(
+            "schedule", "the build beside the job gave no better schedule; see the worker's log", {"key": key}
+        )
     return found
 
 

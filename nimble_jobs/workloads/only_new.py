@@ -108,7 +108,10 @@ def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, st
     said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
     if said["left"]:
         files = "file was" if len(said["left"]) == 1 else "files were"
-        text = f"{len(said['left']):,} {files} not as listed when read, and not seen yet: {_few(list(said['left']))}"
+        text = (
+            f"{len(said['left']):,} {files} gone or changed when read, and the next run "
+            f"looks again: {_few(list(said['left']))}"
+        )
         context.event("moved", text, {})
     scored = Work(files=work.files, model=said["model"]).scored(said["left"])
     return dataclasses.replace(outcome, scored=scored, outputs=outcome.outputs | {"only_new": said["counts"]})
@@ -162,7 +165,8 @@ def _new_list(context: JobContext, model: str, now: float) -> FileList:
         if files:
             new = _keep(context, new)  # before the next job lists
     if unusable:
-        text = f"{len(unusable):,} are no files that can be read, and are left out: {_few(sorted(unusable))}"
+        what = "a file" if len(unusable) == 1 else "files"
+        text = f"left out {len(unusable):,}, not readable as {what}: {_few(sorted(unusable))}"
         context.event("unusable", text, {})
     return new
 

@@ -15,7 +15,9 @@ def waiting(context: JobContext) -> Waiting:
 
     def tell(wait: Wait) -> None:
         who = f"process {wait.pid}" if wait.pid else "another process"
-        context.event("wait", f"{who} builds this schedule; waits for it, {wait.limit_s:.0f} s at most", {})
+        context.event(
+            "wait", f"{who} is building this schedule; the job waits for it, {wait.limit_s:.0f} s at most", {}
+        )
         context.report(phase="wait")
 
     return told_once(context, tell)

@@ -93,7 +93,9 @@ def test_a_timer_is_not_submitted(cli: Cli, command: str) -> None:
     """A timer that ran once by mistake would look as if it were set."""
     answer = cli(command, "digits-score.yaml")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("digits-score.yaml:16: cron: found a timer; expected `nimble-jobs cron add digits-")
+    assert answer.err.startswith(
+        "digits-score.yaml:16: cron: this spec is a timer; expected `nimble-jobs cron add digits-"
+    )
     assert done(cli("ls", "--json")).json == []
 
 

@@ -184,11 +184,11 @@ def test_seen_commands(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None
     assert (row["path"], row["job"], row["bytes"]) == ("b.npy", job.id, (inbox.folder / "b.npy").stat().st_size)
     assert cli("seen", "ls", "n", "-n", "1").err == ""
     for words, code, line in (
-        (("ls", "m"), 102, "nimble-jobs: no seen files of m; list the names with: nimble-jobs seen ls"),
+        (("ls", "m"), 102, "nimble-jobs: no job named m has seen files; list the names with: nimble-jobs seen ls"),
         (
             ("forget", "m"),
             102,
-            "nimble-jobs: no seen files of m; list the names with: nimble-jobs seen ls",
+            "nimble-jobs: no job named m has seen files; list the names with: nimble-jobs seen ls",
         ),
         (("forget", "n", "--path", "z*"), 0, "no seen file of n matches z*"),
         (("forget", "n", "--dry-run"), 0, "would forget 3 files of n (all)"),
@@ -223,7 +223,7 @@ def test_pipes_and_broken_links(inbox: Inbox) -> None:
     job = inbox.job()
     assert counts(job) == {"listed": 2, "new": 1, "unusable": 1}
     (event,) = [e for e in inbox.store.jobs.events(job.id) if e.kind == "unusable"]
-    assert event.message == "1 are no files that can be read, and are left out: a.npy"
+    assert event.message == "left out 1, not readable as a file: a.npy"
     (inbox.folder / "a.npy").unlink()
     inbox.put("a.npy")
     assert inbox.ids(inbox.job()) == ["a.npy:0", "a.npy:1"]

@@ -40,7 +40,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     """The file is named."""
     file = tmp_path / "r.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match=r"r\.json: not results of this benchmark"):
+    with pytest.raises(UsageError, match=r"r\.json: not results that `bench --json` wrote"):
         Results.load(file)
 
 

@@ -105,8 +105,10 @@ def test_the_outcome_of_a_search_may_be_eager(slow: list[str]) -> None:
     assert schedule.noise is not None
     eager, single = schedule.candidates
     assert (eager.chosen, single.chosen) == (True, False)
-    assert eager.reason.startswith(f"the reference; runs because {single.name} is slower by more than the noise of ")
-    assert single.reason.endswith("of those that passed their check; slower than eager")
+    assert eager.reason.startswith(
+        f"the reference; runs because {single.name} is slower, by more than the measurement noise of "
+    )
+    assert single.reason.endswith("of the candidates that passed their check; slower than eager")
     assert type(schedule).from_json(schedule.to_json()) == schedule
 
 

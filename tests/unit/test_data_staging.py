@@ -188,7 +188,7 @@ def test_if_exists_replace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("mine.txt", r"it holds 1 file that job old did not publish in this form: mine\.txt; move"),
+        ("mine.txt", r"it holds 1 file that job old did not publish, or that have changed since: mine\.txt; move"),
         ("mine/a", r"mine/; move"),
         (".hidden", r"\.hidden; move"),
         ("part-00000.jsonl", r"part-00000\.jsonl \(changed\); move"),
@@ -244,12 +244,12 @@ def test_many_files_of_others_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        ("by hand", "job evil of its manifest.json did not publish it as far as the state folder"),
-        ("by hand without a token", "job evil of its manifest.json did not publish it as far as the state folder"),
+        ("by hand", "its manifest.json names job evil, but the state folder"),
+        ("by hand without a token", "its manifest.json names job evil, but the state folder"),
         ("copied", "its manifest.json belongs to another folder, which job old published at"),
         ("copied with all files", "its manifest.json belongs to another folder, which job old published at"),
         ("changed", "its manifest.json was changed after job old published it"),
-        ("other home", "job old of its manifest.json did not publish it as far as the state folder"),
+        ("other home", "its manifest.json names job old, but the state folder"),
     ],
 )
 @pytest.mark.parametrize("if_exists", ["replace", "resume", "own"])
@@ -312,9 +312,7 @@ def test_folders_of_earlier_versions(tmp_path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(held))
     ledger = Book(tmp_path)
     ledger.before["old"] = {**given, "bytes": 1}
-    with pytest.raises(
-        OutputExists, match=r"job old of its manifest\.json did not publish it as far as the state folder"
-    ):
+    with pytest.raises(OutputExists, match=r"its manifest\.json names job old, but the state folder"):
         staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)
     ledger.before["old"] = given
     staging = staged(output(path, "replace"), "new", 1, basis="b", ledger=ledger)

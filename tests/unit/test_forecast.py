@@ -53,7 +53,7 @@ def test_nothing_is_foreseen_without_a_measurement(store: Store, tmp_path: Path)
     """Only how the job will decide."""
     found = foreseen(store, tmp_path, eager_us=None)
     assert found is not None
-    assert (found["plan"], found["why"].split(",")[0]) == (None, "a job begins in eager")
+    assert (found["plan"], found["why"].split(" and ")[0]) == (None, "a job begins in eager")
 
 
 def test_all_records_count(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_the_reason_is_said() -> None:
     found = decide(replace(NOW, left=1_000_000), COSTS)
     assert found.why.startswith(
         "captures eager's kernels in about 0.7 s, and builds beside: 1,000,000 records left would take 200 s in eager; "
-        "a build about 22 s (as two builds here), 38 s beside the job; that saves "
+        "a build would take about 22 s (as two builds here), 38 s beside the job; that saves "
     )
 
 
@@ -148,9 +148,9 @@ def test_costs_are_learned() -> None:
     assert (default.build_s, others.build_s, own.build_s) == (22.0, 44.0, 11.0)
     assert own.build_ratio == pytest.approx(own.quick_ratio * 0.25)
     assert [c.source for c in (default, others, own)] == [
-        "no build is known here; as measured elsewhere",
-        "as 1 build of other models here",
-        "as 1 earlier build of this model here",
+        "estimated from other machines, as this one has built nothing yet",
+        "estimated from 1 build of other models on this device",
+        "estimated from 1 earlier build of this model on this device",
     ]
     assert expected([], model="m", on_gpu=True, call_s=0.05).build_s > default.build_s
 

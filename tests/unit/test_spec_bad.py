@@ -147,5 +147,5 @@ def test_a_timer_is_not_submitted(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         spec.load(path, now=NOW, once=True)
     expected = f"expected `nimble-jobs cron add {path}`, or cron=null to run the job once"
-    assert str(caught.value) == f"{path}:16: cron: found a timer; {expected}"
+    assert str(caught.value) == f"{path}:16: cron: this spec is a timer; {expected}"
     assert spec.load(path, ("cron=null", "output.path=once"), now=NOW, once=True).cron is None

@@ -130,7 +130,7 @@ def recording_of(material: Material, record: Callable[[], Recording]) -> Recordi
     if compiles_again(schedule):
         recording = record()
         if recording.program != schedule.program:
-            raise EngineError("the compiler made other kernels of the model than those that were measured")
+            raise EngineError("the compiler generated different kernels from the ones that were measured")
         return recording
     code = unpack(schedule.compiled, material.binaries)
     return Recording(program=schedule.program, constants=dict(material.constants), kernels={**code})

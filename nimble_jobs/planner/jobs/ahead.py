@@ -21,7 +21,7 @@ from nimble_jobs.store import Store
 Told = Callable[[str], None]  # is given what is done right now, in words
 
 _PHASES = {"load": "loading the model", "build": "measuring eager", "check": "checking what is stored"}
-WAITING = "waiting for another process that builds it"
+WAITING = "waiting for another process that is building it"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,11 +92,11 @@ def expected(
     else:
         build_ratio = defaults.build_ratio
     if own:
-        source = f"as {count(len(own), 'earlier build')} of this model here"
+        source = f"estimated from {count(len(own), 'earlier build')} of this model on this device"
     elif known:
-        source = f"as {count(len(known), 'build')} of other models here"
+        source = f"estimated from {count(len(known), 'build')} of other models on this device"
     else:
-        source = "no build is known here; as measured elsewhere"
+        source = "estimated from other machines, as this one has built nothing yet"
     return Costs(
         quick_s=defaults.quick_s + defaults.quick_calls * call_s,
         quick_ratio=quick_ratio,

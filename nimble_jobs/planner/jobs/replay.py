@@ -151,7 +151,7 @@ def _source(parts: Mapping[str, str], folders: Sequence[Path]) -> str:
     if scheme in ("torchvision", "timm"):
         return source
     if scheme not in _IN_FOLDERS:
-        raise ValueError(f"its model, {source or 'unnamed'}, cannot be built from its key")
+        raise ValueError(f"its key names the model {source or 'unnamed'}, which cannot be rebuilt from the key alone")
     name, *rest = target.split(":")
     for folder in folders:
         if (folder / name).is_file():
@@ -163,7 +163,7 @@ def _input(parts: Mapping[str, str]) -> dict[str, Any]:
     """What a request says of its records."""
     found = _INPUT.fullmatch(parts.get("input", ""))
     if not found:
-        raise ValueError(f"its input, {parts.get('input') or 'unnamed'}, is not that of a job")
+        raise ValueError(f"its key names the input {parts.get('input') or 'unnamed'}, which no job can have")
     shape = [int(size) for size in ast.literal_eval(found[2])]
     if not shape:
         raise ValueError("its input has no batch dimension")

@@ -107,7 +107,7 @@ def _restore(
             observed=observed,
         )
         if watched is not None and watched.left_traces:
-            raise EngineError("the model's calls leave traces")
+            raise EngineError("the model changes its own state when it is called")
 
     try:
         restored = restore(loaded.module, material, example, loaded.device, check, own=True)

@@ -36,7 +36,7 @@ class Contest:
 
     def over(self, name: str) -> str:
         """Why eager runs, in words."""
-        return f"runs because {name} is slower by more than the noise of {self.noise:.0%}"
+        return f"runs because {name} is slower, by more than the measurement noise of {self.noise:.0%}"
 
     @classmethod
     def of(cls, eager_us: Sequence[float], replay_us: Sequence[float]) -> Contest:

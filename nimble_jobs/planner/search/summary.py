@@ -104,9 +104,9 @@ def table(
         chosen=failure is not None or stays_eager,
         reason=said,
     )
-    weighed = ", weighed with its memory," if found.available_bytes else ""
+    weighed = " for its memory" if found.available_bytes else ""
     won = "the most records a second" if many else f"the least time{weighed}"
-    won += " of those that passed their check"
+    won += " of the candidates that passed their check"
     rows = [
         replace(c, chosen=not stays_eager, reason=f"{won}; slower than eager" if stays_eager else won)
         if c == winner and failure is None
@@ -121,5 +121,5 @@ def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:
     if rate > best:
         if rate * PAYS < best:
             return f"within the noise of {winner.name}"
-        return f"not enough faster than {winner.name} for its share of the memory"
+        return f"faster than {winner.name}, but not by enough to justify its memory"
     return f"fewer records a second than {winner.name}" if many else f"slower than {winner.name}"

@@ -102,7 +102,7 @@ def _take(
         materials[role] = found.value
     sources = {source_of(material.schedule) for material in materials.values()}
     if len(sources) > 1:
-        return Miss(reason="the stored schedules of the step are of two builds")
+        return Miss(reason="the stored schedules of the step come from two different builds")
     (source,) = sources
     stays_eager = any(material.schedule.runs == "eager" for material in materials.values())
     if request.only is not None and source != request.only:
