@@ -22,14 +22,14 @@ from nimble_jobs.pipeline import Pool
 
 T = TypeVar("T")
 
-_LANDED = 2  # batches whose outputs somebody still looks at
+_LANDED = 2  # batches whose outputs are still being read
 _TAILS = 4  # heads that are kept for later jobs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Landed(Generic[T]):
-    """What was wanted of a batch's outputs, by name, and what came beside it. `release` lets another batch have its
-    memory.
+    """The outputs of a batch on the host, by name, and the value that accompanied it. `release` frees its memory for
+    another batch.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -44,14 +44,16 @@ class Flight:
     """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        self._under_way = len(instances) + 2  # more, so that the next replay is queued when one ends
+        self._under_way = (
+            len(instances) + 2
+        )  # more than there are instances, so that the next replay is queued when one ends
         self._copy_out = torch.cuda.Stream(device)
         streams = flight_streams(device, len(instances))
         self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
         torch.cuda.synchronize(device)
 
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
-        """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
+        """For each batch in order: what `head` makes of its outputs, on the host. A batch of None has no outputs.
 
         `head` runs on the device, after each replay. At most two batches may be held at a time. Raises what `head`
         raises.
@@ -83,17 +85,17 @@ class Flight:
 
 
 class _Seat:
-    """An instance, its stream, and what is wanted of its outputs."""
+    """An instance, its stream, and the head over its outputs."""
 
     def __init__(self, instance: Instance, stream: torch.cuda.Stream) -> None:
         self.instance, self.stream = instance, stream
         self.input = next(iter(instance.inputs.values()))
-        self.left: torch.cuda.Event | None = None  # when what was made last is on the host
+        self.left: torch.cuda.Event | None = None  # when the last results are on the host
         self.tail: Tail | None = None
         self._tails: dict[Head, Tail] = {}
 
     def prepare(self, head: Head) -> None:
-        """Make what `head` asks for from now on."""
+        """Apply `head` from now on."""
         if head not in self._tails:
             while len(self._tails) >= _TAILS:
                 del self._tails[next(iter(self._tails))]
@@ -122,7 +124,7 @@ class _UnderWay(Generic[T]):
 
 
 class _Lane:
-    """Where what is wanted of one batch goes. Its memory on the host is made for the first batch."""
+    """Host memory for the results of one batch, allocated with the first batch."""
 
     def __init__(self, copy_out: torch.cuda.Stream) -> None:
         self._copy_out = copy_out
@@ -132,7 +134,7 @@ class _Lane:
         )
 
     def start(self, batch: Arrived, seat: _Seat) -> None:
-        """Send a batch on its way."""
+        """Queue the replay of a batch and the copy of its results."""
         tail, stream, out = seat.tail, seat.stream, self._copy_out
         assert tail is not None
         x = batch.take(stream)
@@ -155,14 +157,14 @@ class _Lane:
         seat.left = self._done
 
     def wait(self) -> Mapping[str, torch.Tensor]:
-        """What was wanted, once it is on the host."""
+        """The results, once they are on the host."""
         self._done.synchronize()
         return self._host
 
     def replay_s(self) -> float:
-        """Device time from the batch's copy into the input to its outputs."""
+        """Device time in seconds from the copy into the input to the results."""
         return float(self._began.elapsed_time(self._computed)) / 1e3
 
     def download_s(self) -> float:
-        """Time that its outputs took to the host."""
+        """Time in seconds that the results took to the host."""
         return float(self._leaving.elapsed_time(self._done)) / 1e3

@@ -1,4 +1,4 @@
-"""JPEGs to rows of pixels on the device: decoded in batches, resized and cropped there.
+"""Decodes JPEGs to rows of pixels on the device, in batches, and resizes and crops them there.
 
 Two decoders in two threads keep the device's decoding engines busy: while one resizes, the other decodes.
 """
@@ -25,10 +25,10 @@ from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
 
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
-_TAKES = 4  # times as much: what is decoded, pieces that the allocator keeps, and nvJPEG's own buffers
-_SHARE = 64  # of the device's memory; a call takes at most this part of it
+_TAKES = 4  # decoding takes so many times as much: decoded pictures, memory the allocator keeps, nvJPEG's buffers
+_SHARE = 64  # a call takes at most this fraction (1/64) of the device's memory
 _ALIGNED = 256  # bytes; where the planes of a picture begin
-_LARGE_BYTES = 10 << 20  # from here on torch's allocator keeps a piece of memory of its own for each size
+_LARGE_BYTES = 10 << 20  # above it, torch's allocator keeps separate memory for each size
 _SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
 _SAMPLE_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMUFRUVDA8XGBYUGB"
@@ -36,7 +36,9 @@ _SAMPLE_JPEG = base64.b64decode(
     "AhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/8QAFgEBAQEAAAAAAAAAAAAAAAAAAAcI/8QAFBEBAAAAAA"
     "AAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AkAQ9pAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB/9k="
 )
-_STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device index; unused ones, whose cached memory serves again
+_STREAMS: dict[
+    int, list[torch.cuda.Stream]
+] = {}  # idle streams by device index; the memory cached for them is used again
 _LOCK = threading.Lock()
 
 
@@ -104,15 +106,17 @@ class PictureDecoder:
         decode: nvjpeg.Decode | None = None,
         at_once_bytes: int | None = None,
     ) -> None:
-        """Raises RuntimeError where torchvision's decoders cannot be loaded; `available` asks first."""
+        """Raises RuntimeError if torchvision's decoders cannot be loaded; call `available` first."""
         self.device = torch.device(device.type, device.index or 0) if device.type == "cuda" else device
-        self.refusals: Counter[str] = Counter()  # why pictures were not decoded here, and how many
-        self.done: torch.cuda.Event | None = None  # the rows of the last `decode` are there; None on the CPU
+        self.refusals: Counter[str] = Counter()  # how many pictures were not decoded here, by reason
+        self.done: torch.cuda.Event | None = (
+            None  # happens when the rows of the last `decode` are complete; None on the CPU
+        )
         self._shaping = Shaping(height=height, width=width, channels=channels, resize=resize, center_crop=center_crop)
         self._decode = decode or nvjpeg.decoder(self.device, channels)
         self._at_once = nvjpeg.together() if decode is None else None
         self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)
-        self._grown_bytes = 0  # what the allocator took for large pictures since it last gave back
+        self._grown_bytes = 0  # what the allocator took for large pictures since its cache was last emptied
         self._stream: torch.cuda.Stream | None = None
         if able(self.device).streams:
             with _LOCK:
@@ -166,7 +170,7 @@ class PictureDecoder:
         return tuple(sorted(failed))
 
     def close(self) -> None:
-        """Wait for what is under way, and leave stream and engines to the next decoder. Further calls do no harm."""
+        """Wait for all work, and leave stream and engines to the next decoder. May be called more than once."""
         stream, self._stream = self._stream, None
         engines, self._engines = self._engines, None
         if stream is not None:
@@ -191,7 +195,7 @@ class PictureDecoder:
     def _decoded(
         self, pictures: Pictures, rows: np.ndarray, failed: list[int], *, large: bool
     ) -> tuple[np.ndarray, Planes]:
-        """Those of the rows that can be decoded, and their pictures; the others are added to `failed`."""
+        """The rows that could be decoded, and their pictures. All other rows are added to `failed`."""
         self._settle()
         self._tables.make(len(rows))
         reserved = torch.cuda.memory_reserved(self.device) if large and self._stream is not None else 0
@@ -211,7 +215,7 @@ class PictureDecoder:
         rows: np.ndarray,
         failed: list[int],
     ) -> tuple[np.ndarray, Planes]:
-        """As `_decoded`, by the GPU's JPEG engines as far as they take them."""
+        """`_decoded` by the GPU's JPEG engines; torchvision decodes what they do not take."""
         addresses = pictures.data.ctypes.data + pictures.spans[rows, 0]
         lengths, sizes = pictures.spans[rows, 1], pictures.sizes[rows].astype(np.int64)
         verdicts = engines.judge(addresses, lengths, sizes)
@@ -250,7 +254,7 @@ class PictureDecoder:
         return np.concatenate([rows[done], more]), planes.and_(theirs)
 
     def _by_torchvision(self, pictures: Pictures, rows: np.ndarray, failed: list[int]) -> tuple[np.ndarray, Planes]:
-        """As `_decoded`, by a GPU's cores."""
+        """`_decoded` by torchvision."""
         data = torch.from_numpy(pictures.data)
         planes = self._together(data, pictures, rows)
         if planes is not None:
@@ -261,7 +265,7 @@ class PictureDecoder:
     def _one_by_one(
         self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray, failed: list[int]
     ) -> tuple[np.ndarray, Planes]:
-        """As `_decoded`, in whatever smaller batches it takes to find the pictures that fail."""
+        """`_decoded` in ever smaller batches, until each picture that fails is alone."""
         spans = [data[offset : offset + length] for offset, length in pictures.spans[rows].tolist()]
         decoded = salvage(spans, self._decode, self._refused)
         kept, good = [], []
@@ -276,13 +280,13 @@ class PictureDecoder:
         return np.array(kept, dtype=np.int64), Planes.of(good)
 
     def _together(self, data: torch.Tensor, pictures: Pictures, rows: np.ndarray) -> Planes | None:
-        """All of them by one call; None where one of them is not what its header says, or cannot be decoded."""
+        """All pictures by one call; None if one of them cannot be decoded, or is not what its header says."""
         if self._at_once is None or not len(rows):
             return None
         offsets, lengths = (pictures.spans[rows, i].tolist() for i in (0, 1))
         try:
             flat, shapes = self._at_once(data, offsets, lengths, nvjpeg.mode_of(self._shaping.channels), self.device)
-        except RuntimeError:  # what is wrong, and with which, is found one by one
+        except RuntimeError:  # decoding one by one shows which picture is at fault
             return None
         sizes = np.array(shapes, dtype=np.int64).reshape(-1, 3)
         if (sizes[:, 0] != self._shaping.channels).any() or (sizes[:, 1:] != pictures.sizes[rows]).any():
@@ -298,11 +302,11 @@ class PictureDecoder:
             return
         self._stream.synchronize()
         if self._grown_bytes > 2 * self._at_once_bytes:
-            torch.cuda.empty_cache()  # pieces for other sizes would add up
+            torch.cuda.empty_cache()  # memory kept for other sizes would add up
             self._grown_bytes = 0
 
     def _copy(self, pictures: Pictures, out: torch.Tensor) -> None:
-        """Bring over what holds pixels already; the host's bytes are free when this returns."""
+        """Copy records that hold pixels already; the host's bytes may be overwritten when this returns."""
         rows = np.flatnonzero(pictures.decoded)
         if not len(rows):
             return
@@ -342,5 +346,5 @@ def _at_once_bytes(device: torch.device) -> int:
 
 
 def decoder_name() -> str:
-    """What decodes on the device, and its version, for the manifest."""
+    """Name and version of the device's decoder, for the manifest."""
     return f"torchvision {version('torchvision')} (nvJPEG)"

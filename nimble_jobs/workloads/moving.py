@@ -1,7 +1,7 @@
-"""What a job runs on while its schedule is not stored, and when it moves to a better one, between two of its batches.
+"""Decides what a job runs on until its schedule is stored, and moves it to a better one between two batches.
 
-`due` is cheap and asked before each batch. `better` is called with nothing in flight where that was true, and `finish`
-after the last batch.
+`due` is cheap; it is asked before each batch. If it is true, `better` is called with nothing in flight. `finish` is
+called after the last batch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.waiting import waiting
 
-_DECIDE_S = 0.3  # of running, after which the rate is believed
+_DECIDE_S = 0.3  # seconds of running after which the measured rate counts
 _DECIDE_BATCHES = 3
-_ASK_S = 5.0  # how often the store is asked for what others have built
-_FED_BADLY = 0.2  # share of the time that a model waits for its input, above which no schedule makes the job faster
-_MOSTLY_CALLS = 0.5  # share of the time in calls of the model, below which something else holds the job up
-_HITS = 20  # of other schedules of the same model that count as a sign of more to come; two of them for one
+_ASK_S = 5.0  # how often the store is asked whether others have built the schedule
+_FED_BADLY = 0.2  # above this share of time spent waiting for input, no schedule makes the job faster
+_MOSTLY_CALLS = 0.5  # below this share of time spent in the model, something else limits the job
+_HITS = 20  # hits of the model's other schedules that count as a sign of more to come; two count as one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,14 @@ class At:
     record: int  # the first of the next batch, in the order of the input
     done: int  # records of this attempt whose results are on the host
     left: int  # records of this attempt that have not been sent to the device yet
-    run_s: float  # since the first batch of this attempt was asked for
-    waits: float = 0.0  # share of that time in which whoever calls the model waited for its input
+    run_s: float  # seconds since this attempt asked for its first batch
+    waits: float = 0.0  # share of that time spent waiting for the model's input
 
 
 def due(context: JobContext, prepared: Prepared, where: Callable[[], At]) -> bool:
-    """Whether `better` has something to do. Cheap: asked before each batch, while others may be in flight. `where` says
-    where the job stands, and is asked only of a job that may still move.
+    """Whether `better` has something to do. Cheap: it is asked before each batch, while others are in flight.
+
+    `where` says where the job stands. It is called only if the job may still move.
     """
     if prepared.progress in (None, Progress.MOVED, Progress.STAYS):
         return False
@@ -69,9 +70,9 @@ def due(context: JobContext, prepared: Prepared, where: Callable[[], At]) -> boo
 
 
 def better(context: JobContext, prepared: Prepared, at: At) -> Prepared:
-    """What the job goes on with; the same as was given where nothing is better. The job says so.
+    """What the job continues with: `prepared` itself if nothing is better. Any move is recorded on the job.
 
-    To be called with nothing in flight: what was captured is closed. Raises OutOfMemory, DeviceFault.
+    Call it with nothing in flight, because it closes what was captured. Raises OutOfMemory, DeviceFault.
     """
     run, random = prepared.first_run, RandomStates(prepared.loaded.device)
     try:
@@ -88,8 +89,8 @@ def better(context: JobContext, prepared: Prepared, at: At) -> Prepared:
 
 
 def finish(context: JobContext, prepared: Prepared, at: At) -> None:
-    """The last batch is done. What pays only later is left to whoever is idle, and a build beside never holds up the
-    end of a `run`.
+    """Call after the last batch. Builds that pay only later are left to idle workers; no build delays the end of a
+    `run`.
     """
     if prepared.progress is None or prepared.first_run is None:
         return
@@ -125,7 +126,7 @@ def _undecided(prepared: Prepared, run: FirstRun) -> bool:
 
 
 def _measured(run: FirstRun, prepared: Prepared, at: At) -> bool:
-    """Whether the rate is known: that of the first batch, which is slow only once, does not count."""
+    """Whether the rate is known. The first batch does not count, since it is slow only once."""
     if run.began is None:
         if at.done > 0:
             run.began = (at.done, at.run_s)
@@ -135,7 +136,7 @@ def _measured(run: FirstRun, prepared: Prepared, at: At) -> bool:
 
 
 def _move_pays(run: FirstRun | None, at: At) -> bool:
-    """Whether enough records are left; a job whose spec asks for a move does not ask that."""
+    """Whether enough records are left for a move to pay. A job whose spec asks for the move always moves."""
     if run is None or run.costs is None:
         return True
     now_s = _record_s(run, at)
@@ -144,7 +145,7 @@ def _move_pays(run: FirstRun | None, at: At) -> bool:
 
 
 def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:
-    """Decide, say so, and do what was decided."""
+    """Decide, record the decision, and carry it out."""
     loaded = prepared.loaded
     carried = loaded.altered()
     if carried is not None:  # what it carries would have to be carried over, bit by bit
@@ -213,7 +214,7 @@ def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, dem
 
 
 def run_device(prepared: Prepared) -> str:
-    """The device in words, as schedules have it."""
+    """The device's name as schedules store it."""
     return devices.describe(prepared.loaded.device)
 
 
@@ -233,7 +234,7 @@ def _uses(context: JobContext, demand: Demand) -> float:
 
 
 def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> None:
-    """Tell the store, once a job, that it does without."""
+    """Tell the store, once for each job, that the job runs without its schedule."""
     if run.wanted:
         return
     run.wanted = True
@@ -258,7 +259,7 @@ def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Non
 
 
 def _quickly(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:
-    """Move to the quick candidate, or stay in eager and say why."""
+    """Move to the quick candidate, or stay in eager and record why."""
     loaded = prepared.loaded
     call_s = _record_s(run, at) * loaded.request.batch_size
     start = time.perf_counter()
@@ -277,7 +278,7 @@ def _quickly(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> 
 
 
 def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
-    """Move to what is stored, if anything is; the job says what became of it."""
+    """Move to the stored schedule, if there is one; record the outcome on the job."""
     assert context.builders is not None
     before, run = prepared.loaded.schedule, prepared.first_run
     was = f"{before.replay_us / 1e3:.4g} ms a replay before" if before is not None else "in eager before"
@@ -310,7 +311,7 @@ def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
 
 
 def _record_s(run: FirstRun, at: At) -> float:
-    """Seconds a record since the last move."""
+    """Seconds for each record since the last move."""
     done, seconds = run.began or (0, 0.0)
     return (at.run_s - seconds) / max(1, at.done - done)
 
@@ -323,6 +324,6 @@ def _open_move(run: FirstRun, at: At, to: str, took_s: float) -> None:
 
 
 def _close_move(run: FirstRun, at: At) -> None:
-    """Say what a move brought, once that is known."""
+    """Record what a move gained, once that is known."""
     if run.moves and run.moves[-1]["record_s"] is None and run.began is not None and at.done > run.began[0]:
         run.moves[-1]["record_s"] = _record_s(run, at)

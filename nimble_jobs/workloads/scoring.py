@@ -3,9 +3,9 @@
     read → decode or upload → replay → download → columns → shards
 
 Threads or processes read ahead, and decode what the host decodes. Two threads decode pictures on the device, or one
-uploads records. The job's own thread launches the replays, one makes columns of what comes back, a few write shards.
-Batches never span two shards, and shards are cut from what comes out: nothing waits at their bounds. A queue between
-two stages holds a few batches, so memory is bounded.
+uploads records. The job's own thread launches the replays, another turns outputs into columns, and a few write shards.
+Batches never span two shards, and shards are cut from finished batches, so no stage waits at the end of a shard. A
+queue between two stages holds a few batches, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _READ_AHEAD = 2  # batches that wait to be uploaded
 _UPLOADED = 2  # batches that wait for a replay
 _LANDED = 1  # batches whose outputs wait to become columns
 _SHARDS = 1  # shards that wait to be written
-_WRITERS = 4  # threads that write shards: what they wait for is the disk
+_WRITERS = 4  # threads that write shards; they mostly wait for the disk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """A batch, and where it belongs."""
+    """A batch and its place in the output."""
 
     at: Bounds
     batch: Batch
-    late: int = 0  # bad records that were found after it was read
+    late: int = 0  # bad records that decoding on the device revealed
 
 
 @dataclass(kw_only=True, eq=False)
 class _Shard:
-    """What is known of a shard so far."""
+    """A shard that is being collected."""
 
     index: int
     columns: Columns
@@ -69,19 +69,19 @@ class _Result:
     """A batch with its outputs."""
 
     landed: Landed[_Part]
-    carries: str | None  # what the model carries on to the next shard, after the last batch of one
+    carries: str | None  # after a shard's last batch: the name of state that the model carries into the next shard
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """Records that are done, those of finished shards of earlier attempts included."""
+    """Records done so far, including those in shards that earlier attempts finished."""
 
     done: int = 0
     bad: int = 0
 
 
 class Scoring:
-    """Scores the shards that are not done yet."""
+    """Scores all shards that are not finished yet."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class Scoring:
         self._decoding = decode(self._stages.decode) if decode is not None else None
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
-        self._sent = 0  # batches that were given to replays
+        self._sent = 0  # batches sent to replays
         self._heads = Heads.of(context.spec.output.fields)
-        self._open: _Shard | None = None  # that batches are added to
+        self._open: _Shard | None = None  # the shard that collects batches
 
     @property
     def scored(self) -> int:
@@ -117,7 +117,7 @@ class Scoring:
         return self.tally.done - self._adopted
 
     def run(self) -> dict[str, Any]:
-        """Score and write them all; returns what `Stages.summary` says. Raises Stopped where the job is to end."""
+        """Score and write all records; returns `Stages.summary`. Raises Stopped if the job has to end early."""
         try:
             self._run()
         finally:
@@ -171,7 +171,7 @@ class Scoring:
         return 0 if self._alone else items
 
     def _read(self, buffers: Buffers | None) -> Generator[_Part]:
-        """The batches that are to be scored, each checked. Raises DataError for too many bad records."""
+        """Batches of checked records, in order. Raises DataError for too many bad records."""
         bad = list[BadRecord]()
         bounds = [(at.start, at.stop) for at in self._parts]
         batches = self._reader.batches(
@@ -193,7 +193,7 @@ class Scoring:
                 yield _Part(at=at, batch=batch)
 
     def _arrived(self, buffers: Buffers | None) -> Generator[tuple[Arrived | None, _Part]]:
-        """The same, where a replay can take them; None for a batch without a good record."""
+        """The same batches, ready for a replay; None in place of one without a good record."""
         parts: Iterator[_Part] = self._read(buffers)
         if not self._alone:
             parts = ahead(parts, _READ_AHEAD, name="nimble-checks")
@@ -208,7 +208,7 @@ class Scoring:
             found = mapped(self._decoded, parts, threads=THREADS, depth=THREADS + 1, name="nimble-decode")
         with closing(found):
             for item in found:
-                if item is None:  # nobody wants it any more
+                if item is None:  # the pipeline is closing
                     return
                 yield item
 
@@ -233,7 +233,7 @@ class Scoring:
                     yield None, part
                     continue
                 arrived = arrivals.upload(_tensor(part.batch.x))
-                if arrived is None:  # nobody wants it any more
+                if arrived is None:  # the pipeline is closing
                     return
                 if before is not None:
                     _release(*before)
@@ -241,8 +241,8 @@ class Scoring:
                 yield arrived, part
 
     def _replays(self, source: Iterator[tuple[Arrived | None, _Part]], columns: Sink[_Result]) -> bool:
-        """Replay batch after batch; False where the job is to end before its last shard."""
-        until: int | None = None  # the last shard that is still to be finished
+        """Replay all batches; False if the job ends before its last shard."""
+        until: int | None = None  # the last shard to finish before the job drains
         while True:
             with closing(self.prepared.loaded.run(self._until_it_may_move(source), self._heads)) as results:
                 for landed in results:
@@ -262,7 +262,7 @@ class Scoring:
     def _until_it_may_move(
         self, source: Iterator[tuple[Arrived | None, _Part]]
     ) -> Iterator[tuple[Arrived | None, _Part]]:
-        """The source up to where the job may move to another schedule."""
+        """Batches up to the point where the job may move to another schedule."""
         while self._sent < len(self._parts) and not moving.due(self._context, self.prepared, self._at):
             self._sent += 1
             yield next(source)
@@ -279,7 +279,7 @@ class Scoring:
 
     def _counted(self, landed: Landed[_Part]) -> _Result:
         part = landed.beside
-        part.batch.release()  # of the last batch, and where nothing is uploaded
+        part.batch.release()  # for the last batch, and if nothing is uploaded
         carries = self.prepared.loaded.altered() if part.at.last else None
         self.tally.done += part.batch.stop - part.batch.start
         self.tally.bad += len(part.batch.bad)
@@ -290,7 +290,7 @@ class Scoring:
         return _Result(landed=landed, carries=carries)
 
     def _columns(self, writer: Sink[_Shard], result: _Result) -> None:
-        """Called for one batch after the other: those of a shard follow each other."""
+        """Add a batch to its shard. Batches come in order, so those of a shard follow each other."""
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
@@ -312,7 +312,7 @@ class Scoring:
 
 
 def _release(arrived: Arrived, part: _Part) -> None:
-    """Let another batch have the host's memory, once this one is on the device."""
+    """Release the host's memory of a batch once the batch is on the device."""
     if arrived.ready is not None:
         arrived.ready.synchronize()
         part.batch.release()
