@@ -125,7 +125,7 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
     """
     if spec.fields.id not in (None, "path"):
         raise DataError(
-            f"{spec.source}: input.fields.id: found {spec.fields.id!r}; leave it out: an image's id is its path"
+            f"{spec.source}: input.fields.id: found {spec.fields.id!r}; expected no value, as an image's id is its path"
         )
     if files is not None:
         root = Path(files.root)

@@ -160,5 +160,5 @@ def test_only_the_parent_folder_can_be_a_label(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(PIXELS, "PNG"))
     for field in ("id", "label"):
         spec = spec_of(tmp_path).model_copy(update={"fields": FieldsSpec(**{field: "x"})})  # type: ignore[arg-type]
-        with pytest.raises(DataError, match=rf"input\.fields\.{field}: no 'x'; expected"):
+        with pytest.raises(DataError, match=rf"input\.fields\.{field}: found 'x'; expected"):
             open_reader(spec)
