@@ -80,7 +80,7 @@ class Idle:
         if wanted is None:
             return
         missed = count(wanted.misses, "job")
-        log.info("idle: building schedule %s of %s, missed by %s", wanted.key[:12], wanted.model, missed)
+        log.info("idle: building schedule %s of %s, which %s ran without", wanted.key[:12], wanted.model, missed)
         self._key = wanted.key
         builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)
