@@ -39,7 +39,12 @@ class Residents:
         return sum(value.bytes for value in self._values.values())
 
     def begin(self) -> None:
-        """A new job starts: nothing is in use yet."""
+        """A new job starts, and nothing is in use yet. Evict what the last job needed beyond the budget.
+
+        The most recently used value stays even if it is larger than the budget: the next job is likely to need it.
+        """
+        self._in_use = set(self.keys[-1:])
+        self.make_room(0)
         self._in_use.clear()
 
     def get(self, key: str) -> Resident | None:

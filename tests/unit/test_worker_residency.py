@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
@@ -72,6 +72,24 @@ def test_changes_are_told() -> None:
     assert told == [("a",), ("b",), ()]
 
 
+def test_what_a_job_needed_beyond_the_budget_leaves_when_the_next_one_starts() -> None:
+    """All but what was used last, which the next job may need again."""
+    changes: list[tuple[str, ...]] = []
+    residents = Residents(100, changes.append)
+    things = {key: Thing(nbytes) for key, nbytes in (("a", 60), ("b", 30), ("c", 30))}
+    for key, thing in things.items():
+        residents.put(key, thing)
+    assert residents.keys == ("a", "b", "c")
+    residents.begin()
+    assert residents.keys == changes[-1] == ("b", "c")
+    assert [thing.closed for thing in things.values()] == [1, 0, 0]
+    large = Residents(100)
+    large.put("d", Thing(500))
+    large.begin()
+    assert large.keys == ("d",)
+
+
+@example([("put", 0, 21), ("put", 1, 40), ("put", 2, 40), ("begin",)])
 @given(
     st.lists(
         st.one_of(
