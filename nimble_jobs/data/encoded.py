@@ -10,7 +10,7 @@ import numpy as np
 from nimble_jobs.data.batches import Part
 from nimble_jobs.data.source import Joined, Source
 from nimble_jobs.data.stamps import Stamps
-from nimble_jobs.decoding.work import DECODED, HEIGHT, LENGTH, WIDTH
+from nimble_jobs.decoding.work import COLUMNS, DECODED, HEIGHT, LENGTH, WIDTH
 from nimble_jobs.pictures import Pictures
 
 if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
@@ -32,7 +32,7 @@ def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
         tables.append(loaded.rows[good])
         first += len(loaded.rows)
     at = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
-    table = np.concatenate(tables) if tables else np.empty((0, 5), dtype=np.int64)
+    table = np.concatenate(tables) if tables else np.empty((0, COLUMNS), dtype=np.int64)
     return Pictures(
         data=rows.reshape(-1),
         spans=np.stack([at * width, table[:, LENGTH]], axis=1),

@@ -16,6 +16,7 @@ from nimble_jobs.data.blocks import Block, Give, Layout, join_layouts
 from nimble_jobs.data.ids import Ids, JoinedIds
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.stamps import Stamp
+from nimble_jobs.decoding.work import COLUMNS
 from nimble_jobs.errors import DataError
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import InputFile
@@ -253,7 +254,7 @@ class Joined:
             form = form_of(self, stored=wanted.stored)
             into = np.empty((len(indexes), *form.shape), dtype=form.dtype)
         x = into
-        rows = np.zeros((len(indexes), 5), dtype=np.int64) if wanted.encoded else None
+        rows = np.zeros((len(indexes), COLUMNS), dtype=np.int64) if wanted.encoded else None
         good = np.ones(len(indexes), dtype=bool)
         bad: dict[int, str] = {}
         busy_s = 0.0

@@ -1,7 +1,7 @@
 """A piece of work for a process or thread, which is a few pictures, and its answer.
 
-Both are tables with a row for each picture, since the process that sends them is busy with other things. An object and
-a piece of JSON for each picture would cost it 20 us.
+Both are tables with a row for each picture: an object and a piece of JSON for each would keep the process that sends
+them from its other threads' work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from nimble_jobs.chance import RandomCrops
 from nimble_jobs.decoding.recipe import Recipe
 
 GOOD, BAD, CHANGED, VANISHED = range(4)  # what became of a picture
-STATUS, LENGTH, HEIGHT, WIDTH, DECODED = range(5)  # columns of an answer; see `Row`
+COLUMNS = 5  # of an answer; see `Row`
+STATUS, LENGTH, HEIGHT, WIDTH, DECODED = range(COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +73,7 @@ class Work:
         message: dict[str, Any] = {"recipe": asdict(self.recipe), "encoded": self.encoded}
         blobs = [self.places.tobytes()]
         if self.files is not None:
-            message["before"] = os.fsencode(self.files.before).hex()
+            message["before"] = self.files.before
             blobs += [self.files.names, self.files.facts.tobytes()]
         if self.crops is not None:
             assert self.indexes is not None
@@ -87,7 +88,7 @@ class Work:
         places = _table(next(left), 2)
         files = None
         if "before" in message:
-            before, names = os.fsdecode(bytes.fromhex(message["before"])), next(left)
+            before, names = message["before"], next(left)
             files = Files(before=before, names=names, facts=_table(next(left), 3))
         crops = RandomCrops(**_with_tuples(message["crops"])) if "crops" in message else None
         return cls(
@@ -116,7 +117,7 @@ class Row:
 class Answer:
     """The results for all pictures of a piece of work."""
 
-    rows: np.ndarray  # int64 [n, 5]
+    rows: np.ndarray  # int64 [n, COLUMNS]
     reasons: dict[int, str]  # why pictures are bad, by row
     busy_s: float
 
@@ -125,7 +126,7 @@ class Answer:
         """The answer with these rows."""
         table = [(row.status, row.length, row.height, row.width, row.decoded) for row in rows]
         return cls(
-            rows=np.array(table, dtype=np.int64).reshape(-1, 5),
+            rows=np.array(table, dtype=np.int64).reshape(-1, COLUMNS),
             reasons={i: row.reason for i, row in enumerate(rows) if row.reason},
             busy_s=busy_s,
         )
@@ -148,7 +149,7 @@ class Answer:
     def unpacked(cls, message: dict[str, Any], blobs: Sequence[bytes]) -> Answer:
         """What `packed` gave."""
         reasons = {int(i): str(why) for i, why in message["reasons"]}
-        return cls(rows=_table(blobs[0], 5), reasons=reasons, busy_s=message["busy_s"])
+        return cls(rows=_table(blobs[0], COLUMNS), reasons=reasons, busy_s=message["busy_s"])
 
 
 def signed(inode: int) -> int:

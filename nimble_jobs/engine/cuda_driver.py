@@ -33,12 +33,12 @@ def load_function(binary: bytes, name: str, shared_bytes: int, device: torch.dev
 
 def _load(binary: bytes, name: str, shared_bytes: int) -> int:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    driver = _driver()
-    _check(driver.cuModuleLoadData(ctypes.byref(module), binary), name)
-    _check(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    cuda = driver()
+    _check(cuda.cuModuleLoadData(ctypes.byref(module), binary), name)
+    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     if shared_bytes > _WITHOUT_ASKING:
-        _check(driver.cuFuncSetCacheConfig(function, _PREFER_SHARED), name)
-        _check(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED, shared_bytes), name)
+        _check(cuda.cuFuncSetCacheConfig(function, _PREFER_SHARED), name)
+        _check(cuda.cuFuncSetAttribute(function, _DYNAMIC_SHARED, shared_bytes), name)
     assert function.value is not None
     return function.value
 
@@ -46,12 +46,13 @@ def _load(binary: bytes, name: str, shared_bytes: int) -> int:
 def _check(status: int, name: str) -> None:
     if status:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
+        driver().cuGetErrorString(status, ctypes.byref(text))
         raise EngineError(f"the kernel {name} cannot be loaded: {(text.value or b'unknown error').decode()}")
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """The CUDA driver's library. Raises EngineError if it cannot be loaded."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as e:

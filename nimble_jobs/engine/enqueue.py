@@ -1,8 +1,7 @@
 """Queues copies, events and waits on streams without releasing the interpreter's lock.
 
 torch releases the lock around each of these calls, although they take about a microsecond. A thread that releases it
-queues up behind all other threads that run Python. A pipeline makes about fifteen such calls per batch, so its threads
-would wait for the lock more than they work.
+queues up behind all other threads that run Python, and a pipeline makes about fifteen such calls per batch.
 
 Each function does what torch's own call does. If the driver refuses a call, torch makes it instead: it raises the
 error, or first makes the thread's missing context current.
@@ -14,6 +13,8 @@ import ctypes
 import functools
 
 import torch
+
+from nimble_jobs.engine.cuda_driver import driver
 
 
 def record(event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
@@ -37,8 +38,8 @@ def copy(target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) 
     """
     alike = target.dtype == source.dtype and target.shape == source.shape
     if alike and target.is_contiguous() and source.is_contiguous():
-        driver = _held() if source.is_cuda else _released()
-        if not driver.cuMemcpyAsync(target.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream):
+        cuda = _held() if source.is_cuda else _released()
+        if not cuda.cuMemcpyAsync(target.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream):
             return
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
@@ -53,12 +54,12 @@ def _held() -> ctypes.CDLL:
 @functools.cache
 def _released() -> ctypes.CDLL:
     """The driver, called with the lock released: for calls that may take long."""
-    return _typed(ctypes.CDLL("libcuda.so.1"))
+    return _typed(driver())
 
 
-def _typed(driver: ctypes.CDLL) -> ctypes.CDLL:
+def _typed(cuda: ctypes.CDLL) -> ctypes.CDLL:
     handle, address = ctypes.c_void_p, ctypes.c_uint64
-    driver.cuEventRecord.argtypes = (handle, handle)
-    driver.cuStreamWaitEvent.argtypes = (handle, handle, ctypes.c_uint)
-    driver.cuMemcpyAsync.argtypes = (address, address, ctypes.c_size_t, handle)
-    return driver
+    cuda.cuEventRecord.argtypes = (handle, handle)
+    cuda.cuStreamWaitEvent.argtypes = (handle, handle, ctypes.c_uint)
+    cuda.cuMemcpyAsync.argtypes = (address, address, ctypes.c_size_t, handle)
+    return cuda

@@ -44,9 +44,8 @@ class Flight:
     """Runs batches through instances of one schedule, on a CUDA device, results in order."""
 
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        self._under_way = (
-            len(instances) + 2
-        )  # more than there are instances, so that the next replay is queued when one ends
+        # More than there are instances, so that the next replay is queued when one ends.
+        self._under_way = len(instances) + 2
         self._copy_out = torch.cuda.Stream(device)
         streams = flight_streams(device, len(instances))
         self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]

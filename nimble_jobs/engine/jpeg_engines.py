@@ -1,7 +1,7 @@
 """nvJPEG's batched decoder for the JPEG engines of a GPU, called through its C interface.
 
 torchvision ships the library and decodes with it, but under one lock for the whole process, and with several calls and
-allocations for each picture. One call for a whole batch decodes twice as many pictures a second, to the same pixels.
+allocations for each picture. One call for a whole batch decodes more pictures a second, to the same pixels.
 
 What matters about nvJPEG 13 (`nvjpeg.h`):
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import threading
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
+from nimble_jobs.engine import nvjpeg
 from nimble_jobs.engine.device import able
 
 _HARDWARE: Final = 3  # NVJPEG_BACKEND_HARDWARE
@@ -155,10 +154,10 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
 
     Short calls keep the interpreter's lock, since a thread that releases it has to wait to get it back.
     """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        raise NoEngines("torchvision is not installed")
-    shipped = sorted((Path(spec.origin).parents[1] / "torchvision.libs").glob("libnvjpeg*.so*"))
+    try:
+        shipped = sorted((nvjpeg.torchvision_folder().parent / "torchvision.libs").glob("libnvjpeg*.so*"))
+    except RuntimeError as e:
+        raise NoEngines(str(e)) from e
     if not shipped:
         raise NoEngines("torchvision was built without nvJPEG")
     try:

@@ -118,13 +118,18 @@ def load_library() -> None:
 
     Raises RuntimeError if they are missing or cannot be loaded.
     """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("torchvision is not installed")
-    libraries = sorted(Path(spec.origin).parent.glob("image*.so"))
+    libraries = sorted(torchvision_folder().glob("image*.so"))
     if not libraries:
         raise RuntimeError("this torchvision was built without decoders")
     try:
         torch.ops.load_library(libraries[0])
     except OSError as e:
         raise RuntimeError(f"torchvision's decoders cannot be loaded: {e}") from e
+
+
+def torchvision_folder() -> Path:
+    """The folder of the package, found without importing it. Raises RuntimeError if it is not installed."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torchvision is not installed")
+    return Path(spec.origin).parent

@@ -36,9 +36,8 @@ _SAMPLE_JPEG = base64.b64decode(
     "AhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/8QAFgEBAQEAAAAAAAAAAAAAAAAAAAcI/8QAFBEBAAAAAA"
     "AAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AkAQ9pAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB/9k="
 )
-_STREAMS: dict[
-    int, list[torch.cuda.Stream]
-] = {}  # idle streams by device index; the memory cached for them is used again
+# Idle streams by device index. The memory that the allocator cached for them is used again.
+_STREAMS: dict[int, list[torch.cuda.Stream]] = {}
 _LOCK = threading.Lock()
 
 
@@ -109,9 +108,8 @@ class PictureDecoder:
         """Raises RuntimeError if torchvision's decoders cannot be loaded; call `available` first."""
         self.device = torch.device(device.type, device.index or 0) if device.type == "cuda" else device
         self.refusals: Counter[str] = Counter()  # how many pictures were not decoded here, by reason
-        self.done: torch.cuda.Event | None = (
-            None  # happens when the rows of the last `decode` are complete; None on the CPU
-        )
+        # Happens when the rows of the last `decode` are complete; None on the CPU.
+        self.done: torch.cuda.Event | None = None
         self._shaping = Shaping(height=height, width=width, channels=channels, resize=resize, center_crop=center_crop)
         self._decode = decode or nvjpeg.decoder(self.device, channels)
         self._at_once = nvjpeg.together() if decode is None else None
@@ -224,12 +222,13 @@ class PictureDecoder:
         if len(broken):
             failed += broken.tolist()
             self.refusals["nvJPEG cannot read its header"] += len(broken)
-        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
+        nbytes = self._shaping.channels * sizes.prod(axis=1)
+        room = -(-nbytes // _ALIGNED) * _ALIGNED * takes
         # A damaged picture may leave part of its memory as it was, which must not be another picture.
         flat = torch.zeros(int(room.sum()), dtype=torch.uint8, device=self.device)
         starts = np.cumsum(room) - room
         targets = flat.data_ptr() + starts
-        canaries = Canaries(flat, starts[takes], self._shaping.channels * sizes[takes].prod(axis=1))
+        canaries = Canaries(flat, starts[takes], nbytes[takes])
         stream.synchronize()
 
         def decode(some: list[int]) -> list[int]:

@@ -36,8 +36,6 @@ def salvage(
 
 def portions(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Consecutive ranges [start, stop) of sizes that add up to at most `most`. A larger item is alone in its range."""
-    if sizes and sum(sizes) <= most:
-        return [(0, len(sizes))]
     ranges, start, total = [], 0, 0
     for i, size in enumerate(sizes):
         if i > start and total + size > most:

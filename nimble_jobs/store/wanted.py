@@ -20,9 +20,8 @@ from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.words import Words
 
 _READ = 500  # queued jobs and timers that are compared with a job, at most
-_KEEP_S = (
-    30 * 86400.0
-)  # that a schedule is remembered after the last job that missed it: models change, and keys with them
+# How long a schedule is remembered after the last job that missed it: models change, and keys with them.
+_KEEP_S = 30 * 86400.0
 _MOST = 200  # schedules that are remembered
 
 

@@ -82,6 +82,6 @@ def test_each_batch_is_prepared_and_a_failure_is_raised_with_its_status() -> Non
 
 
 def test_a_torchvision_without_nvjpeg_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(jpeg_engines.NoEngines, match="torchvision is not installed"):
         jpeg_engines._libraries.__wrapped__()

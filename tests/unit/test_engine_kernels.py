@@ -98,7 +98,7 @@ def test_machine_code_is_loaded_once_and_not_kept(monkeypatch: pytest.MonkeyPatc
         def cuGetErrorString(self, _status: int, text: Any) -> None:  # noqa: N802
             text._obj.value = b"device kernel image is invalid"
 
-    monkeypatch.setattr(cuda_driver, "_driver", Driver)
+    monkeypatch.setattr(cuda_driver, "driver", Driver)
     monkeypatch.setattr(cuda_driver, "_FUNCTIONS", {})
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
