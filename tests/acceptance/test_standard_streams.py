@@ -15,7 +15,7 @@ from nimble_jobs.store.home import resolve
 from tests.store_samples import queued
 
 COMMANDS = ["ls --json", "show {id}", "--help", "schema", "doctor --no-device"]
-LONG = "x" * 70_000  # more than a pipe holds
+LONG = "x" * 1_000_000  # much more than a pipe and its reader hold
 
 
 @pytest.fixture(scope="module")
