@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.preprocess import Usual
+from nimble_jobs.packing import Layout, Part
+from nimble_jobs.preprocess import SIGNED, Usual
 from nimble_jobs.schedule import Port
 
-Below = int | Usual  # int: integers below it, and normal floating values; Usual: values as records hold them
+# int: integers below it, and normal floating values; Usual: values as records hold them; Layout: rows of bytes.
+Below = int | Usual | Layout
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
@@ -37,7 +40,7 @@ def random_inputs(
         if port.name in integers:
             value = varied(integers[port.name].detach().cpu(), generator, turn)
         else:
-            value = draw(port.view.shape, kind, below, generator=generator, scale=scale)
+            value = draw(port.view.shape, kind, below, generator=generator, scale=scale, turn=turn)
         laid = torch.empty_strided(port.view.shape, port.view.stride, dtype=value.dtype, device=device)
         made[port.name] = laid.copy_(value)  # with the example's strides, since models may ask for them
     return made
@@ -51,11 +54,17 @@ def draw(
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
     scale: float = 1.0,
+    turn: int = 0,
 ) -> torch.Tensor:
     """Random values: normal times `scale` for floating types, integers in [0, below) for others.
 
-    With a `Usual`, values lie in the range of records; `scale` stretches them around its middle.
+    With a `Usual`, values lie in the range of records; `scale` stretches them around its middle. With a `Layout`, they
+    are rows of bytes, and `turn` selects the shape of the masks in them.
     """
+    if isinstance(below, Layout):
+        values = {part.path: _packed(part, shape[0], generator, turn, scale) for part in below.parts}
+        rows = torch.from_numpy(below.pack(values))
+        return rows if device is None else rows.to(device)
     floating = kind.is_floating_point or kind.is_complex
     if isinstance(below, Usual):
         return _recorded(tuple(shape), kind, below, generator, device, scale)
@@ -91,6 +100,26 @@ def _recorded(
         middle = (usual.low + usual.high) // 2
         values = ((values - middle) * scale + middle).round().clamp(usual.low, usual.high).long()
     return values.to(kind)  # keeps the lowest bits if the type is signed and the records' is not
+
+
+def _packed(part: Part, count: int, generator: torch.Generator | None, turn: int, scale: float) -> np.ndarray:
+    """Values of one of several inputs, as rows store them: [count, *part.stored]. `_mask` says what `turn` selects."""
+    shape = (count, *part.stored)
+    if part.is_made:
+        longest = part.shape[0]
+        lengths = torch.randint(1, longest + 1, shape, generator=generator, dtype=torch.int32)
+        return {1: torch.full_like(lengths, longest), 2: torch.ones_like(lengths)}.get(turn % 4, lengths).numpy()
+    if part.is_flags:
+        flags = _mask(torch.ones(shape, dtype=torch.bool), generator, turn)
+        return flags.numpy().astype(part.dtype)
+    kind: torch.dtype = getattr(torch, SIGNED.get(part.dtype, part.dtype))
+    if part.gives == "float":
+        found = draw(
+            shape, kind, 2 if part.preprocess is None else part.preprocess.usual, generator=generator, scale=scale
+        )
+    else:
+        found = torch.randint(0, part.below or 2, shape, generator=generator).to(kind)
+    return found.numpy().view(part.dtype)
 
 
 def like(example: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
@@ -158,7 +187,7 @@ def is_mask(tensor: torch.Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == 1)).all()) and bool(tensor.any())
 
 
-def _mask(example: torch.Tensor, generator: torch.Generator, turn: int) -> torch.Tensor:
+def _mask(example: torch.Tensor, generator: torch.Generator | None, turn: int) -> torch.Tensor:
     if example.dtype is torch.bool:
         low, high = torch.tensor(False), torch.tensor(True)
     elif example.is_floating_point():

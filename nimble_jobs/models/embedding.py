@@ -26,11 +26,11 @@ class WithEmbedding(nn.Module):
         linear[-1].register_forward_pre_hook(lambda _m, args: self._seen.append(args[0]))
         self.train(model.training)
 
-    def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
+    def forward(self, *inputs: Any, **named: Any) -> dict[str, Any]:
         """The model's own outputs, and `embedding` [batch, features] in the model's dtype."""
         self._seen.clear()
-        output = self.model(*inputs)
-        named = output if isinstance(output, dict) else {"output": output}
+        output = self.model(*inputs, **named)
+        outputs = output if isinstance(output, dict) else {"output": output}
         embedding = self._seen[-1]
         self._seen.clear()
-        return {**named, "embedding": embedding}
+        return {**outputs, "embedding": embedding}

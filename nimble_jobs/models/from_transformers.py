@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import logging
 from pathlib import Path
@@ -107,14 +108,18 @@ def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> An
 
 
 def _with_one_input(model: Any) -> nn.Module:
-    """Give the module a forward of one tensor. A subclass, not a wrapper: the names of its weights stay as they are."""
+    """Let the module be called with one tensor, its main input, or with arguments by name.
+
+    A subclass, not a wrapper: the names of its weights stay as they are.
+    """
     cls = type(model)
     name = cls.main_input_name
 
-    def forward(self: nn.Module, x: Tensor) -> dict[str, Tensor]:
-        output = cls.forward(self, **{name: x}, return_dict=True)
+    def forward(self: nn.Module, x: Tensor | None = None, **named: Any) -> dict[str, Tensor]:
+        output = cls.forward(self, **(named if x is None else {name: x}), return_dict=True)
         return {key: value for key, value in output.items() if isinstance(value, Tensor)}
 
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
     model.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
     assert isinstance(model, nn.Module)
     return model

@@ -12,12 +12,17 @@ from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 from nimble_jobs.preprocess import SIGNED, Preprocess
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as on the host
-_MASKS = {"uint16": (torch.int32, 0xFFFF), "uint32": (torch.int64, 0xFFFFFFFF)}  # undo the sign, in a wider type
+MASKS = {"uint16": (torch.int32, 0xFFFF), "uint32": (torch.int64, 0xFFFFFFFF)}  # undo the sign, in a wider type
+
+
+def crossing_name(dtype: str) -> str:
+    """torch's name for the type in which values of a stored type are sent to the device."""
+    return SIGNED.get(dtype, dtype)
 
 
 def crossing_dtype(preprocess: Preprocess) -> torch.dtype:
     """The dtype in which records are sent to the device: `preprocess.dtype`, or a signed one with the same bits."""
-    found = getattr(torch, SIGNED.get(preprocess.dtype, preprocess.dtype))
+    found = getattr(torch, crossing_name(preprocess.dtype))
     assert isinstance(found, torch.dtype)
     return found
 
@@ -51,8 +56,8 @@ class Preprocessed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         """The model's own outputs."""
-        if self.preprocess.dtype in _MASKS:
-            wide, mask = _MASKS[self.preprocess.dtype]
+        if self.preprocess.dtype in MASKS:
+            wide, mask = MASKS[self.preprocess.dtype]
             x = x.to(wide) & mask
         if self.preprocess.whole:
             return self.model(x.to(torch.int64))

@@ -225,7 +225,7 @@ def tell(context: JobContext, prepared: Prepared) -> None:
 
 def _limits(context: JobContext, loaded: Loaded) -> Limits:
     """What the model's whole numbers must lie between. Raises OutOfMemory."""
-    if not loaded.request.whole:
+    if not loaded.request.holds_integers:
         return Limits()
     if loaded.limits is None:
         loaded.limits = find_limits(loaded.module, loaded.request.input_shape, loaded.device)

@@ -243,3 +243,12 @@ def test_the_format_and_the_packages_matter(base: dict[str, Any], monkeypatch: p
     monkeypatch.setattr(machine, "installed_version", lambda _name: "9.9")
     keys.append(schedule_key(parts_of(spec)))
     assert len(set(keys)) == len(keys)
+
+
+def test_the_words_of_one_input_are_what_stores_hold(base: dict[str, Any]) -> None:
+    """A stored schedule of a model with one input is found by these parts; others would miss it."""
+    parts = parts_of(base)
+    assert {name: said for name, said in parts.items() if name.startswith("input")} == {
+        "input": "x:float32[4, 3, 8, 8]",
+        "input.memory_format": "contiguous",
+    }

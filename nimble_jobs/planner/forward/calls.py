@@ -32,7 +32,9 @@ def observe_calls(
             if name in integers:
                 drawn[name] = varied(tensor.detach().cpu(), generator, turn).to(device)
             else:
-                drawn[name] = draw(tensor.shape, tensor.dtype, below, generator=generator, scale=scale).to(device)
+                drawn[name] = draw(tensor.shape, tensor.dtype, below, generator=generator, scale=scale, turn=turn).to(
+                    device
+                )
         others.append(drawn)
     return observe(module, inputs, [*others, like(inputs, 0.5)], device)
 

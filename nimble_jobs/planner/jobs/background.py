@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.packing import layout_of_words
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -132,6 +133,7 @@ def order_of(key: str, request: Request, device: torch.device) -> dict[str, Any]
         "dtype": request.dtype,
         "batch_size": request.batch_size,
         "preprocess": None if request.preprocess is None else request.preprocess.to_json(),
+        "packing": None if request.packing is None else request.packing.words,
         "schedule": request.schedule.model_dump(mode="json"),
         "embedding": request.embedding,
         "memory_bytes": request.memory_bytes,
@@ -147,6 +149,7 @@ def request_of(order: dict[str, Any]) -> Request:
         dtype=order["dtype"],
         batch_size=order["batch_size"],
         preprocess=None if order["preprocess"] is None else Preprocess.of_json(order["preprocess"]),
+        packing=None if order["packing"] is None else layout_of_words(order["packing"]),
         schedule=ScheduleSpec.model_validate(order["schedule"]).model_copy(update={"progressive": False}),
         embedding=order["embedding"],
         memory_bytes=order["memory_bytes"],

@@ -25,6 +25,7 @@ from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
+from nimble_jobs.models.packed import Packed, check_arguments
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.keys.request import Request, resident_key
 from nimble_jobs.planner.module.carried import Carried
@@ -208,8 +209,12 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
             module = build(request.model, device=str(device), allowed_python=request.allowed_python)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
+    if request.packing is not None:
+        check_arguments(module, [part.path for part in request.packing.parts])
     if request.embedding:
         module = WithEmbedding(module)
+    if request.packing is not None:
+        return Packed(module, request.packing, request.model_dtype, device)
     if request.preprocess is not None:
         module = Preprocessed(module, request.preprocess, request.model_dtype, device)
     return module

@@ -26,12 +26,13 @@ from nimble_jobs.errors import (
     NotFound,
     OutOfMemory,
 )
+from nimble_jobs.packing import layout_of_words
 from nimble_jobs.planner.forward.calls import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of
 from nimble_jobs.planner.keys.options import schedule_of
-from nimble_jobs.planner.keys.request import Request, key_parts, tolerance_of
+from nimble_jobs.planner.keys.request import PART, Request, key_parts, tolerance_of
 from nimble_jobs.planner.lookup.stored import read_material
 from nimble_jobs.planner.lookup.why import Difference, differences
 from nimble_jobs.planner.module.limits import numbers_for
@@ -169,6 +170,10 @@ def _input(parts: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("its input has no batch dimension")
     batch, *record = shape
     words = parts.get("input.preprocess")
+    packed = {name.removeprefix(PART): said for name, said in parts.items() if name.startswith(PART)}
+    if packed:
+        layout = layout_of_words(packed)
+        return {"batch_size": batch, "shape": (layout.nbytes,), "dtype": "uint8", "packing": layout}
     if words is None:
         kind = "int64" if found[1] == "int64" else "float32"
         return {"batch_size": batch, "shape": tuple(record), "dtype": kind}

@@ -14,11 +14,14 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.preprocessed import crossing_dtype
+from nimble_jobs.packing import Layout
 from nimble_jobs.planner.keys.files import unnamed
 from nimble_jobs.planner.keys.options import option_parts, options_of
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
+
+PART = "input.part."  # begins the names of the parts of a key that describe one of several inputs each
 
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -32,6 +35,7 @@ class Request:
     dtype: str  # of one record as the host makes it ready: a floating type or an integer type
     batch_size: int
     preprocess: Preprocess | None = None  # what the device does to records before the model; None: nothing
+    packing: Layout | None = None  # of rows of bytes, uint8 [nbytes], that hold several inputs; None: there is one
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     embedding: bool = False  # also return the features under the last linear layer
     memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
@@ -45,17 +49,24 @@ class Request:
     @property
     def input_dtype(self) -> torch.dtype:
         """Of a batch as it crosses. Without `preprocess` floating records take the model's dtype; others are int64."""
+        if self.packing is not None:
+            return torch.uint8
         return self.model_dtype if self.preprocess is None else crossing_dtype(self.preprocess)
 
     @property
     def model_dtype(self) -> torch.dtype:
-        """Of what the model itself is given."""
+        """Of what the model itself is given; with several inputs, of its floating ones."""
         return torch.int64 if self.whole else _FLOATS[self.model.dtype]
 
     @property
     def whole(self) -> bool:
-        """Whether the model is given whole numbers."""
-        return not self.dtype.startswith("float")
+        """Whether whole numbers are all that the model is given."""
+        return self.packing is None and not self.dtype.startswith("float")
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether the model is given whole numbers that could be out of the range of a table."""
+        return self.whole if self.packing is None else self.packing.holds_integers
 
 
 def key_parts(request: Request, device: torch.device) -> dict[str, str]:
@@ -69,6 +80,7 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         "mode": "inference",
         "input": f"x:{kind}{list(request.input_shape)}",
         **({} if steps is None else {"input.preprocess": steps.words}),
+        **({} if request.packing is None else {PART + path: said for path, said in request.packing.words.items()}),
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another

@@ -13,7 +13,7 @@ import torch
 from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import NotFound, PlanError, UsageError
-from nimble_jobs.planner.keys.request import schedule_key
+from nimble_jobs.planner.keys.request import PART, schedule_key
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.store import ScheduleEntry, Store, cap
@@ -25,7 +25,7 @@ _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_
 
 # Parts of a key that say nothing of the device or its software: those all are facts of a device.
 _PARTS = {"format", "mode", "input", "input.memory_format", "input.preprocess", "outputs", "tolerance", "program"}
-_FAMILIES = ("model.", "schedule.", "train.")
+_FAMILIES = ("model.", "schedule.", "train.", PART)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ where its indexes are the input itself, the size of its table bounds the input. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import torch
 from torch import nn
 
 from nimble_jobs.data import Batch
-from nimble_jobs.engine.inputs import Below
+from nimble_jobs.engine.inputs import Below, draw
 from nimble_jobs.engine.private.modes import DispatchMode
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed, inner
+from nimble_jobs.packing import Layout
 from nimble_jobs.planner.module.modes import eval_mode
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.preprocess import BITS
@@ -38,9 +41,13 @@ class Limits:
     low: np.ndarray | None = None  # int64 [*record], inclusive; None: nothing is bounded
     high: np.ndarray | None = None  # int64 [*record], exclusive
     unchecked: str | None = None  # why nothing could be found out, if nothing could
+    layout: Layout | None = None  # of records with several inputs, whose bounds are in `parts`
+    parts: Mapping[str, Limits] = field(default_factory=dict)  # by path
 
     def wrong(self, x: np.ndarray) -> dict[int, str]:
         """The rows of `x` [n, *record] that hold a number out of its bounds, each with the reason."""
+        if self.layout is not None:
+            return self._wrong_parts(self.layout, x)
         if self.low is None or self.high is None or x.dtype.kind not in "iub" or not len(x):
             return {}
         if x.min() >= self.low.max() and x.max() < self.high.min():
@@ -53,6 +60,14 @@ class Limits:
         """The batch, its records that are out of bounds among the bad ones; `where` names a record's place."""
         wrong = self.wrong(batch.x)
         return batch.without({row: f"{where(int(batch.indexes[row]))}: {why}" for row, why in wrong.items()})
+
+    def _wrong_parts(self, layout: Layout, rows: np.ndarray) -> dict[int, str]:
+        wrong: dict[int, str] = {}
+        fields = layout.fields(rows)
+        for path, limits in self.parts.items():
+            for row, why in limits.wrong(fields[path]).items():
+                wrong.setdefault(row, f"{path} {why}")
+        return wrong
 
     def _reason(self, record: np.ndarray, outside: np.ndarray) -> str:
         assert self.low is not None
@@ -72,13 +87,48 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
     in eager need them, too. A model that refuses random numbers has none that are known, and the reason is given.
     Raises OutOfMemory, torch.AcceleratorError.
     """
+    if isinstance(module, Packed):
+        return _limits_of_parts(module, shape[0], device)
     module = inner(module)  # whose numbers are those of the records, in a wider type
     below = integers_below(module)
+
+    def call() -> _Lookups:
+        x = torch.randint(0, below, tuple(shape), device=device)
+        lookups = _Lookups({"": x})
+        with lookups:
+            module(x)
+        return lookups
+
+    seen = _seen(module, call, device, f"whole numbers below {below}")
+    return seen if isinstance(seen, Limits) else seen.limits("")
+
+
+def _limits_of_parts(module: Packed, count: int, device: torch.device) -> Limits:
+    """The same for a model with several inputs: one call finds the bounds of each that is given whole numbers."""
+    layout = module.layout
+    whole = [part.path for part in layout.parts if part.gives == "integer" and not part.is_made]
+    bounded = layout.bounded(integers_below(module))
+
+    def call() -> _Lookups:
+        rows = draw((count, layout.nbytes), torch.uint8, bounded, device=device)
+        arguments = module.arguments(rows)
+        arguments |= {path: arguments[path].clone() for path in whole}  # no views of the rows
+        lookups = _Lookups({path: arguments[path] for path in whole})
+        with lookups:
+            module.call(arguments)
+        return lookups
+
+    seen = _seen(module, call, device, "random records")
+    if isinstance(seen, Limits):
+        return seen
+    return Limits(layout=layout, parts={path: seen.limits(path) for path in whole})
+
+
+def _seen(module: nn.Module, call: Callable[[], _Lookups], device: torch.device, what: str) -> _Lookups | Limits:
+    """What a call looked up, or limits that say why it could not be made. Raises as `find_limits`."""
     try:
         with restoring_state(module, device) as snapshot, eval_mode(module), torch.no_grad(), snapshot.watching():
-            x = torch.randint(0, below, tuple(shape), device=device)
-            with _Lookups(x) as lookups:
-                module(x)
+            return call()
     except (torch.OutOfMemoryError, MemoryError) as e:
         raise OutOfMemory(f"not enough memory on {device} for a call of the model: {e}") from e
     except torch.AcceleratorError:
@@ -86,10 +136,7 @@ def find_limits(module: nn.Module, shape: Sequence[int], device: torch.device) -
     except CannotRecord as e:
         return Limits(unchecked=str(e))
     except Exception as e:  # noqa: BLE001  # the model is the user's: it may raise anything
-        return Limits(unchecked=f"the model cannot be called with whole numbers below {below}: {first_line(e)}")
-    if not lookups.found:
-        return Limits()
-    return Limits(low=lookups.low.amax(0).numpy(), high=lookups.high.amin(0).numpy())
+        return Limits(unchecked=f"the model cannot be called with {what}: {first_line(e)}")
 
 
 def integers_below(module: nn.Module) -> int:
@@ -99,6 +146,8 @@ def integers_below(module: nn.Module) -> int:
 
 def numbers_for(module: nn.Module) -> Below:
     """What random input of a module is drawn from: no index is overrun, and records look like those of its job."""
+    if isinstance(module, Packed):
+        return module.layout.bounded(integers_below(module))
     if not isinstance(module, Preprocessed):
         return integers_below(module)
     steps = module.preprocess
@@ -110,14 +159,30 @@ class _Lookups(DispatchMode):
     itself, views of it, and copies of those in whatever type.
     """
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """`inputs` by name, each with a storage of its own. Their numbers are counted through, input after input."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._first = dict(
+            zip(inputs, itertools.accumulate((x.numel() for x in inputs.values()), initial=0), strict=False)
+        )
+        self._shapes = {name: x.shape for name, x in inputs.items()}
         # By the storage that holds them: whose numbers of the input its elements are, -1 for none.
-        self._origins = {x.untyped_storage().data_ptr(): torch.arange(x.numel())}
-        self._held = [x]  # so that no other tensor gets a storage that is known
-        self.found = False
-        self.low = torch.full(x.shape, _FREE.min, dtype=torch.int64)
-        self.high = torch.full(x.shape, _FREE.max, dtype=torch.int64)
+        self._origins = {
+            x.untyped_storage().data_ptr(): torch.arange(self._first[name], self._first[name] + x.numel())
+            for name, x in inputs.items()
+        }
+        self._held = [*inputs.values()]  # so that no other tensor gets a storage that is known
+        count = sum(x.numel() for x in inputs.values())
+        self._low = torch.full((count,), _FREE.min, dtype=torch.int64)
+        self._high = torch.full((count,), _FREE.max, dtype=torch.int64)
+
+    def limits(self, name: str) -> Limits:
+        """The bounds of one input's numbers; none if nothing has looked one of them up."""
+        first, shape = self._first[name], self._shapes[name]
+        low, high = (bounds[first : first + shape.numel()].view(shape) for bounds in (self._low, self._high))
+        if bool((low == _FREE.min).all()) and bool((high == _FREE.max).all()):
+            return Limits()
+        return Limits(low=low.amax(0).numpy(), high=high.amin(0).numpy())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
@@ -143,12 +208,10 @@ class _Lookups(DispatchMode):
         origin = self._origin(index)
         if origin is None:
             return
-        self.found = True
         numbers = origin.reshape(-1)
         numbers = numbers[numbers >= 0]
-        lows, highs = self.low.view(-1), self.high.view(-1)
-        lows[numbers] = lows[numbers].clamp(min=low)
-        highs[numbers] = highs[numbers].clamp(max=high)
+        self._low[numbers] = self._low[numbers].clamp(min=low)
+        self._high[numbers] = self._high[numbers].clamp(max=high)
 
     def _follow(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         origin = self._origin(source)

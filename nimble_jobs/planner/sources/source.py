@@ -13,6 +13,7 @@ from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.sources.fold import Pairs, folded
 from nimble_jobs.planner.sources.merge import Groups, merge
@@ -127,7 +128,7 @@ def record_source(
     With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
     CannotRecord if the module does what no schedule can hold.
     """
-    layout = "given" if isinstance(module, Preprocessed) else source.layout
+    layout = "given" if isinstance(module, Preprocessed | Packed) else source.layout
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
     state = state_of(module)
     if not source.compiled:
