@@ -22,7 +22,7 @@ class Problem:
     """One thing wrong with a spec, printed as `FILE:LINE: FIELD: problem; expected ...`."""
 
     file: str
-    line: int  # 1-based; 0 where no line applies (a command-line override)
+    line: int  # 1-based; 0 if no line applies (a command-line override)
     field: str  # dotted path, "" for the document as a whole
     problem: str
     expected: str = ""
@@ -121,7 +121,7 @@ class CheckFailed(EngineError):
 
     def __init__(self, message: str | None = None, *, error: float | None = None) -> None:
         super().__init__(message)
-        self.error = error  # relative norm; None where it is not finite
+        self.error = error  # relative norm; None if it is not finite
 
 
 class OutOfMemory(EngineError, MemoryError):
@@ -148,11 +148,11 @@ class StoreTrouble(StoreError):
 
 
 class StoreGone(StoreTrouble):
-    """The state folder or its database is not there any more."""
+    """The state folder or its database is gone."""
 
 
 class HomeReplaced(StoreError):
-    """Another state folder is where this process's own one was."""
+    """Another state folder has taken the place of the one that this process opened."""
 
 
 class DiskTrouble(NimbleError, OSError):
@@ -163,15 +163,15 @@ class DiskTrouble(NimbleError, OSError):
 
 
 class StateFolderRefused(StoreError, PermissionError):
-    """The state folder could be written by others, or belongs to somebody else."""
+    """Other users can write to the state folder, or it belongs to another user."""
 
 
 class Damaged(StoreError):
-    """Stored bytes are not what was written."""
+    """Stored bytes differ from what was written."""
 
 
 class CheckpointGone(StoreError):
-    """A checkpoint that the training still needs was removed by somebody else."""
+    """Something else removed a checkpoint that the training still needs."""
 
     retryable = True
 
@@ -181,12 +181,12 @@ class FencedOut(StoreError):
 
 
 def foreseen(error: BaseException) -> bool:
-    """Does the message say all that its reader needs? Of other errors the traceback matters too."""
+    """Whether the message alone is enough for its reader. Other errors also need their traceback."""
     unforeseen = isinstance(error, (EngineError, StoreError)) and not isinstance(error, OutOfMemory)
     return isinstance(error, NimbleError) and not unforeseen
 
 
 def first_line(error: BaseException) -> str:
-    """The error's type, and the first line of what it says."""
+    """The error's type and the first line of its message."""
     line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -1,4 +1,4 @@
-"""Jobs, attempts and events as frozen records. They hold no connections; the store fills them, everybody reads them."""
+"""Jobs, attempts and events as frozen records without connections. The store makes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nimble_jobs.errors import UsageError
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last four are final."""
+    """The state of a job. The last four are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -25,14 +25,14 @@ class JobState(StrEnum):
 
 
 class When(StrEnum):
-    """Which end of another job a job waits for."""
+    """How another job must end for a waiting job to run."""
 
     SUCCESS = "success"  # it succeeded
-    FAILURE = "failure"  # it failed, or was quarantined; a cancelled one did neither
-    DONE = "done"  # it ended, however
+    FAILURE = "failure"  # it failed or was quarantined; a cancelled job did neither
+    DONE = "done"  # it ended in any final state
 
     def met_by(self, state: JobState) -> bool:
-        """Is the wait over, now that the other job is in this state? One that ended otherwise never meets it."""
+        """Whether a job in `state` fulfils the wait. A job that ended in another way never will."""
         match self:
             case When.SUCCESS:
                 return state is JobState.SUCCEEDED
@@ -44,7 +44,7 @@ class When(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class After:
-    """What a job waits for: another job, or each job of an array, by id or name (the newest of that name)."""
+    """A wait for another job, or for every job of an array, by id or by name (the newest with that name)."""
 
     job: str
     when: When = When.SUCCESS
@@ -61,27 +61,27 @@ class After:
 class Hit(StrEnum):
     """How a job came by its schedule."""
 
-    MISS = "miss"  # recorded and built now
-    STORED = "stored"  # read from the store, captured now
+    MISS = "miss"  # recorded and built for this job
+    STORED = "stored"  # read from the store and captured
     RESIDENT = "resident"  # captured already, in this worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One submitted spec and what has become of it. Times are Unix seconds, UTC."""
+    """One submitted spec and its state. Times are Unix seconds."""
 
     id: str
     name: str
     kind: str  # score | finetune
     state: JobState
     priority: int
-    attempt: int  # number of the newest attempt, 0 before the first; the fence of every write
+    attempt: int  # number of the newest attempt, 0 before the first; every write checks it
     max_attempts: int
     device: str  # auto | cpu | cuda | cuda:N
-    foreground: bool  # belongs to one `run` command; no worker may claim it
+    foreground: bool  # belongs to a `run` command; no worker may claim it
     key: str | None  # idempotency key
     after: tuple[str, ...]  # ids of the jobs that it waits for, or waited for
-    not_before: float  # claimable from this time on
+    not_before: float  # no worker may claim it earlier
     timeout_s: float | None
     cancel_requested: bool
     worker: str | None  # id of the worker that holds it
@@ -91,17 +91,17 @@ class Job:
     records_done: int
     records_total: int | None
     records_bad: int
-    phase: str | None  # what the running attempt does right now: list, load, wait, build, check, run, publish
+    phase: str | None  # of the running attempt: list, load, wait, build, check, run, publish
     error: str | None
-    after_when: dict[str, When] = field(default_factory=dict)  # for each id of `after`, the end that it waits for
-    held: bool = False  # no worker claims it until it is released
+    after_when: dict[str, When] = field(default_factory=dict)  # for each id of `after`, the kind of end it waits for
+    held: bool = False  # no worker may claim it before it is released
     group: str | None = None  # of `run.group`; the group's row has the limit
     array: str | None = None  # id shared by jobs that were submitted together
     array_index: int | None = None  # its place among them, from 0
-    queued_at: float = 0.0  # its age counts from here: its submission, or the last `retry`
-    urgency: int = 0  # the highest priority of the job itself and of all that wait for it
-    attempts_before: int = 0  # attempts up to this number were before the last `retry`; they count no more
-    skipped_by: str | None = None  # id of the job whose end made its wait impossible
+    queued_at: float = 0.0  # when it was submitted or last retried; its age counts from here
+    urgency: int = 0  # the highest priority among the job and all jobs that wait for it
+    attempts_before: int = 0  # attempts up to this number came before the last `retry` and no longer count
+    skipped_by: str | None = None  # id of the job whose end made this job's wait impossible
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON
     schedule: dict[str, Any] = field(default_factory=dict)  # {key, hit, ...}
@@ -124,18 +124,18 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """A folder that a job publishes. A manifest counts only where it and its folder agree with all of this."""
+    """A folder that a job publishes. A manifest counts only if it and its folder match all of these fields."""
 
     token: str  # random; the manifest carries it
     job_id: str
-    path: str  # where it is published, links resolved
+    path: str  # with links resolved
     folder: str  # DEVICE:INODE
     manifest_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened, kept for `show` and `logs`."""
+    """An event, kept for `show` and `logs`."""
 
     seq: int = 0  # grows with each event of the store; the cursor of `logs -f`
     at: float  # Unix seconds

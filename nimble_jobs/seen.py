@@ -1,4 +1,4 @@
-"""Files of an input and what a job makes of them, as frozen values: for jobs that score only what is new."""
+"""For jobs that score only new files: the files of an input and how a job treats each, as frozen values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CHANGED = "changed after it was listed"
 
 
 class Kind(StrEnum):
-    """What a listed file is to a job."""
+    """How a job treats a listed file."""
 
     NEW = "new"  # no earlier run scored it
-    CHANGED = "changed"  # an earlier run did, but its size or time was another; scored again
+    CHANGED = "changed"  # an earlier run scored it with another size or time; scored again
     AGAIN = "again"  # scored again because the model has changed
     SKIPPED = "skipped"  # scored earlier
-    IGNORED = "ignored"  # as CHANGED, under `changed: ignore`; not scored
-    SETTLING = "settling"  # written so recently that it waits for the next run
-    ELSEWHERE = "elsewhere"  # already taken by another job of this name, which has not ended
-    UNUSABLE = "unusable"  # a link to nothing, a pipe and the like
+    IGNORED = "ignored"  # changed, but `changed: ignore` is set; not scored
+    SETTLING = "settling"  # written too recently; the next run scores it
+    ELSEWHERE = "elsewhere"  # taken by another job of this name that has not ended
+    UNUSABLE = "unusable"  # a broken link, a pipe or the like
 
     @property
     def wanted(self) -> bool:
-        """Does the job score it?"""
+        """Whether the job scores it."""
         return self in (Kind.NEW, Kind.CHANGED, Kind.AGAIN)
 
 
@@ -33,21 +33,21 @@ class Kind(StrEnum):
 class InputFile:
     """One file as it was when it was listed."""
 
-    path: str  # below the source's folder, with /
-    size: int  # bytes; -1 for what is no readable file
+    path: str  # relative to the source's folder, with /
+    size: int  # bytes; -1 if it is not a readable file
     mtime_ns: int
     inode: int = 0
     ctime_ns: int = 0
 
     @property
     def version(self) -> tuple[int, int]:
-        """Equal only as long as nobody wrote to it, as far as size and time tell."""
+        """Size and time, which change when the file is written to."""
         return self.size, self.mtime_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many files were what. The first eight add up to `listed`; the last two are among those that were wanted."""
+    """Numbers of files. `new` to `unusable` add up to `listed`; `vanished` and `moved` are among the wanted ones."""
 
     listed: int = 0
     new: int = 0
@@ -59,7 +59,7 @@ class Counts:
     elsewhere: int = 0
     unusable: int = 0
     vanished: int = 0  # gone before it was read
-    moved: int = 0  # written to between listing and the end of the job; the next run scores it
+    moved: int = 0  # written to after it was listed; the next run scores it
 
     @property
     def wanted(self) -> int:
@@ -67,29 +67,29 @@ class Counts:
         return self.new + self.changed + self.again
 
     def to_json(self) -> dict[str, int]:
-        """As a mapping of names to numbers."""
+        """A mapping from names to numbers."""
         return dataclasses.asdict(self)
 
     def words(self) -> str:
-        """`12 new, 3 changed, 1,204 skipped`: everything that is not zero."""
+        """All numbers that are not zero: `12 new, 3 changed, 1,204 skipped`."""
         said = [f"{n:,} {name}" for name, n in self.to_json().items() if n and name != "listed"]
         return ", ".join(said) or "no files"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileList:
-    """The files that a job scores, fixed at its first attempt."""
+    """The files that a job scores. Its first attempt decides which."""
 
     root: str  # the source's folder, links resolved
     listed_at: float  # Unix seconds
-    after_run: int  # number of the newest run of this folder that was known then; 0: none was
+    after_run: int  # number of the newest run of this folder at that time; 0: none
     counts: Counts
     files: Sequence[InputFile]  # sorted by path, each one `wanted`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What becomes seen with a job's success."""
+    """The files to mark as seen when a job succeeds."""
 
     root: str  # the source's folder
     model: str  # identity of the model that scored, SHA-256 in hex
@@ -121,10 +121,10 @@ def kind_of(
     model_change: str,
     now: float,
 ) -> Kind:
-    """What a listed file is to a job that uses `model`. `changed: fail` is the caller's: it gets CHANGED.
+    """How a job that uses `model` treats a listed file. For `changed: fail` this returns CHANGED and the caller fails.
 
-    A file with a time in the future is as old as its last change of any kind, so that a wrong clock elsewhere does not
-    keep it waiting for ever.
+    The age of a file dated in the future counts from its inode's last change, so that a wrong clock on another machine
+    does not make it wait for ever.
     """
     if file.size < 0:
         return Kind.UNUSABLE

@@ -1,8 +1,8 @@
-"""One encoded picture to pixels, with Pillow: whatever format it has, however it is turned, as RGB or grey.
+"""Decodes one picture with Pillow, from any format it knows, upright, as RGB or grey pixels.
 
-A JPEG that is at least four times as large as its result is decoded to a half, a quarter or an eighth of its size: the
-inverse transform then gives the mean of each block of pixels at once. What is decoded stays at least twice as large as
-the result in both directions, so the resize that follows still sees every frequency that the result can hold.
+A JPEG at least four times as large as the result is decoded at a half, a quarter or an eighth of its size: the inverse
+transform can average blocks of pixels directly. The decoded picture stays at least twice as large as the result in both
+directions, so the resize that follows still sees every frequency that the result can hold.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nimble_jobs.plural import by
 
 Part = Callable[[int, int], tuple[int, int, int, int]]  # height, width -> top, left, height, width
 
-# Pillow knows more, but would start Ghostscript for what calls itself EPS, whatever the file's name.
+# Not all that Pillow knows: it would start Ghostscript for any file that begins like EPS.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "JPEG2000")
-_ORIENTATION = 0x0112  # EXIF tag: 2 to 8 are mirrored or turned, of which 5 to 8 swap width and height
-_CHANGED, _TURNED = range(2, 9), range(5, 9)  # others mean nothing
+_ORIENTATION = 0x0112  # EXIF tag: 2 to 8 mean mirrored or turned; 5 to 8 also swap width and height
+_CHANGED, _TURNED = range(2, 9), range(5, 9)  # other values are ignored
 
 
 class Undecodable(Exception):
@@ -31,14 +31,14 @@ class Undecodable(Exception):
 
 
 def decoder() -> str:
-    """Names and versions of what decodes and resizes on the CPU."""
+    """Names and versions of the libraries that decode and resize on the CPU."""
     return ", ".join(dict.fromkeys((f"Pillow {version('pillow')}", resizer())))
 
 
 def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarray:
     """uint8 [height, width, channels] of one picture. Raises Undecodable.
 
-    With `part`, only that part of the upright picture is resized, to the recipe's size, as if there were nothing else.
+    With `part`, only that part of the upright picture is resized to the recipe's size.
     """
     try:
         with Image.open(file, formats=FORMATS) as image:
@@ -52,7 +52,7 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
             found = np.asarray(flat) if recipe.resize is None else resized(flat, recipe.resize, box)
     except Undecodable:
         raise
-    except Exception as e:  # Pillow's plugins raise nearly anything on broken bytes
+    except Exception as e:  # Pillow's plugins raise almost any exception on damaged bytes
         raise _because(e) from e
     if recipe.center_crop is not None:
         found = _crop(found, recipe.center_crop)
@@ -78,21 +78,21 @@ def header_size(file: BinaryIO) -> tuple[int, int]:
 
 
 def _because(error: Exception) -> Undecodable:
-    """Why, in words that are the same each time: Pillow names the file by an address or a descriptor."""
+    """The reason, in the same words each time. Pillow's own message may hold an address or a descriptor."""
     if isinstance(error, UnidentifiedImageError):
         return Undecodable("cannot be decoded: cannot identify image file")
     return Undecodable(f"cannot be decoded: {error}")
 
 
 def _reduce(image: Image.Image, resize: tuple[int, int] | None, orientation: int) -> Box | None:
-    """Have a JPEG decoded smaller; what then covers the picture. None: it is decoded as it is."""
+    """Ask for a JPEG to be decoded smaller; returns the box that the picture then fills. None: decode it in full."""
     if resize is None or image.format != "JPEG" or image.mode not in ("L", "RGB", "CMYK"):
         return None
     height, width = resize[::-1] if orientation in _TURNED else resize
     if min(image.width // (4 * width), image.height // (4 * height)) < 1:
         return None
     if orientation in _CHANGED and (image.width % 8 or image.height % 8):
-        return None  # a border that belongs to no whole block would be turned, too
+        return None  # turning the picture would move its partial blocks to the other edge
     drafted = image.draft(None, (2 * width, 2 * height))
     return None if drafted is None or orientation in _CHANGED else drafted[1]
 

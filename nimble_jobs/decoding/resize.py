@@ -1,7 +1,7 @@
-"""The resize of `nimble_jobs.resizing` on bytes: with SIMD instructions, or as Pillow does it where those are missing.
+"""Implements the resize that `nimble_jobs.resizing` defines, on bytes, with cykooz-resizer or else with Pillow.
 
-Both round after each of two passes, so a result may differ from the definition's by one. The one with SIMD
-(fast_image_resize, an AVX2, SSE4.1 and NEON port of Pillow's algorithm) takes a quarter of Pillow's time.
+Both round after each of two passes, so a value may differ from the definition by one. cykooz-resizer wraps
+fast_image_resize, a port of Pillow's algorithm to AVX2, SSE4.1 and NEON. It takes a quarter of Pillow's time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels 
 
 
 def resizer() -> str:
-    """Name and version of what resizes."""
+    """Name and version of the library that resizes."""
     return f"cykooz-resizer {version('cykooz-resizer')}" if simd is not None else f"Pillow {version('pillow')}"
 
 
 def resized(image: Image.Image, size: tuple[int, int], box: Box | None = None) -> np.ndarray:
-    """uint8 [height, width] or [height, width, 3] of an image of mode L or RGB; with `box`, of that part of it.
+    """uint8 [height, width] or [height, width, 3] of an image of mode L or RGB, or of the part in `box`.
 
     Bilinear with antialiasing; `size` is (height, width).
     """
@@ -54,7 +54,7 @@ def _options(box: Any = None) -> Any:
 
 
 class _Tools(threading.local):
-    """What resizes, one for each thread: it keeps memory between calls."""
+    """A resizer for each thread. It keeps memory between calls, so threads cannot share one."""
 
     def __init__(self) -> None:
         self.resizer = simd.Resizer()

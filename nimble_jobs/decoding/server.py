@@ -1,8 +1,8 @@
-"""The program that decodes: a process that loads the decoder once, and processes forked from it that do the work.
+"""The decoding program: one process loads the decoder, and processes forked from it do the work.
 
-The first process is given the descriptor of a socket. For each byte that comes with a descriptor, a process is forked
-that serves that one. All end with the socket's other side: the first process sees its end, or that its parent changed;
-the others are killed by the kernel when the first is gone.
+The first process gets the descriptor of a control socket. Each byte that arrives there carries the descriptor of a
+link, and the process forks a child to serve that link. The first process ends when the control socket closes or its
+parent is gone. The kernel then kills the children.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from nimble_jobs.decoding.work import Work
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 64 << 20  # in each process; a larger picture's memory goes back
-_LOOK_S = 1.0  # how often the first process looks whether its parent is there
+_LOOK_S = 1.0  # how often the first process checks that its parent still lives
 
 
 def main(descriptor: int) -> None:
-    """Fork processes as they are asked for, until the other side is gone."""
-    for known in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all; the other side says when to end
+    """Fork a child for each link that arrives, until the control socket closes or the parent is gone."""
+    # A terminal sends these to every process. The parent decides when this one ends.
+    for known in (signal.SIGINT, signal.SIGTERM):
         signal.signal(known, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
-    warnings.simplefilter("ignore")  # what is wrong with a picture is in its row
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps children that end
+    warnings.simplefilter("ignore")  # a picture's problems are reported in its row
     parent, me = os.getppid(), os.getpid()
     _keep_memory()
     _warm_up()
@@ -56,7 +57,7 @@ def main(descriptor: int) -> None:
                     control.close()
                     _die_with(me)
                     serve(socket.socket(fileno=number))
-                except BaseException:  # noqa: BLE001 - its end is noticed; why belongs in the log
+                except BaseException:  # noqa: BLE001 - the parent sees that the link closed; the reason belongs in the log
                     traceback.print_exc()
                 finally:
                     os._exit(0)
@@ -65,7 +66,7 @@ def main(descriptor: int) -> None:
 
 
 def serve(link: socket.socket) -> None:
-    """Do the work that comes, in its order, until the other side is gone."""
+    """Do the work that arrives, in order, until the link closes."""
     inbox = Inbox()
     maps: dict[int, np.ndarray] = {}
     link.sendall(b"".join(pack({"pid": os.getpid()})))
@@ -90,12 +91,12 @@ def _done(
     try:
         work = Work.unpacked(asked, blobs)
         return do(work, maps[message["in"]], blobs[asked["packed"] :]).packed()
-    except Exception as e:  # noqa: BLE001 - no picture's fault: it is raised where the answer is asked for
+    except Exception as e:  # noqa: BLE001 - not about one picture; the parent raises it where it waits for the answer
         return {"error": "".join(traceback.format_exception(e))}, []
 
 
 def _keep_memory() -> None:
-    """Have malloc keep the memory of a picture for the next one: new pages cost as much as decoding into them does."""
+    """Make malloc keep freed memory for the next picture. New pages cost as much time as decoding into them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
@@ -103,7 +104,7 @@ def _keep_memory() -> None:
 
 
 def _warm_up() -> None:
-    """Import what the first picture would import, so that forked processes share it."""
+    """Decode one picture, so that its imports happen once, before the forks."""
     Image.init()
     sink = BytesIO()
     Image.new("RGB", (64, 64)).save(sink, "JPEG")

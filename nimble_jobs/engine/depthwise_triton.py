@@ -1,13 +1,13 @@
-"""Depthwise convolution in Triton, for both memory formats. Imported only where kernels are compiled.
+"""Depthwise convolution in Triton, for both memory formats. Imported only when kernels are compiled.
 
-Sums are in fp32 whatever the tensors' type. Sizes are arguments, so that one binary serves many layers; `UNIT` divides
-the number of channels and lets the compiler read that many at once.
+Sums are in fp32 for every tensor type. Sizes are arguments, so one binary serves many layers. `UNIT` divides the number
+of channels, which lets the compiler load that many values at once.
 """
 
 from __future__ import annotations
 
 # mypy: ignore-errors
-# ruff: noqa: N803  # Triton's habit for what is known when a kernel is compiled
+# ruff: noqa: N803  # Triton's convention for compile-time constants
 import triton
 import triton.language as tl
 

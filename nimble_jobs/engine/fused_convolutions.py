@@ -1,6 +1,6 @@
 """Operators for cuDNN's fused convolutions, over channels-last tensors.
 
-torch's own, `cudnn_convolution_relu` and `cudnn_convolution_add_relu`, tell compilers nothing of their results' shapes.
+They wrap torch's `cudnn_convolution_relu` and `cudnn_convolution_add_relu`, which give compilers no shape functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARY.define(
 
 
 def _convolution_relu(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    x = x.contiguous(memory_format=MEMORY_FORMAT)  # as it is, but for sizes of one, whose strides may say otherwise
+    x = x.contiguous(memory_format=MEMORY_FORMAT)  # no copy: only the strides of dimensions of size one can differ
     return _aten.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, groups)
 
 

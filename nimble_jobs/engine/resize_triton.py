@@ -1,12 +1,12 @@
-"""Resize, crop and round pictures of any sizes in one launch, in Triton. Imported only where kernels are compiled.
+"""Resizes, crops and rounds pictures of any sizes in one Triton launch. Imported only when kernels are compiled.
 
-The weights are those of `resizing.weights`: whole numbers, summed in float32, rounded once.
+The weights are those of `resizing.weights`: whole numbers, summed in float32. Each result is rounded once.
 """
 
 from __future__ import annotations
 
 # mypy: ignore-errors
-# ruff: noqa: N803  # Triton's habit for what is known when a kernel is compiled
+# ruff: noqa: N803  # Triton's convention for compile-time constants
 import triton
 import triton.language as tl
 
@@ -15,20 +15,20 @@ SIZES = ("height", "width")
 
 @triton.jit
 def _first(index, old, new):
-    """The first source pixel with a weight, and the distance of its centre, for each place of the result.
+    """For each place of the result: the first source pixel with a weight, and the distance of its centre.
 
     Distances are in units of 1 / (2 new) source pixels: signed whole numbers.
     """
     centre = (2 * index.to(tl.int64) + 1) * old
     before = centre - 2 * tl.maximum(old, new) - new
-    first = tl.where(before >= 0, tl.maximum(before, 0) // (2 * new) + 1, 0)  # no division of negative numbers
+    first = tl.where(before >= 0, tl.maximum(before, 0) // (2 * new) + 1, 0)  # never divides a negative number
     distance = (2 * first + 1) * new - centre
     return first.to(tl.int32), distance.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def resize_ragged(table, out, height, width, FIELDS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
-    """A block of places of one result [height, width, CHANNELS]. The table has a line for each picture."""
+    """Writes a block of places of one result [height, width, CHANNELS]. The table has one line a picture."""
     line = table + tl.program_id(1) * FIELDS
     source = tl.load(line).to(tl.pointer_type(tl.uint8))
     plane = tl.load(line + 1)

@@ -1,4 +1,4 @@
-"""When timers are due, and how a tick's time is written. Pure: times are UTC seconds, and no clock is read."""
+"""When timers are due, and how the time of a tick is written. Times are UTC seconds; no function reads a clock."""
 
 from nimble_jobs.ticks.errors import BadExpression, BadMoment, BadTemplate, BadTick, BadZone
 from nimble_jobs.ticks.expression import Expression

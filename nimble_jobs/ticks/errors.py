@@ -1,4 +1,4 @@
-"""What can be wrong with the text of a timer: each error says what was found and what was expected."""
+"""Errors in the texts of a timer. Each says what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nimble_jobs.errors import UsageError
 
 
 class BadTick(UsageError):
-    """A text of a timer that has no meaning."""
+    """A text of a timer is not valid."""
 
     def __init__(self, problem: str, expected: str = "") -> None:
         self.problem, self.expected = problem, expected

@@ -1,13 +1,13 @@
-"""When a timer is due: five fields in a zone, to the moments that they mean.
+"""Turns the five fields of an expression, in a time zone, into the moments when a timer is due.
 
-The rules for clock changes are those of Debian's cron: its manual, cron(8), and its source, which tells jobs with a
-wildcard from others (entry.c: MIN_STAR, HR_STAR). If neither minute nor hour starts with `*`, an expression means
-times of the day: a skipped time is due at the moment after the gap, a repeated one at its first pass only. Any other
-expression means a rhythm: it is due whenever the clocks of the zone show a time that matches. Debian takes a change of
-three hours or more for a correction of the clock and leaves skipped times out. Here they are due after the gap.
+Clock changes are handled as in Debian's cron, after its manual cron(8) and its source (entry.c: MIN_STAR, HR_STAR). An
+expression whose minute and hour both do not start with `*` names times of the day: a skipped time is due right after
+the gap, and a repeated time only the first time. Any other expression is a rhythm: it is due whenever the zone's clocks
+show a matching time. There is one difference: Debian's cron takes a change of three hours or more for a correction of
+the clock and leaves skipped times out. Here they are due after the gap.
 
-cronsim finds the matching times, without a zone and forwards only. Its own handling of zones differs from these rules
-at midnights that do not exist, and backwards at half-hour changes.
+cronsim finds the matching times, without a zone and forwards only. Its own zone handling differs from these rules at
+midnights that do not exist, and backwards at half-hour changes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from nimble_jobs.ticks.errors import BadExpression
 
 _EPOCH = datetime(1970, 1, 1)
 _SOME_YEAR = datetime(2001, 1, 1)
-_LONGEST_S = 60 * 366 * 86_400  # longer than cronsim looks ahead
+_LONGEST_S = 60 * 366 * 86_400  # longer than cronsim's horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
     """When a timer is due. Make one with `parse`."""
 
-    text: str  # as it was given
+    text: str  # as the user wrote it
     fields: str  # five fields, without names
     zone: ZoneInfo
 
     @classmethod
     def parse(cls, text: str, zone: str) -> Expression:
-        """Check an expression and the name of a zone. Raises BadExpression, also for one that is never due."""
+        """Check an expression and the name of a zone. Raises BadExpression, also if the expression is never due."""
         normal = fields.normalise(text)
         rules = zones.load(zone)
         try:
             comes = next(CronSim(normal, _SOME_YEAR), None)
-        except CronSimError:  # it sees some of the impossible dates by itself
+        except CronSimError:  # cronsim finds some of the impossible dates itself
             comes = None
         if comes is None:
             raise BadExpression(f"{text!r} is never due: there is no such date", "a date that exists")
@@ -52,14 +52,14 @@ class Expression:
 
     @property
     def times_of_day(self) -> bool:
-        """Are times of the day meant, and not a rhythm? So they are where neither minute nor hour starts with `*`."""
+        """Whether the expression names times of the day: neither minute nor hour starts with `*`."""
         minute, hour = self.fields.split()[:2]
         return not minute.startswith("*") and not hour.startswith("*")
 
     def after(self, t: float) -> Iterator[int]:
-        """The ticks strictly later than `t`, in UTC seconds, ascending, none twice.
+        """The ticks strictly later than `t`, in UTC seconds, ascending and without repeats.
 
-        It ends where nothing matches for fifty years, and with the year 9999.
+        Ends if nothing matches for fifty years, and after the year 9999.
         """
         try:
             yield from self._times(int(t // 1)) if self.times_of_day else self._rhythm(int(t // 1))
@@ -67,7 +67,7 @@ class Expression:
             return
 
     def before(self, t: float) -> int | None:
-        """The last tick strictly earlier than `t`, found forwards; None where nothing matches for fifty years."""
+        """The last tick strictly earlier than `t`; None if nothing matches for fifty years."""
         span_s = 7200
         while span_s <= _LONGEST_S:
             last = None
@@ -81,7 +81,7 @@ class Expression:
         return None
 
     def words(self) -> str:
-        """A sentence without a capital: `at 02:15 every day, Europe/Berlin`."""
+        """The expression in words, without a capital: `at 02:15 every day, Europe/Berlin`."""
         said = explain(self.fields)
         said = re.sub(r"\b(\d*[02-9])?([123])th\b", _ordinal, said)
         _, _, day, _, weekday = self.fields.split()
@@ -98,10 +98,10 @@ class Expression:
                 last = tick
 
     def _rhythm(self, t: int) -> Iterator[int]:
-        """Walk through one span of equal offsets after another."""
+        """Walk through the spans of equal UTC offset, one after another."""
         offset_s = zones.offset_s(t, self.zone)
         while True:
-            change, quiet = None, t  # no change of the clocks up to `quiet`
+            change, quiet = None, t  # the clocks do not change up to `quiet`
             for wall in CronSim(self.fields, _EPOCH + timedelta(seconds=t + offset_s)):
                 tick = _seconds(wall) - offset_s
                 if tick > quiet:
@@ -113,7 +113,7 @@ class Expression:
                 yield tick
             else:
                 return
-            # From the second before the change on, by the clocks after it: the change's own second may match.
+            # Go on from the second before the change, with the offset after it: the second of the change may match.
             assert change is not None
             t, offset_s = change - 1, zones.offset_s(change, self.zone)
 

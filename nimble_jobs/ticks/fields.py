@@ -1,6 +1,6 @@
-"""The five fields of an expression, checked one by one before any library sees them.
+"""Checks the five fields of an expression, one by one, before any library reads them.
 
-Allowed is what Debian's crontab(5) allows, and `L`, `LW`, `5L` and `MON#2` for the last and the nth of a month.
+They may hold what Debian's crontab(5) allows, and `L`, `LW`, `5L` and `MON#2` for the last or the nth day of a month.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST = 200  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One of the five: its numbers, and the names that some of them have."""
+    """One of the five fields, with its range and the names of its numbers."""
 
     name: str
     low: int

@@ -1,4 +1,4 @@
-"""How far a tick is moved, so that timers of one expression do not all start at once."""
+"""Delays each tick a little, so that timers with the same expression do not all start at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def jitter_s(name: str, tick: int, width_s: float) -> float:
-    """Seconds from 0 to below `width_s`, the same for a timer's name and tick (UTC seconds) on every machine."""
+    """A delay in [0, width_s), in seconds. It depends on the timer's name and the tick alone, on every machine."""
     drawn = int.from_bytes(hashlib.sha256(f"{name}\0{tick}".encode()).digest()[:6], "big")
     return drawn / 2**48 * width_s

@@ -1,4 +1,4 @@
-"""A date, or a date and a time of day, as people write the bounds of a timer."""
+"""Reads the bounds of a timer: a date, or a date with a time of day."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PATTERN = re.compile(PATTERN, re.ASCII)
 
 
 def parse_moment(text: str, zone: str, *, last: bool = False) -> int:
-    """UTC seconds of `2027-01-31`, `2027-01-31T18:00` (both by the clocks of `zone`) or `2027-01-31T18:00:00+01:00`.
+    """UTC seconds of `2027-01-31`, `2027-01-31T18:00` (both in `zone`) or `2027-01-31T18:00:00+01:00`.
 
-    A date alone means its first second, or its last one with `last`. Raises BadMoment and BadZone.
+    A date alone means its first second, or with `last` its last one. Raises BadMoment and BadZone.
     """
     rules = zones.load(zone)
     try:

@@ -1,4 +1,4 @@
-"""What a timer would do in the coming year: is any text, such as a path, made twice?"""
+"""Simulates a timer's coming year, to find two ticks that would give the same text, such as an output path."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nimble_jobs.ticks.expression import Expression
 from nimble_jobs.ticks.templates import Template
 
 YEAR_S = 366 * 86_400
-_MOST = 50_000  # ticks that are walked through one by one: those of a month for a timer of every minute
+_MOST = 50_000  # ticks to look at: a month's, for a timer of every minute
 _AROUND_S = 86_400
-_LEAST_S = 60  # no two ticks are closer
+_LEAST_S = 60  # the least distance of two ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clash:
-    """Two ticks, in UTC seconds, that give one text."""
+    """Two ticks, in UTC seconds, that give the same text."""
 
     first: int
     second: int
@@ -26,14 +26,14 @@ class Clash:
 
 
 def coming(expression: Expression, since: float, until: float) -> Iterator[tuple[int, int]]:
-    """The ticks later than `since`, up to `until`, each after the tick before it."""
+    """Pairs of consecutive ticks; the second of each is later than `since` and not later than `until`."""
     before = expression.before(since)
     ticks = takewhile(lambda tick: tick <= until, expression.after(since))
     return pairwise([before, *islice(ticks, _MOST)] if before is not None else islice(ticks, _MOST))
 
 
 def closest_s(expression: Expression, since: float, until: float) -> int | None:
-    """The least distance of two ticks in a row, in seconds; None where there are no two."""
+    """The least distance of consecutive ticks, in seconds; None for fewer than two ticks."""
     closest = None
     for first, second in coming(expression, since, until):
         closest = second - first if closest is None else min(closest, second - first)
@@ -43,10 +43,11 @@ def closest_s(expression: Expression, since: float, until: float) -> int | None:
 
 
 def clash(text: str, expression: Expression, since: float, until: float) -> Clash | None:
-    """The first two ticks later than `since`, up to `until`, that give one text. Raises BadTemplate.
+    """The first two ticks in (since, until] that give the same text. Raises BadTemplate.
 
-    Looks at 50,000 ticks, and at all around the moments when clocks go back: only there can further ones be alike
-    where a text names month, day, hour and minute, and where it does not, the first 50,000 have shown that.
+    Looks at the first 50,000 ticks, and at every tick near a moment when the clocks go back. That is enough: if the
+    text names month, day, hour and minute, later ticks can only clash where clocks go back; if it leaves one of them
+    out, the first 50,000 ticks clash already.
     """
     template = Template.parse(text)
     spans = [(since, until)] + [
@@ -63,7 +64,7 @@ def clash(text: str, expression: Expression, since: float, until: float) -> Clas
 
 
 def _set_back(expression: Expression, since: float, until: float) -> Iterator[int]:
-    """The moments at which the clocks of the zone go back."""
+    """The moments when the zone's clocks go back."""
     at = int(since)
     offset_s = zones.offset_s(at, expression.zone)
     while (change := zones.first_change(at, int(until), offset_s, expression.zone)) is not None:

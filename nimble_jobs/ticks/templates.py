@@ -1,4 +1,4 @@
-"""Templates of the tick: `{{ tick:%Y-%m-%d }}` and `{{ previous_tick:%Y-%m-%d }}`, and no other language."""
+"""Fills in `{{ tick:%Y-%m-%d }}` and `{{ previous_tick:%Y-%m-%d }}`. Nothing else is a template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODES = {
     "%S": "second", "%j": "day of the year", "%G": "year of the week", "%V": "week", "%u": "day of the week",
     "%z": "distance from UTC", "%%": "a percent sign",
 }  # fmt: skip
-"""Numbers only: what they give does not depend on a language."""
+"""Only codes that give numbers, so that the result does not depend on a locale."""
 EXPECTED = "{{ tick:%Y-%m-%d }} or {{ previous_tick:%Y-%m-%d }}"
 
 _BRACES = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -28,19 +28,19 @@ class Placeholder:
 
     text: str  # with its braces
     name: str  # tick | previous_tick
-    format: str  # of strftime, with the codes in CODES
+    format: str  # a strftime format that uses only CODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A text taken apart: its templates, and what stands before each of them and after the last."""
+    """A text split into its templates and the texts around them."""
 
     texts: tuple[str, ...]
     placeholders: tuple[Placeholder, ...]
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Raises BadTemplate for braces that are no template."""
+        """Split a text. Raises BadTemplate for braces that are no template."""
         rest = _BRACES.sub("", text)
         if "{{" in rest or "}}" in rest:
             raise BadTemplate(f"found {'{{' if '{{' in rest else '}}'} without its pair", EXPECTED)
@@ -49,7 +49,7 @@ class Template:
         return cls(texts=tuple(parts[::2]), placeholders=tuple(_placeholder(found[0], part) for found, part in inside))
 
     def fill(self, tick: int, previous: int | None, zone: ZoneInfo) -> str:
-        """The text of a tick. Raises BadTemplate where `previous_tick` is asked for and there is none."""
+        """The text for a tick. Raises BadTemplate if it needs `previous_tick` and there is none."""
         parts = [self.texts[0]]
         for found, after in zip(self.placeholders, self.texts[1:], strict=True):
             moment = tick if found.name == "tick" else previous
@@ -60,14 +60,14 @@ class Template:
 
 
 def placeholders(text: str) -> tuple[Placeholder, ...]:
-    """The templates in a text, in their order. Raises BadTemplate for braces that are none."""
+    """The templates in a text, in order. Raises BadTemplate for braces that are no template."""
     return Template.parse(text).placeholders
 
 
 def render(text: str, *, tick: int, previous: int | None, zone: str) -> str:
-    """The text with its templates filled in: `tick` and `previous` are UTC seconds, shown by the clocks of `zone`.
+    """Fill in a text's templates. `tick` and `previous` are UTC seconds and are written as local times of `zone`.
 
-    Raises BadTemplate, also where `previous_tick` is asked for and there is none, and BadZone.
+    Raises BadTemplate, also if the text needs `previous_tick` and there is none, and BadZone.
     """
     return Template.parse(text).fill(tick, previous, zones.load(zone))
 

@@ -1,4 +1,4 @@
-"""Time zones, read from the tzdata package alone: a tick is the same moment on every machine with the same packages."""
+"""Time zones, read only from the tzdata package, so that a tick is the same moment on every machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DAY_S = 86_400
 
 @functools.cache
 def names() -> frozenset[str]:
-    """Every name that tzdata knows."""
+    """The names of all zones in tzdata."""
     text = importlib.resources.files("tzdata").joinpath("zones").read_text(encoding="utf-8")
     return frozenset(text.split())
 
 
 @functools.lru_cache(maxsize=256)
 def load(name: str) -> ZoneInfo:
-    """The rules of a zone. Raises BadZone, with the name that was probably meant."""
+    """The rules of a zone. Raises BadZone, which suggests the name that was probably meant."""
     if name not in names():
         same = [known for known in names() if known.lower() == name.lower()]
         near = same or (difflib.get_close_matches(name, sorted(names()), 1, 0.8) if len(name) <= 60 else [])
@@ -34,12 +34,12 @@ def load(name: str) -> ZoneInfo:
 
 
 def local(at: float, zone: ZoneInfo) -> datetime:
-    """A moment, in UTC seconds, as the clocks of the zone show it."""
+    """A moment, given in UTC seconds, as local time of the zone."""
     return datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
 def local_text(at: float, zone: str) -> str:
-    """A moment by the clocks of a zone, with their distance from UTC: `2026-11-23 02:15 +01:00`. Raises BadZone."""
+    """A moment as local time with its UTC offset: `2026-11-23 02:15 +01:00`. Raises BadZone."""
     moment = local(at, load(zone))
     time = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="minutes" if at % 60 == 0 else "seconds")
     offset = moment.strftime("%z")
@@ -47,16 +47,16 @@ def local_text(at: float, zone: str) -> str:
 
 
 def offset_s(at: float, zone: ZoneInfo) -> int:
-    """How far the zone's clocks are ahead of UTC at a moment, in seconds."""
+    """The zone's UTC offset at a moment, in seconds."""
     offset = local(at, zone).utcoffset()
     assert offset is not None
     return int(offset.total_seconds())
 
 
 def first_change(after: int, until: int, offset: int, zone: ZoneInfo) -> int | None:
-    """The first second in (after, until] at which the zone's offset is not `offset`, in seconds; None without one.
+    """The first second in (after, until] when the zone's UTC offset is not `offset`; None if there is none.
 
-    Looks once a day, and then halves the day: offsets that change and change back within a day go unnoticed.
+    Looks once a day, then bisects that day. An offset that changes and changes back within a day goes unnoticed.
     """
     while after < until:
         probe = min(after + DAY_S, until)
@@ -71,9 +71,9 @@ def first_change(after: int, until: int, offset: int, zone: ZoneInfo) -> int | N
 
 
 def utc_of(wall: datetime, zone: ZoneInfo) -> int:
-    """The first moment, in UTC seconds, at which the zone's clocks show `wall` or more.
+    """The first moment, in UTC seconds, when the zone's clocks show `wall` or later.
 
-    A time of day that is repeated means its first pass. One that is skipped means the moment after the gap.
+    For a repeated time that is its first occurrence; for a skipped time, the moment after the gap.
     """
     early, late = wall.replace(tzinfo=zone, fold=0), wall.replace(tzinfo=zone, fold=1)
     at = int(early.timestamp())

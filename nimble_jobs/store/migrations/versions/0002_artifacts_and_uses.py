@@ -1,6 +1,6 @@
-"""Which artifacts a schedule needs, what built it and how long that took, and counts of its uses.
+"""Adds a schedule's artifacts, what built it and how long that took, and counts of its uses.
 
-A row whose digest is right gets the new digest, which covers the new columns too; any other stays as damaged as it is.
+Rows with a correct digest get a new one that covers the new columns. Damaged rows stay as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An index for listings of jobs in one state, the newest first."""
+"""Adds an index for listing the jobs in one state, newest first."""
 
 from __future__ import annotations
 

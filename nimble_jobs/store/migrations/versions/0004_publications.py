@@ -1,4 +1,4 @@
-"""What jobs published, so that a manifest which lies in a folder need not be believed."""
+"""Adds the publications of jobs, so that a manifest in a folder need not be trusted."""
 
 from __future__ import annotations
 

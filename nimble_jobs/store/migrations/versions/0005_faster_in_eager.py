@@ -1,4 +1,4 @@
-"""Which schedules are not used because eager was measured to be faster."""
+"""Marks schedules that are not used because eager is faster."""
 
 from __future__ import annotations
 

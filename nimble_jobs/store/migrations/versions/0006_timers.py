@@ -1,4 +1,4 @@
-"""Timers, their ticks, and a way to a name's jobs that have not ended."""
+"""Adds timers, their ticks, and an index of the unfinished jobs of a name."""
 
 from __future__ import annotations
 

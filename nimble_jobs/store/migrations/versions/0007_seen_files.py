@@ -1,4 +1,4 @@
-"""Which files of an input have been scored, for jobs that score only what is new."""
+"""Adds the files that were scored, for jobs that score only new files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What listings and retention ask of jobs as columns, and when daily duties were done."""
+"""Adds columns of jobs for listings and retention, and the times of daily duties."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _text(value: object, length: int | None) -> str | None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Empty where it is damaged."""
+    """Empty if it is damaged."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError):

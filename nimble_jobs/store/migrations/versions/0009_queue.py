@@ -1,4 +1,4 @@
-"""What orders the queue: ages, inherited priorities, groups, holds, arrays, and waits for other ends than success."""
+"""Adds ages, inherited priorities, groups, holds, arrays, and waits for a failure or any end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _columns() -> list[sa.Column[object]]:
 
 
 def _lend(jobs: sa.TableClause, waits: sa.TableClause) -> None:
-    """A job gets the highest priority of those that wait for it, and of those that wait for these."""
+    """Give each job the highest priority among the jobs that wait for it, directly or through others."""
     connection = op.get_bind()
     child, parent = jobs.alias(), jobs.alias()
     query = (

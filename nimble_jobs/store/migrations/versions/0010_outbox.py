@@ -1,4 +1,4 @@
-"""Notifications that are to be sent."""
+"""Adds the notifications to send."""
 
 from __future__ import annotations
 

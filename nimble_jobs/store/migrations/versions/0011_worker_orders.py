@@ -1,4 +1,4 @@
-"""What workers have been asked to do."""
+"""Adds the orders for workers."""
 
 from __future__ import annotations
 

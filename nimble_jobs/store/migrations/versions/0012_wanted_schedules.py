@@ -1,4 +1,4 @@
-"""Schedules that jobs did without, to be built by an idle worker; and what builds took, to learn from."""
+"""Adds schedules for idle workers to build, because jobs ran without them, and the times that builds took."""
 
 from __future__ import annotations
 
