@@ -26,11 +26,14 @@ __all__ = ["DTYPES", "build", "load_weights", "read_weights", "save_weights"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path] = ()) -> nn.Module:
+def build(
+    spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path] = (), headless: bool = False
+) -> nn.Module:
     """The module on `device`, in eval mode and in the spec's dtype, with the spec's weights or random ones.
 
     Equal seeds give equal random weights on every device, since weights are made on the CPU. The process's random
-    generators are restored. Raises ModelError, and OutOfMemory if the device has too little memory.
+    generators are restored. `headless`: of a folder of transformers, the bare encoder without the head that its
+    configuration names. Raises ModelError, and OutOfMemory if the device has too little memory.
     """
     source = source_of(spec)
     dtype = DTYPES[spec.dtype]
@@ -40,7 +43,7 @@ def build(spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path
     if source.scheme == "exported":
         return from_exported.build(Path(source.target), spec, dtype, device, allowed_python)
     with _seeded(spec.seed):
-        module = _made(spec, source, entry, dtype, allowed_python)
+        module = _made(spec, source, entry, dtype, allowed_python, headless=headless)
     lazy = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
     if lazy:
         raise ModelError(f"{spec.source}: {lazy[0]} has no shape before a first call; give lazy modules their sizes")
@@ -62,7 +65,13 @@ def shapes_only(spec: ModelSpec, *, allowed_python: Sequence[Path] = ()) -> nn.M
 
 
 def _made(
-    spec: ModelSpec, source: Source, entry: str | None, dtype: torch.dtype, allowed_python: Sequence[Path]
+    spec: ModelSpec,
+    source: Source,
+    entry: str | None,
+    dtype: torch.dtype,
+    allowed_python: Sequence[Path],
+    *,
+    headless: bool = False,
 ) -> nn.Module:
     match source.scheme:
         case "torchvision":
@@ -73,7 +82,8 @@ def _made(
         case "timm":
             return from_timm.build(source.target, spec.args)
         case "transformers":
-            return from_transformers.build(Path(source.target), spec.args, dtype, own_weights=spec.weights is None)
+            folder, own_weights = Path(source.target), spec.weights is None
+            return from_transformers.build(folder, spec.args, dtype, own_weights=own_weights, headless=headless)
         case _:
             return from_python.build(Path(source.target), source.factory or "", spec.args, allowed_python)
 

@@ -15,17 +15,25 @@ from torch import Tensor, nn
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.identity import FOLDER_WEIGHTS, existing, missing_package, opened
 from nimble_jobs.models.source import similar
+from nimble_jobs.sentence import transformer_folder
 
 _log = logging.getLogger(__name__)
 
 
-def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights: bool) -> nn.Module:
+def build(
+    folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights: bool, headless: bool = False
+) -> nn.Module:
     """The architecture that config.json names, else AutoModel, in `dtype`; `args` replace entries of config.json.
 
-    With `own_weights` the folder's weights are loaded if it has any. Nothing is downloaded and no code of the folder
-    runs. The module takes ONE tensor, the model's main input (`input_ids` of text, `pixel_values` of images), attends
-    to every position, and returns a dict of the tensors in the model's output. Raises ModelError.
+    With `own_weights` the folder's weights are loaded if it has any; with `headless` the head that config.json names is
+    left out, and so is the decoder of T5 and its kin. Nothing is downloaded and no code of the folder runs. The folder
+    may be one of sentence-transformers, which keeps these files in a folder of its own.
+
+    The module takes the model's arguments by name, or ONE tensor, its main input (`input_ids` of text, `pixel_values`
+    of images), and then attends to every position. It returns a dict of the tensors in the model's output. Raises
+    ModelError.
     """
+    folder = transformer_folder(folder)
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     _refuse_remote_code(folder)
@@ -45,7 +53,7 @@ def build(folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights
         key = min(unknown)
         raise ModelError(f"model.args.{key}: no such entry in the configuration{similar(key, list(config.to_dict()))}")
     config.use_cache = False
-    cls = _class_of(config, transformers)
+    cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
     if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
         return _with_one_input(_with_weights(cls, folder, config, dtype))
     try:
@@ -74,6 +82,23 @@ def _class_of(config: Any, transformers: Any) -> Any:
     cls = getattr(transformers, names[0], None) if names else None
     if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
         return cls
+    return _bare(config, transformers)
+
+
+def _encoder_of(config: Any, transformers: Any) -> Any:
+    """The bare model, or of a model with a decoder the encoder alone."""
+    bare = _bare(config, transformers)
+    if not config.is_encoder_decoder:
+        return bare
+    encoder = getattr(transformers, bare.__name__.removesuffix("Model") + "EncoderModel", None)
+    if encoder is None:
+        raise ModelError(
+            f"output.pooling: transformers has no encoder alone of {config.model_type!r}, which decodes too"
+        )
+    return encoder
+
+
+def _bare(config: Any, transformers: Any) -> Any:
     try:
         found = transformers.AutoModel._model_mapping[type(config)]
     except KeyError:

@@ -17,6 +17,8 @@ from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.models.steady import steady
 from nimble_jobs.models.unversioned import unversioned_code
 from nimble_jobs.regular import NotRegular, check_regular, open_regular, read_regular
+from nimble_jobs.sentence import is_folder, transformer_folder
+from nimble_jobs.sentence.sources import MODULES, inside, modules_of
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.spec.paths import Source
 
@@ -51,7 +53,7 @@ def identity(spec: ModelSpec) -> dict[str, str]:
             parts["model.source"] = str(source)
             parts["model.package"] = _package(source.scheme)
         case "transformers":
-            config = existing(path / "config.json")
+            config = existing(transformer_folder(path) / "config.json")
             parts["model.source"] = f"transformers:{_architecture(config)}"
             parts["model.package"] = _package("transformers")
             parts["model.file:config.json"] = _digest(config)
@@ -75,10 +77,19 @@ def weights_identity(spec: ModelSpec) -> str:
     if file is None and source.scheme == "exported":
         file = Path(source.target)
     if file is None and source.scheme == "transformers":
-        folder = [p for p in sorted(Path(source.target).glob("*")) if p.suffix in (".safetensors", ".bin")]
-        if folder:
-            return " ".join(_stat(p) for p in folder)
+        files = _weights_of(Path(source.target))
+        if files:
+            return " ".join(_stat(p) for p in files)
     return _stat(file) if file is not None else f"seed:{spec.seed}"
+
+
+def _weights_of(folder: Path) -> list[Path]:
+    """The files of weights of a folder of transformers, and of the layers that sentence-transformers put above."""
+    places = [transformer_folder(folder)]
+    if is_folder(folder):
+        said_by = folder / MODULES
+        places += [inside(folder, entry["path"], said_by) for entry in modules_of(folder)[1:] if entry["path"]]
+    return [p for place in places for p in sorted(place.glob("*")) if p.suffix in (".safetensors", ".bin")]
 
 
 def random_weights(spec: ModelSpec) -> str | None:

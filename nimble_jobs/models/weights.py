@@ -63,7 +63,7 @@ def _read(path: Path, file: BinaryIO) -> dict[str, Tensor]:
             return dict(load_file(name_of(file), device="cpu"))
         except (SafetensorError, OSError, ValueError, KeyError) as e:
             raise ModelError(f"{path}: not a readable safetensors file: {e}") from e
-    if path.suffix not in (".pt", ".pth"):
+    if path.suffix not in (".pt", ".pth") and path.name != "pytorch_model.bin":
         raise ModelError(f"{path}: unknown kind of weights file; expected .safetensors, .pt or .pth")
     try:
         raw = torch.load(file, map_location="cpu", weights_only=True)

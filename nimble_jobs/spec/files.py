@@ -11,6 +11,8 @@ from os.path import exists, isdir, islink
 from pathlib import Path
 
 from nimble_jobs.regular import NotRegular, check_regular
+from nimble_jobs.sentence import is_folder
+from nimble_jobs.sentence.sources import MODULES
 from nimble_jobs.spec.findings import Finding
 from nimble_jobs.spec.model import SUFFIXES, InputFormat, JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
@@ -112,7 +114,8 @@ def _missing_source(source: Source | None) -> Iterator[Finding]:
         return
     path = Path(source.target)
     if source.scheme == "transformers":
-        yield from _missing_file("model.source", path / "config.json", "a folder with a config.json")
+        name = MODULES if is_folder(path) else "config.json"  # which may lie in a folder that modules.json names
+        yield from _missing_file("model.source", path / name, "a folder with a config.json")
     else:
         yield from _missing_file("model.source", path)
 

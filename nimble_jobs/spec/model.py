@@ -195,6 +195,16 @@ class OutputSpec(Frozen):
         min_length=1,
         description=f"Columns: {', '.join(KNOWN_OUTPUTS)}, or names of the model's outputs.",
     )
+    pooling: Literal["mean", "cls", "last", "max"] | None = Field(
+        default=None,
+        description="How the vectors of a text's tokens become its embedding; by default as modules.json of the model "
+        "says.",
+    )
+    normalize: bool | None = Field(
+        default=None,
+        description="Whether embeddings of texts are scaled to length 1; by default as modules.json of the model "
+        "says, else not.",
+    )
     if_exists: Literal["fail", "resume", "replace"] = Field(
         default="fail", description="What to do if the folder exists already."
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nimble_jobs.spec import files, timer_rules, training_rules
+from nimble_jobs.spec import files, pooling_rules, timer_rules, training_rules
 from nimble_jobs.spec.findings import Finding, Rule, place, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
@@ -62,12 +62,14 @@ def check(
     for row in NOT_YET:
         if known((row.field, "kind")) and not row.accepted(spec):
             findings.append(Finding(row.field, "not supported yet", row.expected))
-    for needs, rule_check in (*RULES, *training_rules.RULES):
+    for needs, rule_check in (*RULES, *training_rules.RULES, *pooling_rules.RULES):
         if known(needs):
             findings += rule_check(spec)
     findings += timer_rules.check(spec, known, tree, now=now)
     if once and spec.cron is not None:
         findings.append(timer_rules.only_once(tree.origin(()).file))
+    if check_files and known(("output", "input.format", "model.source")):
+        findings += pooling_rules.check_files(spec)
     findings += files.check(spec, known, base=base, check_files=check_files, home=home)
     for found in findings:
         at = None if found.at is None else place(found.at)

@@ -12,6 +12,7 @@ from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.identity import python_identity
 from nimble_jobs.spec import JobSpec, parse_source
 from nimble_jobs.workloads.decode import Decode, on_host
+from nimble_jobs.workloads.pooling import pooling_of
 
 _NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # fields of `train` that do not change the weights
 
@@ -38,6 +39,9 @@ def basis_parts(
         "model": identity(spec.model),
         "weights": weights_identity(spec.model),
     }
+    pooling = pooling_of(spec)
+    if pooling is not None:
+        parts["pooling"] = pooling.words
     if reader.decodes:
         parts["decode"] = (decode or on_host()).to_json()
     if spec.train is not None:

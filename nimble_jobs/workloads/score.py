@@ -21,6 +21,7 @@ from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import shards_of
+from nimble_jobs.workloads.pooling import pooling_of
 from nimble_jobs.workloads.scoring import Scoring, Tally
 from nimble_jobs.workloads.waiting import waiting
 
@@ -182,6 +183,7 @@ def request_of(
     memory_bytes: int | None = None,
 ) -> Request:
     """What the job asks of the planner."""
+    pooling = pooling_of(spec)
     return Request(
         model=spec.model,
         shape=reader.signature.shape,
@@ -189,7 +191,8 @@ def request_of(
         batch_size=spec.input.batch_size,
         preprocess=reader.preprocess if devices.separate_memory(device) else None,
         schedule=spec.schedule,
-        embedding="embedding" in spec.output.fields,
+        embedding="embedding" in spec.output.fields and pooling is None,
+        pooling=pooling,
         allowed_python=allowed_python,
         memory_bytes=memory_bytes,
     )

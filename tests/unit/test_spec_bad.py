@@ -11,10 +11,11 @@ from nimble_jobs import spec
 from nimble_jobs.errors import SpecError
 from nimble_jobs.spec.rules import NOT_YET
 from tests.bad_specs import BAD_SPECS, SCORE, BadSpec, edit, lay_out
+from tests.bad_text_outputs import BAD_TEXT_OUTPUTS
 from tests.bad_timers import BAD_TIMERS, NIGHTLY, NOW, timer
 
 
-@pytest.mark.parametrize("bad", BAD_SPECS, ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", [*BAD_SPECS, *BAD_TEXT_OUTPUTS], ids=lambda bad: bad.name)
 def test_bad_spec(bad: BadSpec, tmp_path: Path) -> None:
     """All problems come at once, one line each, with exit code 2."""
     path = bad.write(tmp_path)

@@ -22,6 +22,7 @@ import torch
 from nimble_jobs.packing import layout_of_words
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.preprocess import Preprocess
+from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 _COMMAND = (sys.executable, "-m", "nimble_jobs.planner.jobs.builder")
@@ -136,6 +137,7 @@ def order_of(key: str, request: Request, device: torch.device) -> dict[str, Any]
         "packing": None if request.packing is None else request.packing.words,
         "schedule": request.schedule.model_dump(mode="json"),
         "embedding": request.embedding,
+        "pooling": None if request.pooling is None else request.pooling.words,
         "memory_bytes": request.memory_bytes,
         "allowed_python": [str(folder) for folder in request.allowed_python],
     }
@@ -152,6 +154,7 @@ def request_of(order: dict[str, Any]) -> Request:
         packing=None if order["packing"] is None else layout_of_words(order["packing"]),
         schedule=ScheduleSpec.model_validate(order["schedule"]).model_copy(update={"progressive": False}),
         embedding=order["embedding"],
+        pooling=None if order["pooling"] is None else Pooling.of_words(order["pooling"]),
         memory_bytes=order["memory_bytes"],
         allowed_python=tuple(Path(folder) for folder in order["allowed_python"]),
     )

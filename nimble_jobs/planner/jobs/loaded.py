@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -26,11 +27,13 @@ from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.models.build import build
 from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.models.packed import Packed, check_arguments
+from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.keys.request import Request, resident_key
 from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.schedule import Schedule
+from nimble_jobs.spec import parse_source
 
 T = TypeVar("T")
 Report = Callable[..., None]  # hears the phase of a preparation, and what is being tried
@@ -206,13 +209,17 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
     """The request's module on the device. Raises ModelError, OutOfMemory."""
     try:
         with collector_paused():
-            module = build(request.model, device=str(device), allowed_python=request.allowed_python)
+            headless = request.pooling is not None
+            allowed = request.allowed_python
+            module = build(request.model, device=str(device), allowed_python=allowed, headless=headless)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
     if request.packing is not None:
         check_arguments(module, [part.path for part in request.packing.parts])
     if request.embedding:
         module = WithEmbedding(module)
+    if request.pooling is not None:
+        module = Pooled(module, request.pooling, Path(parse_source(request.model.source).target)).to(device)
     if request.packing is not None:
         return Packed(module, request.packing, request.model_dtype, device)
     if request.preprocess is not None:

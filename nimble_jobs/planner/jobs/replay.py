@@ -37,6 +37,7 @@ from nimble_jobs.planner.lookup.stored import read_material
 from nimble_jobs.planner.lookup.why import Difference, differences
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.preprocess import of_words
+from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
 
@@ -132,6 +133,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
             **given,
             schedule=ScheduleSpec.model_validate({**schedule_of(parts), "tolerance": float(parts["tolerance"])}),
             embedding="embedding" in parts.get("outputs", ""),
+            pooling=Pooling.of_words(words) if (words := parts.get("outputs.pooling")) is not None else None,
             memory_bytes=int(memory) if (memory := parts.get("schedule.memory_bytes", "any")) != "any" else None,
             allowed_python=allowed_python,
         )

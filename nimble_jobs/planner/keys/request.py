@@ -19,6 +19,7 @@ from nimble_jobs.planner.keys.files import unnamed
 from nimble_jobs.planner.keys.options import option_parts, options_of
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.schedule import FORMAT_VERSION
+from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 PART = "input.part."  # begins the names of the parts of a key that describe one of several inputs each
@@ -38,6 +39,7 @@ class Request:
     packing: Layout | None = None  # of rows of bytes, uint8 [nbytes], that hold several inputs; None: there is one
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     embedding: bool = False  # also return the features under the last linear layer
+    pooling: Pooling | None = None  # also return one vector for each text, made of those of its tokens
     memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
     allowed_python: tuple[Path, ...] = ()
 
@@ -83,6 +85,7 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         **({} if request.packing is None else {PART + path: said for path, said in request.packing.words.items()}),
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
+        **({} if request.pooling is None else {"outputs.pooling": request.pooling.words}),
         "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
         **option_parts(options_of(request.schedule)),
         "schedule.in_flight": str(request.schedule.in_flight),

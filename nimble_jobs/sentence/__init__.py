@@ -1,0 +1,10 @@
+"""What a folder of sentence-transformers says: how its tokens become one vector, and how its texts are prepared.
+
+Only JSON is read here, without torch and without that package. `models.pooled` computes what a `Pooling` says.
+"""
+
+from nimble_jobs.sentence.folder import SentenceFolder, read_folder, resolve
+from nimble_jobs.sentence.pooling import Dense, Pooling
+from nimble_jobs.sentence.sources import is_folder, transformer_folder
+
+__all__ = ["Dense", "Pooling", "SentenceFolder", "is_folder", "read_folder", "resolve", "transformer_folder"]

@@ -1,0 +1,63 @@
+"""Contradictions about what comes out of text models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nimble_jobs.sentence import is_folder
+from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.model import JobSpec
+from nimble_jobs.spec.paths import parse_source
+
+_TEXT: frozenset[str] = frozenset({"text", "openai-batch"})  # formats whose records are texts
+_WAYS = "mean, cls, last or max"
+
+RULES: list[Rule] = []
+rule = register(RULES)
+
+
+def pools(spec: JobSpec) -> bool:
+    """Whether the job's `embedding` is pooled from tokens, and not the features under the last linear layer."""
+    return "embedding" in spec.output.fields and (spec.input.format in _TEXT or spec.output.pooling is not None)
+
+
+@rule("output.pooling", "output.normalize", "output.fields", "input.format", "input.fields.x", "kind")
+def _pooling(spec: JobSpec) -> Iterator[Finding]:
+    for name, value in (("pooling", spec.output.pooling), ("normalize", spec.output.normalize)):
+        if value is None:
+            continue
+        shown = str(value).lower()
+        if spec.kind == "finetune":
+            yield Finding(f"output.{name}", "not allowed if kind is finetune", f"kind: score, or no {name}")
+        elif "embedding" not in spec.output.fields:
+            problem = f"found {shown}, but output.fields has no embedding"
+            yield Finding(f"output.{name}", problem, f"embedding in output.fields, or no {name}")
+        elif spec.input.format not in _TEXT and not _has_mask(spec):
+            problem = f"found {shown}, but the records have no attention_mask, as input.format is {spec.input.format}"
+            yield Finding(f"output.{name}", problem, "format: text, or an attention_mask in input.fields.x")
+
+
+@rule("output.pooling", "output.fields", "input.format", "model.source")
+def _missing_pooling(spec: JobSpec) -> Iterator[Finding]:
+    """Only a folder of transformers can say how to pool."""
+    if pools(spec) and spec.output.pooling is None:
+        source = parse_source(spec.model.source)
+        if source.scheme != "transformers":
+            problem = f"missing, and a {source.scheme} model does not say how its tokens are pooled"
+            yield Finding("output.pooling", problem, _WAYS, at="output.fields")
+
+
+def check_files(spec: JobSpec) -> Iterator[Finding]:
+    """Whether the spec or the model's folder says how to pool."""
+    source = parse_source(spec.model.source)
+    if pools(spec) and spec.output.pooling is None and source.scheme == "transformers":
+        folder = Path(source.target)
+        if folder.is_dir() and not is_folder(folder):
+            problem = f"missing, and {folder} has no modules.json that says how to pool"
+            yield Finding("output.pooling", problem, _WAYS, at="output.fields")
+
+
+def _has_mask(spec: JobSpec) -> bool:
+    x: object = spec.input.fields.x
+    return isinstance(x, dict) and "attention_mask" in x
