@@ -22,6 +22,7 @@ from nimble_jobs.cli import (
     doctor,
     job_list,
     jobs,
+    metrics,
     notifications,
     prune,
     queue,
@@ -50,6 +51,7 @@ jobs.register(app)
 queue.register(app)
 prune.register(app)
 doctor.register(app)
+metrics.register(app)
 app.add_typer(worker.app)
 app.add_typer(cron.app)
 app.add_typer(cache.app)

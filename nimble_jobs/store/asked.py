@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.plural import count
 from nimble_jobs.store.firing import Firing
 from nimble_jobs.store.new_job import NewJob, insert_job, write_new
-from nimble_jobs.store.timer_records import Tick, TickKind, TickOutcome, Timer, tick_record, tick_values, utc
+from nimble_jobs.store.new_ticks import insert_ticks
+from nimble_jobs.store.timer_records import Tick, TickKind, TickOutcome, Timer, tick_record, utc
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import changed, record_event
 
@@ -38,7 +39,7 @@ class Asked(Firing):
                 job=submitted.id,
                 at=now,
             )
-            session.execute(insert(TickRow), [tick_values(tick)])
+            insert_ticks(session, [tick])
             return tick
 
         return write_new(self._db, work)
@@ -82,7 +83,7 @@ class Asked(Firing):
                 for due in wanted
             ]
             if ticks:
-                session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
+                insert_ticks(session, ticks)
                 span = f"{utc(wanted[0])} to {utc(wanted[-1])}"
                 message = f"{timer.name}: backfill of {count(len(ticks), 'tick')} from {span}"
                 record_event(session, "timer", message, now=now, data={"timer": timer.name})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, Unpack, cast
 
-from sqlalchemy import ColumnElement, Select, bindparam, false, or_, select, true, update
+from sqlalchemy import ColumnElement, Select, Table, bindparam, false, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -14,13 +14,14 @@ from nimble_jobs.seen import Scored
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.groups import has_room, lock_groups, running
+from nimble_jobs.store.new_ticks import count_ticks
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import dump, job_record, load_object, schedule_columns, sha256, timings_columns
 from nimble_jobs.store.retries import delay_s
 from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import GroupRow, JobRow
 from nimble_jobs.store.timer_records import TickOutcome
-from nimble_jobs.store.timer_tables import TickRow
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import (
     JOBS,
     MINE,
@@ -111,7 +112,7 @@ class JobClaims(JobQueries):
                 session,
                 job_id,
                 attempt,
-                End(to=JobState.SUCCEEDED, message=message),
+                End(to=JobState.SUCCEEDED, message=message, replays=int(timings.get("replays") or 0)),
                 now=now,
                 outputs=dump(outputs),
                 **timings_columns(timings),
@@ -119,9 +120,8 @@ class JobClaims(JobQueries):
             )
             if owned and scored is not None:
                 _mark(session, job_id, attempt, scored, now)
-            if owned and empty:
-                tick = update(TickRow).where(TickRow.job == job_id)
-                changed(session, tick.values(outcome=TickOutcome.EMPTY.value, reason="no new files"))
+            if owned:
+                _tell_timer(session, job_id, empty=empty, now=now)
             return owned
 
         return self._db.write(work)
@@ -256,6 +256,20 @@ _NEXT = _next_job()
 _TAKE_NEXT = _taking(JOBS.c.id == _NEXT.scalar_subquery())
 _TAKE_OWN = _taking(JOBS.c.id == bindparam("of_job"), JOBS.c.foreground == true(), JOBS.c.blockers == 0, has_room())
 _CANCELLED = select(JOBS.c.cancel_requested).where(*MINE)
+_TIMERS, _TICKS = cast(Table, TimerRow.__table__), cast(Table, TickRow.__table__)
+_SUCCEEDED = (
+    update(_TIMERS)
+    .where(_TIMERS.c.name.in_(select(_TICKS.c.timer).where(_TICKS.c.job == bindparam("of_job"))))
+    .values(last_success_at=bindparam("at"))
+)
+
+
+def _tell_timer(session: Session, job_id: str, *, empty: bool, now: float) -> None:
+    """Record the success of a timer's job with the timer, and with its tick if there was nothing to do."""
+    if run(session, _SUCCEEDED, of_job=job_id, at=now).rowcount and empty:
+        tick = update(TickRow).where(TickRow.job == job_id)
+        count = changed(session, tick.values(outcome=TickOutcome.EMPTY.value, reason="no new files"))
+        count_ticks(session, TickOutcome.EMPTY, count)
 
 
 def _take(

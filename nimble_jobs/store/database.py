@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
-from nimble_jobs.store import migrations, sqlite
+from nimble_jobs.store import migrations, sqlite, totals
 from nimble_jobs.store.tables import Base
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,9 @@ class Database:
             with Session(self._writer, expire_on_commit=False, info=self.info) as session, session.begin():
                 for each in earlier:
                     each(session)
-                return work(session)
+                result = work(session)
+                totals.write(session)
+                return result
         except BaseException:
             with self._soon_lock:
                 self._soon[:0] = earlier

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound, UsageError
@@ -17,6 +17,7 @@ from nimble_jobs.plural import plural
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.missed import queue_missed
 from nimble_jobs.store.new_job import NewJob, insert_job, write_new
+from nimble_jobs.store.new_ticks import count_ticks, insert_ticks
 from nimble_jobs.store.open_jobs import Standing, standing
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.timer_records import (
@@ -27,7 +28,6 @@ from nimble_jobs.store.timer_records import (
     TickOutcome,
     Timer,
     TimerState,
-    tick_values,
     utc,
 )
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
@@ -106,7 +106,7 @@ class Firing:
                 tick, now_there = _become(session, timer.name, each, now_there, policy, now)
                 ticks.append(tick)
             if ticks:
-                session.execute(insert(TickRow), [tick_values(tick) for tick in ticks])
+                insert_ticks(session, ticks)
                 queue_missed(session, timer, ticks, now)
             if absent and (row.gap_at is None or not row.gap_at <= now <= row.gap_at + GAP_S):
                 row.gap_from, row.gap_at = row.moved_at, now
@@ -139,6 +139,7 @@ class Firing:
             done = replace(done, kind=tick.kind, max_running=tick.max_running, reason=done.reason or found.reason)
             found.outcome, found.job, found.reason, found.at = done.outcome.value, done.job, done.reason, now
             session.flush()
+            count_ticks(session, done.outcome)
             queue_missed(session, timer, [done], now)
             return done
 
@@ -225,7 +226,11 @@ def _become(
     if turn.drop:
         dropped = update(TickRow).where(TickRow.timer == timer, TickRow.due.in_(turn.drop))
         reason = "a later tick of the timer replaced it"
-        changed(session, dropped.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
+        count_ticks(
+            session,
+            TickOutcome.SKIPPED,
+            changed(session, dropped.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now)),
+        )
     if turn.cancel or turn.drop:
         session.flush()
         open_now = standing(session, timer)

@@ -14,6 +14,7 @@ from nimble_jobs.errors import NotFound, StoreError, UsageError
 from nimble_jobs.job import After, Job, JobState, When
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec import dump as dump_spec
+from nimble_jobs.store import totals
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import group_of, set_group
 from nimble_jobs.store.ids import new_id
@@ -21,6 +22,7 @@ from nimble_jobs.store.queries import find_jobs
 from nimble_jobs.store.ranks import aging_s, next_queued_at
 from nimble_jobs.store.records import dump, dump_after, job_record, output_path, sha256
 from nimble_jobs.store.tables import EventRow, JobRow
+from nimble_jobs.store.totals import Total
 from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.waiting import wait_for
 
@@ -48,6 +50,7 @@ class NewJob:
     # The process that will run a foreground job: it does not wait for ever for a process that died.
     worker: str | None = None
     allow_python: tuple[str, ...] = ()
+    traceparent: str | None = None  # W3C trace context: the trace that this job is a part of
 
     @classmethod
     def of(cls, spec: JobSpec, *, allow_python: tuple[str, ...] = ()) -> NewJob:
@@ -159,8 +162,10 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
         queued_at=place.queued_at,
         urgency=new.priority,
         rank=place.queued_at - new.priority * place.aging_s,
+        traceparent=new.traceparent,
     )
     session.add(row)
+    totals.add(session, Total.SUBMITTED, new.kind)
     session.add(EventRow(at=now, job=row.id, kind="submitted", message=f"queued as {row.name}", data="{}"))
     if group and place.limits.get(group[0]) != group[1]:
         _join(session, row.id, *group, now=now)

@@ -9,10 +9,12 @@ from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, sel
 from sqlalchemy.orm import Session, aliased
 
 from nimble_jobs.errors import NotFound, UsageError
+from nimble_jobs.store import totals
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.notices import UNROUTED, Notice, NoticeState, notice_record, spread
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.routes import Channel
+from nimble_jobs.store.totals import Total
 from nimble_jobs.store.transitions import changed, record_event
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ LONGEST_LEASE_S = 2 * 3600.0
 _SLACK_S = 60.0  # a row that is due later than any wait allows was written before the clock was set back
 _PER_TARGET = 2  # most messages to one address at once, so that a hanging receiver does not delay the others
 _PRUNED_AT_ONCE = 500
+_UNSYNCED = {"synchronize_session": False}
 _PENDING = NoticeRow.state == NoticeState.PENDING.value
 
 
@@ -62,7 +65,7 @@ class Outbox:
                 .values(attempts=NoticeRow.attempts + 1, leased_until=ends, sender=sender)
                 .returning(NoticeRow)
             )
-            rows = session.scalars(taken, execution_options={"synchronize_session": False})
+            rows = session.scalars(taken, execution_options=_UNSYNCED)
             return sorted(map(notice_record, rows), key=lambda notice: (notice.created_at, notice.id))
 
         return self._db.write(work)
@@ -76,9 +79,17 @@ class Outbox:
 
     def sent(self, notice_id: str, now: float) -> bool:
         """It was delivered, even if another sender has the lease by now. False if it was sent or given up before."""
-        done = update(NoticeRow).where(NoticeRow.id == notice_id, _PENDING)
         values = {"state": NoticeState.SENT.value, "sent_at": now, "error": None, "leased_until": None}
-        return self._db.write(lambda session: changed(session, done.values(**values)) == 1)
+        done = update(NoticeRow).where(NoticeRow.id == notice_id, _PENDING).values(**values)
+
+        def work(session: Session) -> bool:
+            channel = session.execute(done.returning(NoticeRow.channel), execution_options=_UNSYNCED).scalar()
+            if channel is None:
+                return False
+            totals.add(session, Total.NOTIFICATION, channel, NoticeState.SENT.value)
+            return True
+
+        return self._db.write(work)
 
     def failed(self, notice: Notice, error: str, *, next_at: float | None, now: float) -> bool:
         """The attempt failed: try again at `next_at`, or give up, with an event, if that is None.
@@ -96,6 +107,7 @@ class Outbox:
             if changed(session, mine.values(**values)) != 1:
                 return False
             if next_at is None:
+                totals.add(session, Total.NOTIFICATION, notice.channel, NoticeState.GIVEN_UP.value)
                 message = f"{notice.channel} of {notice.event} given up after {notice.attempts} attempts: {error}"
                 record_event(session, "notify", message, now=now, job=notice.job_id, data={"notification": notice.id})
             return True

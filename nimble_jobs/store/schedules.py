@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Schedule
+from nimble_jobs.store import totals
 from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.provenance import provenance
@@ -28,6 +30,7 @@ from nimble_jobs.store.schedule_rows import (
     verified_record,
 )
 from nimble_jobs.store.tables import ResidentRow, ScheduleArtifactRow, ScheduleRow, ScheduleTextRow
+from nimble_jobs.store.totals import Total
 from nimble_jobs.store.transitions import record_event
 from nimble_jobs.store.uses import Uses, count_hit, count_miss, total_uses
 from nimble_jobs.store.wanted import forget
@@ -122,6 +125,8 @@ class Schedules:
             forget(session, [saving.schedule.key for saving in savings])
             for saving, row, text, needed in rows:
                 _replace(session, row, text, needed, now)
+                if saving.origin is None:
+                    totals.add(session, Total.BUILD, seconds=row["build_s"])
                 if saving.refused is not None:
                     _note_quarantine(session, saving.schedule.key, saving.refused, now)
 
@@ -191,13 +196,18 @@ class Schedules:
 
         return self._db.write(work)
 
-    def set_residents(self, worker: str, keys: Collection[str]) -> None:
-        """Record which captured graphs a worker holds. The part of a key after a colon (the weights) is left out."""
-        held = sorted({key.partition(":")[0] for key in keys})
+    def set_residents(self, worker: str, bytes_of: Mapping[str, int]) -> None:
+        """Record which captured graphs a worker holds, by key, and how many bytes of its device each one takes.
+
+        The part of a key after a colon (the weights) is left out.
+        """
+        held = Counter[str]()
+        for key, nbytes in bytes_of.items():
+            held[key.partition(":")[0]] += nbytes
 
         def work(session: Session) -> None:
             changed(session, delete(ResidentRow).where(ResidentRow.worker == worker))
-            session.add_all(ResidentRow(worker=worker, key=key) for key in held)
+            session.add_all(ResidentRow(worker=worker, key=key, bytes=held[key]) for key in sorted(held))
 
         self._db.write(work)
 

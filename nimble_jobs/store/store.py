@@ -18,6 +18,7 @@ from nimble_jobs.store import home as home_module
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.contents import Contents
 from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
+from nimble_jobs.store.figures import Figures, read_figures
 from nimble_jobs.store.records import ScheduleEntry
 
 
@@ -44,6 +45,13 @@ class Store(Contents):
         """Check again that others cannot write here, since a process may run for weeks. Raises StateFolderRefused."""
         for folder in (self.home, self.home / "artifacts"):
             self._patience.through(partial(home_module.guard, folder))
+
+    def figures(self, now: float, *, names: int) -> Figures:
+        """What metrics tell about the store at `now`, in Unix seconds.
+
+        At most `names` groups and as many timers, the first ones by name, have entries of their own.
+        """
+        return read_figures(self._database, now, names=names)
 
     def check(self, *, newest: int | None = None) -> list[str]:
         """One line for each problem; empty if the store is sound. Reads every byte of it.

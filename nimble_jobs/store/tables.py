@@ -51,6 +51,8 @@ class JobRow(Base):
         Index("ix_jobs_name", "name", "seq"),
         Index("ix_jobs_open", "name", "state"),
         Index("ix_jobs_state", "state", "seq"),
+        # For `figures`: what a scrape asks, so that it reads no row, whose JSON is long.
+        Index("ix_jobs_figures", "state", "kind", "foreground", "held", "blockers", "not_before", "queued_at"),
         {"sqlite_autoincrement": True},
     )
 
@@ -99,6 +101,8 @@ class JobRow(Base):
     rank: Mapped[float] = mapped_column(default=0.0, server_default="0")  # the lowest is claimed first; see `ranks`
     attempts_before: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     skipped_by: Mapped[str | None] = mapped_column(String(12))
+    records_counted: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # part of `totals` already
+    traceparent: Mapped[str | None] = mapped_column(String(55))  # W3C trace context of the submitter
 
 
 class GroupRow(Base):
@@ -245,6 +249,7 @@ class ResidentRow(Base):
 
     worker: Mapped[str] = mapped_column(Words, primary_key=True)
     key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # device memory; 0 if unknown
 
 
 class DailyRow(Base):

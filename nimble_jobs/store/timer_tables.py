@@ -33,6 +33,7 @@ class TimerRow(Base):
     allow_python: Mapped[str] = mapped_column(Text)  # JSON list
     digest: Mapped[str] = mapped_column(String(64))  # SHA-256 of `spec` and `allow_python`
     spec: Mapped[str] = mapped_column(Text)  # canonical JSON, with its templates unfilled
+    last_success_at: Mapped[float | None]  # when a job of it last succeeded; the job may be pruned since
 
 
 class TickRow(Base):

@@ -14,6 +14,7 @@ from nimble_jobs.errors import NotFound
 from nimble_jobs.store.asked import Asked
 from nimble_jobs.store.firing import GAP_S
 from nimble_jobs.store.new_job import write_new
+from nimble_jobs.store.new_ticks import count_ticks
 from nimble_jobs.store.open_jobs import OPEN
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import JobRow
@@ -269,4 +270,5 @@ def _drop_waiting(session: Session, name: str, reason: str, now: float) -> None:
     waiting = update(TickRow).where(
         TickRow.timer == name, TickRow.outcome == TickOutcome.WAITING.value, TickRow.kind.in_(_OWN)
     )
-    changed(session, waiting.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
+    dropped = changed(session, waiting.values(outcome=TickOutcome.SKIPPED.value, reason=reason, at=now))
+    count_ticks(session, TickOutcome.SKIPPED, dropped)

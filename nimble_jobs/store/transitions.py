@@ -9,12 +9,14 @@ from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState, When
+from nimble_jobs.store import totals
 from nimble_jobs.store.changes import changed as changed
 from nimble_jobs.store.changes import run
 from nimble_jobs.store.notices import queue_end, queue_start
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
+from nimble_jobs.store.totals import Total
 from nimble_jobs.store.words import plain
 
 FINAL = tuple(state.value for state in JobState if state.final)
@@ -28,6 +30,9 @@ MINE = (
     JOBS.c.id == bindparam("of_job"),
     JOBS.c.attempt == bindparam("of_attempt"),
     JOBS.c.state == JobState.RUNNING.value,
+)
+_COUNTED = (
+    select(JOBS.c.kind, JOBS.c.started_at, JOBS.c.records_done, JOBS.c.records_counted).where(*MINE).with_for_update()
 )
 _OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
 MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
@@ -77,11 +82,17 @@ class End:
     message: str  # of the event
     error: str | None = None
     outcome: str | None = None  # of the attempt; None: named as the event
+    replays: int = 0  # how many replays the attempt made
 
     @property
     def event(self) -> str:
         """The event's kind."""
         return "requeued" if self.to is JobState.QUEUED else self.to.value
+
+    @property
+    def attempt_outcome(self) -> str:
+        """The outcome of the attempt."""
+        return self.outcome or self.event
 
 
 def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now: float, **values: Any) -> bool:
@@ -91,14 +102,30 @@ def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now:
     if end.to.final:
         values |= {"finished_at": now}
     mine = {"of_job": job_id, "of_attempt": attempt}
-    values |= {"state": end.to.value, "phase": None, "error": end.error}
+    run_so_far = run(session, _COUNTED, **mine).one_or_none()
+    if run_so_far is None:
+        return False
+    counted = _count(session, run_so_far, end, now)
+    values |= {"state": end.to.value, "phase": None, "error": end.error, "records_counted": counted}
     if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
-    run(session, _ENDED, **mine, finished_at=now, outcome=end.outcome or end.event, error=end.error)
+    run(session, _ENDED, **mine, finished_at=now, outcome=end.attempt_outcome, error=end.error)
     record_event(session, end.event, end.message, now=now, job=job_id, attempt=attempt)
     queue_end(session, job_id, end.to, now)
     settle(session, job_id, end.to, now)
     return True
+
+
+def _count(session: Session, so_far: Any, end: End, now: float) -> int:
+    """Add what an attempt did to the totals. Returns how many of its job's records they include now."""
+    kind, started_at, done, counted = so_far
+    seconds = 0.0 if started_at is None else now - started_at
+    totals.add(session, Total.ATTEMPT, kind, end.attempt_outcome, seconds=seconds)
+    totals.add(session, Total.RECORDS, kind, count=done - counted)
+    totals.add(session, Total.REPLAYS, kind, count=end.replays)
+    if end.to.final:
+        totals.add(session, Total.ENDED, kind, end.to.value)
+    return int(max(done, counted))
 
 
 def leave_queued(
@@ -139,11 +166,13 @@ def _end_queued(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED.value)
         .values(state=to.value, error=error, finished_at=now, held=False, blockers=0, skipped_by=skipped_by)
-        .returning(JobRow.urgency)
+        .returning(JobRow.urgency, JobRow.kind)
     )
-    urgency = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one_or_none()
-    if urgency is None:
+    ended = session.execute(statement, execution_options={"synchronize_session": False}).one_or_none()
+    if ended is None:
         return False
+    urgency, kind = ended
+    totals.add(session, Total.ENDED, kind, to.value)
     record_event(session, event, message, now=now, job=job_id)
     queue_end(session, job_id, to, now)
     parents = list(session.scalars(select(WaitRow.parent).where(WaitRow.job == job_id)))

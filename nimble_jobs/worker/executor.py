@@ -127,7 +127,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     resolved = str(found)
     residents = Residents(
         gpu_memory_bytes or default_budget_bytes(resolved),
-        on_change=lambda keys: store.schedules.set_residents(worker, keys),
+        on_change=lambda held: store.schedules.set_residents(worker, held),
     )
     return Station(
         store=store,

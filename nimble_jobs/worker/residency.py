@@ -23,7 +23,8 @@ _HOST_SHARE = 0.5
 class Residents:
     """Values by key, within a budget of bytes. Values that the current job has used stay."""
 
-    def __init__(self, budget_bytes: int, on_change: Callable[[tuple[str, ...]], None] = lambda _keys: None) -> None:
+    def __init__(self, budget_bytes: int, on_change: Callable[[dict[str, int]], None] = lambda _held: None) -> None:
+        """`on_change` gets the bytes of each value by key, the least recently used first."""
         self.budget_bytes = budget_bytes
         self._on_change = on_change
         self._values: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
@@ -37,6 +38,9 @@ class Residents:
     @property
     def used_bytes(self) -> int:
         return sum(value.bytes for value in self._values.values())
+
+    def _tell(self) -> None:
+        self._on_change({key: value.bytes for key, value in self._values.items()})
 
     def begin(self) -> None:
         """A new job starts, and nothing is in use yet. Evict what the last job needed beyond the budget.
@@ -63,12 +67,12 @@ class Residents:
         self._evict(value.bytes)
         self._values[key] = value
         self._in_use.add(key)
-        self._on_change(self.keys)
+        self._tell()
 
     def make_room(self, nbytes: int) -> None:
         """Evict the least recently used until `nbytes` more fit the budget, or all remaining values are in use."""
         if self._evict(nbytes):
-            self._on_change(self.keys)
+            self._tell()
 
     def clear(self) -> None:
         """Close everything, in use or not: for the end of the process, or after the device ran out of memory."""
@@ -77,7 +81,7 @@ class Residents:
         while self._values:
             self._values.popitem(last=False)[1].close()
         if had_any:
-            self._on_change(self.keys)
+            self._tell()
 
     def _evict(self, nbytes: int) -> bool:
         used = self.used_bytes

@@ -154,7 +154,7 @@ class Supervisor:
             self._running.restart_at = now + self._patient_s()
         else:
             self._seat.clear()
-            self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, []))
+            self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, {}))
             self._beat(status="starting", waits_for=None)
 
     def _next_at(self) -> float:
@@ -205,7 +205,7 @@ class Supervisor:
     def _mourn(self) -> None:
         self._charge.lost(self._seat.bury(time.monotonic()))
         self._idle_since = time.monotonic()
-        self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, []))
+        self._owed.add(partial(self._store.schedules.set_residents, self._lease.id, {}))
         self._beat(status="starting", waits_for=None)
         self._owed.pay()
 

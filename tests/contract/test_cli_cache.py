@@ -43,7 +43,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     store = cli.store()
     for key, replay_us in ((KEY, 50.0), (OTHER, 25.0)):
         store.schedules.save(schedule(key, replay_us), parts=PARTS, now=time.time())
-    store.schedules.set_residents("0-gone", [KEY])
+    store.schedules.set_residents("0-gone", {KEY: 1})
     store.close()
     return cli
 
@@ -91,7 +91,7 @@ def test_ls_shows_what_a_live_worker_holds(cli: Cli) -> None:
     """A schedule whose graph a running worker holds names that worker."""
     store = cli.store()
     with store.workers.hold({"role": "worker", "device": "cpu"}) as lease:
-        store.schedules.set_residents(lease.id, [f"{OTHER}:seed:0"])
+        store.schedules.set_residents(lease.id, {f"{OTHER}:seed:0": 1})
         rows = cli("cache", "ls", "--json").json
         assert [row["resident"] for row in rows] == [[], [lease.id]]
         assert [row["id"] for row in cli("worker", "ls", "--json").json] == [lease.id]
@@ -301,7 +301,7 @@ def test_rm_refuses_what_a_worker_holds(cli: Cli) -> None:
     """The worker would lose what it holds; --force removes it all the same."""
     store = cli.store()
     with store.workers.hold({"role": "worker", "device": "cpu"}) as lease:
-        store.schedules.set_residents(lease.id, [KEY])
+        store.schedules.set_residents(lease.id, {KEY: 1})
         refused = cli("cache", "rm", KEY, OTHER, "--yes")
         assert (refused.code, KEY[:12] in refused.err, "--force" in refused.err) == (2, True, True)
         assert len(cli("cache", "ls", "--json").json) == 2, "neither was removed"

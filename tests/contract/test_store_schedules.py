@@ -113,7 +113,7 @@ def test_residents_of_killed_workers_are_deleted(store: Store) -> None:
     killed = ready.get(timeout=60)
     with store.workers.hold({"device": "cpu"}) as lease:
         for worker in (killed, lease.id):
-            store.schedules.set_residents(worker, [KEY])
+            store.schedules.set_residents(worker, {KEY: 1})
         store.recover(NOW)
         assert store.schedules.residents([killed, lease.id]) == {KEY: sorted([killed, lease.id])}
         process.kill()
@@ -259,13 +259,13 @@ def test_remove_and_get(store: Store) -> None:
 
 def test_residents(store: Store) -> None:
     """Residents are those of live workers, by schedule, whatever weights they hold."""
-    store.schedules.set_residents("1-a", ["k1:w1", "k1:w2", "k2"])
-    store.schedules.set_residents("2-b", ["k2"])
-    store.schedules.set_residents("3-c", ["k3"])
+    store.schedules.set_residents("1-a", {"k1:w1": 3, "k1:w2": 4, "k2": 5})
+    store.schedules.set_residents("2-b", {"k2": 5})
+    store.schedules.set_residents("3-c", {"k3": 1})
     assert store.schedules.residents({"1-a", "2-b"}) == {"k1": ["1-a"], "k2": ["1-a", "2-b"]}
-    store.schedules.set_residents("1-a", ["k3"])
+    store.schedules.set_residents("1-a", {"k3": 1})
     assert store.schedules.residents({"1-a", "2-b"}) == {"k2": ["2-b"], "k3": ["1-a"]}
-    store.schedules.set_residents("1-a", [])
+    store.schedules.set_residents("1-a", {})
     assert store.schedules.residents({"1-a"}) == {}
 
 

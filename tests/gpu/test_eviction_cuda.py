@@ -121,9 +121,9 @@ def test_what_stays_is_right_after_each_eviction(store: Store, code: Path, devic
     came: dict[str, str] = {}  # digest of the first output of each that is there
     evicted = 0
 
-    def changed(keys: tuple[str, ...]) -> None:
+    def changed(held: dict[str, int]) -> None:
         nonlocal evicted
-        for key in [k for k in kept if k not in keys]:
+        for key in [k for k in kept if k not in held]:
             del kept[key], came[key]
             evicted += 1
 

@@ -88,7 +88,7 @@ def test_what_a_live_worker_holds_stays(store: Store) -> None:
     held, other = save(store, "held", at=NOW - 40 * DAY_S), save(store, "other", at=NOW - 40 * DAY_S)
     wish = Wish(unused_for_s=DAY_S, max_bytes=0)
     with store.workers.hold({"role": "worker"}) as lease:
-        store.schedules.set_residents(lease.id, [f"{held}:weights"])
+        store.schedules.set_residents(lease.id, {f"{held}:weights": 1})
         removals = look(store, wish, NOW)
         assert [r.entry.key for r in removals.schedules] == [other]
         assert [r.entry.key for r in removals.kept] == [held]

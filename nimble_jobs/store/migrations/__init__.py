@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table
 
-NEWEST = "0012"
+NEWEST = "0013"
 
 VERSION = Table(  # as Alembic makes it
     "alembic_version",
