@@ -419,7 +419,7 @@ BAD_SPECS = [
         name="output fields",
         text=edit(("output:\n", "output:\n  fields: [id, top1, id, top-5]\n"), (", label: labels", "")),
         messages=(
-            "{file}:13: output.fields[3]: found 'top-5'; expected id, label, top1, top5, probability, logits, embedding, or the name of one of the model's outputs",
+            "{file}:13: output.fields[3]: found 'top-5'; expected id, label, top1, top1_label, top5, probability, probabilities, score, logits, embedding, or the name of one of the model's outputs",
         ),
     ),
     BadSpec(

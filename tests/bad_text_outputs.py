@@ -52,4 +52,11 @@ BAD_TEXT_OUTPUTS = [
         text=output("fields: [embedding]", "normalize: l2"),
         messages=("{file}:15: output.normalize: found 'l2'; expected true or false",),
     ),
+    BadSpec(
+        name="names of classes that a model does not have",
+        text=output("fields: [id, top1_label]"),
+        messages=(
+            "{file}:14: output.fields[1]: top1_label needs names of classes, and a torchvision model has none; expected top1, or a transformers model, whose config.json has them",
+        ),
+    ),
 ]

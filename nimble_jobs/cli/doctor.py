@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs.cli import cron_health, notifications, options, output, render
 from nimble_jobs.cli.cache_rows import wanted_line
-from nimble_jobs.errors import JobFailed, NimbleError
+from nimble_jobs.errors import JobFailed, NimbleError, UsageError
 from nimble_jobs.plural import count
 from nimble_jobs.version import __version__
 
@@ -51,9 +52,18 @@ def doctor(
     all_jobs: Annotated[
         bool, typer.Option("--all", help=f"Read all jobs, not only the newest {_NEWEST:,} and the running ones.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="DIR", help="Check this folder of a transformers model instead; it is not built."
+        ),
+    ] = None,
 ) -> None:
-    """Check Python, torch, the GPU, SQLite and the state folder. Exits 100 if something is wrong."""
-    findings = [*_software(), *_home(ctx, all_jobs=all_jobs), *(() if no_device else _device())]
+    """Check Python, torch, the GPU, SQLite and the state folder; or a model. Exits 100 if something is wrong."""
+    if model is not None:
+        findings = list(_model(Path(model.removeprefix("transformers:"))))
+    else:
+        findings = [*_software(), *_home(ctx, all_jobs=all_jobs), *(() if no_device else _device())]
     problems = [finding for finding in findings if finding.status == "problem"]
     if json:
         output.emit_json({"ok": not problems, "findings": findings})
@@ -61,6 +71,14 @@ def doctor(
         _print(findings)
     if problems:
         raise typer.Exit(JobFailed.exit_code)
+
+
+def _model(folder: Path) -> Iterator[Finding]:
+    from nimble_jobs.models.examine import examine
+
+    if not folder.is_dir():
+        raise UsageError(f"--model: there is no folder {folder}")
+    yield from (Finding(name=t.name, detail=t.detail, status=t.status) for t in examine(folder))
 
 
 def _software() -> Iterator[Finding]:

@@ -34,6 +34,30 @@ def build(
     ModelError.
     """
     folder = transformer_folder(folder)
+    config, transformers = _configured(folder, args)
+    config.use_cache = False
+    cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
+    if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
+        return _with_one_input(_with_weights(cls, folder, config, dtype))
+    try:
+        return _with_one_input(cls._from_config(config, dtype=dtype))
+    except Exception as e:  # whatever the library raises for sizes it does not like
+        raise ModelError(f"{folder}: cannot be built from its configuration: {type(e).__name__}: {e}") from e
+
+
+def arguments_of(folder: Path, args: dict[str, Any], *, headless: bool = False) -> tuple[str, ...]:
+    """Names of the arguments that the model of a folder takes, such as `input_ids`. The model is not built.
+
+    Raises ModelError as `build` does.
+    """
+    config, transformers = _configured(transformer_folder(folder), args)
+    cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+
+
+def _configured(folder: Path, args: dict[str, Any]) -> tuple[Any, Any]:
+    """The configuration with `args`, and the library. Raises ModelError."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     _refuse_remote_code(folder)
@@ -52,14 +76,7 @@ def build(
     if unknown:
         key = min(unknown)
         raise ModelError(f"model.args.{key}: no such entry in the configuration{similar(key, list(config.to_dict()))}")
-    config.use_cache = False
-    cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
-    if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
-        return _with_one_input(_with_weights(cls, folder, config, dtype))
-    try:
-        return _with_one_input(cls._from_config(config, dtype=dtype))
-    except Exception as e:  # the same
-        raise ModelError(f"{folder}: cannot be built from its configuration: {type(e).__name__}: {e}") from e
+    return config, transformers
 
 
 def _refuse_remote_code(folder: Path) -> None:
@@ -69,7 +86,7 @@ def _refuse_remote_code(folder: Path) -> None:
         pairs: list[tuple[str, Any]] = []
         with opened(path) as file:
             json.load(file, object_pairs_hook=pairs.extend)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ModelError(f"{path}: not a model configuration: {e}") from e
     for key, value in pairs:
         if "implementation" in key and "/" in str(value):

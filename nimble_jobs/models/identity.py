@@ -169,7 +169,7 @@ def _architecture(config: Path) -> str:
     try:
         architectures = json.loads(_read(config)).get("architectures") or ["AutoModel"]
         return str(architectures[0])
-    except (ValueError, AttributeError, LookupError) as e:
+    except (ValueError, AttributeError, LookupError, RecursionError) as e:
         raise ModelError(f"{config}: not a model configuration: {e}") from e
 
 

@@ -48,6 +48,15 @@ def _missing_pooling(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("output.pooling", problem, _WAYS, at="output.fields")
 
 
+@rule("output.fields", "model.source")
+def _names_of_classes(spec: JobSpec) -> Iterator[Finding]:
+    scheme = parse_source(spec.model.source).scheme
+    if "top1_label" in spec.output.fields and scheme in ("torchvision", "timm"):
+        problem = f"top1_label needs names of classes, and a {scheme} model has none"
+        at = spec.output.fields.index("top1_label")
+        yield Finding("output.fields", problem, "top1, or a transformers model, whose config.json has them", index=at)
+
+
 def check_files(spec: JobSpec) -> Iterator[Finding]:
     """Whether the spec or the model's folder says how to pool."""
     source = parse_source(spec.model.source)

@@ -13,8 +13,10 @@ from nimble_jobs.errors import DataError, ModelError
 class Columns:
     """Collects the columns of one shard."""
 
-    def __init__(self, fields: Sequence[str]) -> None:
+    def __init__(self, fields: Sequence[str], names: Sequence[str] = ()) -> None:
+        """`names` of the classes, for top1_label."""
         self._fields = tuple(fields)
+        self._names = tuple(names)
         self._parts: dict[str, list[np.ndarray | list[str]]] = {f: [] for f in fields}
 
     def add(self, made: Mapping[str, torch.Tensor], ids: list[str], labels: np.ndarray | None) -> None:
@@ -29,6 +31,9 @@ class Columns:
                 if labels is None:
                     raise DataError("output.fields: label needs input.fields.label; the input has no labels")
                 self._parts[field].append(labels)
+            elif field == "top1_label" and self._names:
+                classes = _rows(made[field], len(ids))
+                self._parts[field].append([self._names[i] for i in classes.tolist()])
             else:
                 self._parts[field].append(_rows(made[field], len(ids)))
 
@@ -36,7 +41,7 @@ class Columns:
         """The columns, whole."""
         return {
             field: [i for part in parts for i in part]
-            if field == "id"
+            if isinstance(parts[0], list)
             else np.concatenate([np.asarray(p) for p in parts])
             for field, parts in self._parts.items()
             if parts

@@ -8,41 +8,92 @@ from dataclasses import dataclass
 import torch
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.spec import JobSpec
 
 _FROM_LOGITS = {"top1", "top5", "probability", "logits"}
+_FROM_CLASSES = {"top1_label", "probabilities", "score"}  # unless the model itself returns an output of that name
 _NOT_OUTPUTS = {"id", "label"}
+_NO_SCORES = ("pooler_output", "embedding", "start_logits", "end_logits", "image_embeds", "text_embeds")
 _TOP = 5
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The values for `output.fields`, by field: top1 int64 [n], top5 int64 [n, 5], probability float32 [n].
+    """The values for `output.fields`, by field.
 
-    Logits and other outputs stay as the model returns them. Of classes with equal scores, the first one counts.
+    top1 and top1_label: int64 [n]; top5: int64 [n, 5]; probability and score: float32 [n]; probabilities: float32
+    [n, classes]. Logits and other outputs stay as the model returns them. Of classes with equal scores, the first one
+    counts.
     """
 
     fields: tuple[str, ...]
+    classes: Classes | None = None  # what the model's configuration says of them
 
     @classmethod
-    def of(cls, fields: Sequence[str]) -> Heads:
+    def of(cls, fields: Sequence[str], classes: Classes | None = None) -> Heads:
         """The heads for the fields that depend on outputs."""
-        return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS))
+        return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS), classes)
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values by field. Raises ModelError for a field that the model does not return."""
         made: dict[str, torch.Tensor] = {}
-        logits = logits_of(outputs) if _FROM_LOGITS & set(self.fields) else None
+        asked = (_FROM_LOGITS | _FROM_CLASSES - set(outputs)) & set(self.fields)
+        logits = logits_of(outputs) if asked else None
         scores = None if logits is None else logits.float()
         for field in self.fields:
-            if field in _FROM_LOGITS:
+            if field in asked:
                 assert logits is not None
                 assert scores is not None
-                made[field] = _of_scores(field, logits, scores)
+                made[field] = logits if field == "logits" else self._of_scores(field, scores)
             elif field in outputs:
                 made[field] = outputs[field]
             else:
                 raise ModelError(f"output.fields: the model returns no {field!r}; it returns {', '.join(outputs)}")
         return made
+
+    def _of_scores(self, field: str, scores: torch.Tensor) -> torch.Tensor:
+        count, classes = scores.shape[1], self.classes
+        if field == "score":
+            if count != 1:
+                raise ModelError(f"output.fields: score needs a model of one class; this one has {count}")
+            return scores[:, 0]
+        if classes is not None and count == 1:
+            raise ModelError(
+                f"output.fields: {field} needs several classes; this model has one, so its result is score"
+            )
+        match field:
+            case "top1_label":
+                if classes is None:
+                    raise ModelError("output.fields: top1_label needs names of classes; only config.json has them")
+                if len(classes.names) != count:
+                    raise ModelError(
+                        f"output.fields: top1_label: config.json names {len(classes.names)} classes; "
+                        f"the model returns {count}"
+                    )
+                return scores.argmax(dim=1)
+            case "top1":
+                return scores.argmax(dim=1)
+            case "top5":
+                return scores.sort(dim=1, descending=True, stable=True).indices[:, :_TOP].contiguous()
+            case "probabilities":
+                return scores.sigmoid() if self._multi_label else scores.softmax(dim=1)
+            case _:
+                largest = scores.amax(dim=1, keepdim=True)
+                if self._multi_label:
+                    return largest[:, 0].sigmoid()
+                # Of the largest: 1 over the sum of what each is of it.
+                return 1.0 / (scores - largest).exp().sum(dim=1)
+
+    @property
+    def _multi_label(self) -> bool:
+        return self.classes is not None and self.classes.multi_label
+
+
+def heads_of(spec: JobSpec) -> Heads:
+    """The heads that a job asks for. Raises ModelError for a malformed config.json."""
+    fields = spec.output.fields
+    return Heads.of(fields, classes_of(spec.model) if (_FROM_LOGITS | _FROM_CLASSES) & set(fields) else None)
 
 
 def logits_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -50,23 +101,11 @@ def logits_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for name in ("logits", "output"):
         if name in outputs and outputs[name].dim() == 2:
             return outputs[name]
-    for tensor in outputs.values():
-        if tensor.dim() == 2 and tensor.is_floating_point():
+    for name, tensor in outputs.items():
+        if tensor.dim() == 2 and tensor.is_floating_point() and name not in _NO_SCORES:
             return tensor
     shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
     raise ModelError(
         "output.fields: top1, top5, probability and logits need scores of shape [batch, classes]; "
         f"the model returns {shapes}"
     )
-
-
-def _of_scores(field: str, logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    match field:
-        case "top1":
-            return scores.argmax(dim=1)
-        case "top5":
-            return scores.sort(dim=1, descending=True, stable=True).indices[:, :_TOP].contiguous()
-        case "probability":  # of the largest: 1 over the sum of what each is of it
-            return 1.0 / (scores - scores.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-        case _:
-            return logits

@@ -34,7 +34,7 @@ from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.cuts import Bounds, cut
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
-from nimble_jobs.workloads.heads import Heads
+from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.threshold import enforce_threshold
 
@@ -108,7 +108,7 @@ class Scoring:
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
         self._sent = 0  # batches sent to replays
-        self._heads = Heads.of(context.spec.output.fields)
+        self._heads = heads_of(context.spec)
         self._open: _Shard | None = None  # the shard that collects batches
 
     @property
@@ -294,7 +294,9 @@ class Scoring:
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
-                self._open = _Shard(index=part.at.shard, columns=Columns(self._context.spec.output.fields))
+                classes = self._heads.classes
+                columns = Columns(self._context.spec.output.fields, () if classes is None else classes.names)
+                self._open = _Shard(index=part.at.shard, columns=columns)
             self._open.bad.extend(part.batch.bad)
             if len(part.batch):
                 self._open.columns.add(landed.outputs, part.batch.ids, part.batch.labels)

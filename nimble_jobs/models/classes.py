@@ -1,0 +1,53 @@
+"""The names of a model's classes, and how its scores are to be read, from config.json. Nothing is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.source import source_of
+from nimble_jobs.sentence import transformer_folder
+from nimble_jobs.sentence.sources import read_mapping
+from nimble_jobs.spec.model import ModelSpec
+
+_DEFAULT = 2  # classes of a configuration that names none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """The classes of a model with a head for classification or regression."""
+
+    names: tuple[str, ...]
+    multi_label: bool = False  # each class is true or false by itself
+
+
+def classes_of(spec: ModelSpec) -> Classes | None:
+    """As config.json of a folder of transformers says, with the entries that `model.args` replace; None for models from
+    elsewhere. Raises ModelError for a configuration that is malformed.
+    """
+    source = source_of(spec)
+    if source.scheme != "transformers":
+        return None
+    path = transformer_folder(Path(source.target)) / "config.json"
+    held = read_mapping(path)
+    names = _names(spec.args.get("id2label") or held.get("id2label"), path)
+    count = spec.args.get("num_labels") or held.get("num_labels") or len(names) or _DEFAULT
+    if type(count) is not int or not 1 <= count <= 1 << 20:
+        raise ModelError(f"{path}: num_labels: found {count!r}; expected a whole number from 1 to 1048576")
+    if len(names) != count:  # as transformers names them then
+        names = tuple(f"LABEL_{i}" for i in range(count))
+    problem = spec.args.get("problem_type") or held.get("problem_type")
+    return Classes(names=names, multi_label=problem == "multi_label_classification")
+
+
+def _names(said: Any, path: Path) -> tuple[str, ...]:
+    if said is None:
+        return ()
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+        raise ModelError(f"{path}: id2label: expected a mapping of numbers to names")
+    by_number = {str(number): str(name) for number, name in said.items()}
+    if set(by_number) != {str(i) for i in range(len(by_number))}:
+        raise ModelError(f"{path}: id2label: its numbers are not 0 to {len(by_number) - 1}")
+    return tuple(by_number[str(i)] for i in range(len(by_number)))

@@ -1,0 +1,132 @@
+"""What can be told about a folder of transformers without building its model: what is understood, and what is not."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.classes import classes_of
+from nimble_jobs.models.identity import FOLDER_WEIGHTS, missing_package
+from nimble_jobs.sentence import Pooling, SentenceFolder, read_folder, transformer_folder
+from nimble_jobs.sentence.sources import MODULES, read_mapping
+from nimble_jobs.spec.model import ModelSpec
+
+_SHOWN = 10  # names of classes, prompts or arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait:
+    """One thing about a model."""
+
+    name: str
+    detail: str
+    status: Literal["ok", "note", "problem"] = "ok"
+
+
+def examine(folder: Path) -> Iterator[Trait]:
+    """Everything that a job would take from the folder. What would make jobs fail is a problem, never an exception."""
+    try:
+        inner = transformer_folder(folder)
+        config = read_mapping(inner / "config.json")
+    except ModelError as e:
+        yield Trait(name="model", detail=str(e), status="problem")
+        return
+    yield from _model(inner, config)
+    yield from _weights(inner)
+    try:
+        found = read_folder(folder)
+    except ModelError as e:
+        yield Trait(name="modules", detail=str(e), status="problem")
+    else:
+        yield from _sentence(found)
+    if _has_classes(config):
+        yield _classes(folder)
+    yield from _arguments(folder)
+
+
+def _model(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else "no architecture, so the bare model"
+    yield Trait(name="model", detail=f"{architecture}; model_type {config.get('model_type')}")
+    if config.get("auto_map"):
+        yield Trait(
+            name="code",
+            detail="config.json names code of its own, which never runs; the model must be one of transformers",
+            status="note",
+        )
+    if not (inner / "tokenizer.json").is_file():
+        detail = "there is no tokenizer.json; without another tokenizer the model takes token ids only"
+        yield Trait(name="tokenizer", detail=detail, status="note")
+
+
+def _weights(inner: Path) -> Iterator[Trait]:
+    there = [name for name in FOLDER_WEIGHTS if (inner / name).is_file()]
+    if not there:
+        detail = f"none of {', '.join(FOLDER_WEIGHTS)}: without model.weights they are random"
+        yield Trait(name="weights", detail=detail, status="note")
+    elif there[0].startswith("pytorch"):
+        yield Trait(name="weights", detail=f"{there[0]}, a pickle, from which only plain tensors are read")
+    else:
+        yield Trait(name="weights", detail=there[0])
+
+
+def _sentence(found: SentenceFolder | None) -> Iterator[Trait]:
+    if found is None:
+        detail = f"there is no {MODULES}, so embeddings of texts need output.pooling"
+        yield Trait(name="embedding", detail=detail, status="note")
+        return
+    for problem in found.problems:
+        yield Trait(name="modules", detail=problem, status="problem")
+    if found.pooling is not None:
+        yield Trait(name="embedding", detail=_words(found.pooling))
+    told = [] if found.max_length is None else [f"up to {found.max_length} tokens"]
+    told += ["made lower case"] if found.lower_case else []
+    told += [f"compared by {found.similarity}"] if found.similarity else []
+    if told:
+        yield Trait(name="texts", detail=", ".join(told))
+    prompts = [f"{name} {prompt!r}" for name, prompt in found.prompts.items() if prompt]
+    if prompts:
+        default = f"; {found.default_prompt} is the default" if found.default_prompt else ""
+        yield Trait(name="prompts", detail=_listed(prompts) + default)
+
+
+def _words(pooling: Pooling) -> str:
+    steps = [" and ".join(mode.replace("_", " ") for mode in pooling.modes) + " of the tokens"]
+    steps += [f"Dense {d.in_features} to {d.out_features} with {d.activation}" for d in pooling.layers]
+    return ", ".join(steps + (["scaled to length 1"] if pooling.normalize else []))
+
+
+def _has_classes(config: dict[str, Any]) -> bool:
+    named = config.get("architectures")
+    return isinstance(named, list) and any("Classification" in str(name) for name in named)
+
+
+def _classes(folder: Path) -> Trait:
+    try:
+        classes = classes_of(ModelSpec(source=f"transformers:{folder}"))
+    except ModelError as e:
+        return Trait(name="classes", detail=str(e), status="problem")
+    assert classes is not None
+    kind = "each true or false by itself: " if classes.multi_label else ""
+    return Trait(name="classes", detail=f"{len(classes.names)}, {kind}{_listed(classes.names)}")
+
+
+def _arguments(folder: Path) -> Iterator[Trait]:
+    if importlib.util.find_spec("transformers") is None:
+        yield Trait(name="arguments", detail=missing_package("transformers"), status="note")
+        return
+    from nimble_jobs.models.from_transformers import arguments_of  # torch and transformers take seconds to import
+
+    try:
+        yield Trait(name="arguments", detail=_listed(arguments_of(folder, {})))
+    except ModelError as e:
+        yield Trait(name="arguments", detail=str(e), status="problem")
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
