@@ -170,7 +170,7 @@ def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: fl
     elsewhere = f", and {_seconds(worth_s)} in {now.uses:.0f} uses elsewhere" if worth_s > 0 else ""
     match plan:
         case Plan.NOTHING:
-            return f"goes on in eager: {left}; {build}"
+            return f"continues in eager: {left}; {build}"
         case Plan.QUICK:
             return (
                 f"captures eager's kernels: {left}; that takes about {_seconds(costs.quick_s)} and {saves}; {build} "
@@ -180,7 +180,8 @@ def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: fl
             return f"builds first: {left}; {build}; it {saves}{elsewhere}"
     quick = f"captures eager's kernels in about {_seconds(costs.quick_s)}, and " if plan.quick else ""
     _, lasts_s = beside(now, costs)
-    return f"{quick}builds beside: {left}; {build}, {_seconds(lasts_s)} beside the job; that {saves}{elsewhere}"
+    alongside = f"{_seconds(lasts_s)} alongside the job"
+    return f"{quick}builds in the background: {left}; {build}, {alongside}; that {saves}{elsewhere}"
 
 
 def _seconds(value: float) -> str:

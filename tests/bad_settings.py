@@ -119,7 +119,7 @@ BAD_SETTINGS = (
     _bad("an address without a scheme", "notify: {webhook: hooks.example.org/x, hosts: [hooks.example.org]}\n", f"{{file}}:1: notify.webhook: found 'hooks.example.org/x'; {_ADDRESS}"),
     _bad("an address of a file", "notify: {webhook: 'file:///etc/passwd'}\n", f"{{file}}:1: notify.webhook: found 'file:///etc/passwd'; {_ADDRESS}"),
     _bad("an address with a password", "notify: {webhook: 'https://me:secret@hooks.example.org/', hosts: [hooks.example.org]}\n", "{file}:1: notify.webhook: found an address with a user name or password; expected none, or a variable such as ${HOOK_URL}"),
-    _bad("an address with a blank", "notify: {webhook: 'https://hooks.example.org/a b', hosts: [hooks.example.org]}\n", f"{{file}}:1: notify.webhook: found a character that addresses do not hold; {_ADDRESS}"),
+    _bad("an address with a blank", "notify: {webhook: 'https://hooks.example.org/a b', hosts: [hooks.example.org]}\n", f"{{file}}:1: notify.webhook: found a character that is not allowed in an address; {_ADDRESS}"),
     _bad("an address with a port that is none", "notify: {ping: 'https://hc-ping.com:99999/x', hosts: [hc-ping.com]}\n", f"{{file}}:1: notify.ping: found an address that cannot be read; {_ADDRESS}"),
     _bad("a variable that is none", "notify: {webhook: 'https://hooks.example.org/$TOKEN', hosts: [hooks.example.org]}\n", "{file}:1: notify.webhook: found a $ without a variable's name; expected ${NAME}, or %24 for the character itself"),
     _bad("a variable that never ends", "notify: {webhook: 'https://hooks.example.org/${TOKEN', hosts: [hooks.example.org]}\n", "{file}:1: notify.webhook: found a $ without a variable's name; expected ${NAME}, or %24 for the character itself"),

@@ -233,7 +233,7 @@ BAD_SPECS = [
         name="a leading zero",
         text=edit(("batch_size: 64", "batch_size: 010")),
         messages=(
-            "{file}:11: input.batch_size: found 010, which has a leading zero; expected a number without it, or a text in quotes",
+            "{file}:11: input.batch_size: found 010, which has a leading zero; expected a number without it, or text in quotes",
         ),
     ),
     BadSpec(
@@ -328,14 +328,14 @@ BAD_SPECS = [
         name="weights that are missing",
         text=edit(("args: {num_classes: 10}", "weights: model.safetensors")),
         messages=(
-            "{file}:6: model.weights: no file {dir}/model.safetensors; expected one that exists, or in run.after the job that will write it",
+            "{file}:6: model.weights: no file {dir}/model.safetensors; expected one that exists, or run.after with the job that will write it",
         ),
     ),
     BadSpec(
         name="weights by name for timm",
         text=edit(("torchvision:resnet18", "timm:resnet18"), ("args: {num_classes: 10}", "weights: DEFAULT")),
         messages=(
-            "{file}:6: model.weights: found 'DEFAULT'; expected a .safetensors, .pt or .pth file where model.source is not torchvision",
+            "{file}:6: model.weights: found 'DEFAULT'; expected a .safetensors, .pt or .pth file, because model.source is not torchvision",
         ),
     ),
     BadSpec(
@@ -350,7 +350,7 @@ BAD_SPECS = [
         name="input that is missing",
         text=edit(("digits.npz", "letters.npz")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected one that exists, or in run.after the job that will write it",
+            "{file}:8: input.source: no file or folder {dir}/letters.npz; expected one that exists, or run.after with the job that will write it",
         ),
     ),
     BadSpec(
@@ -383,12 +383,12 @@ BAD_SPECS = [
     BadSpec(
         name="output over the root folder",
         text=edit(("../out/digits-score", "/")),
-        messages=("{file}:13: output.path: is the root folder or holds it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is the root folder or contains it; expected a folder of its own",),
     ),
     BadSpec(
         name="output over the folder of the spec",
         text=edit(("../out/digits-score", "..")),
-        messages=("{file}:13: output.path: is the spec's folder or holds it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is the spec's folder or contains it; expected a folder of its own",),
     ),
     BadSpec(
         name="output over the input",
@@ -398,7 +398,7 @@ BAD_SPECS = [
     BadSpec(
         name="output that holds the input",
         text=edit(("digits.npz", "scans/a.npz"), ("../out/digits-score", "scans")),
-        messages=("{file}:13: output.path: is input.source or holds it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is input.source or contains it; expected a folder of its own",),
     ),
     BadSpec(
         name="output that is a file",
@@ -440,7 +440,7 @@ BAD_SPECS = [
     BadSpec(
         name="mean without std",
         text=edit(("  batch_size: 64", "  transform: {resize: 32, mean: [0.5]}")),
-        messages=("{file}:11: input.transform.std: missing; expected one number for each of mean",),
+        messages=("{file}:11: input.transform.std: missing; expected one number for each number in mean",),
     ),
     BadSpec(
         name="std of another length, and not positive",
@@ -497,7 +497,7 @@ BAD_SPECS = [
     BadSpec(
         name="a share above one",
         text=edit(("device: auto", "error_threshold: 1.5")),
-        messages=("{file}:15: run.error_threshold: found 1.5; expected a share from 0 to 1, or -1 to tolerate all",),
+        messages=("{file}:15: run.error_threshold: found 1.5; expected a fraction from 0 to 1, or -1 to tolerate all",),
     ),
     BadSpec(
         name="a wait that is no duration",
@@ -638,26 +638,26 @@ BAD_SPECS = [
     BadSpec(
         name="finetune without train",
         text=edit(("kind: score", "kind: finetune")),
-        messages=("{file}:3: train: missing; expected a mapping, as kind is finetune",),
+        messages=("{file}:3: train: missing; expected a mapping, because kind is finetune",),
     ),
     BadSpec(
         name="finetune without labels",
         text=edit((", label: labels", ""), base=FINETUNE),
         messages=(
-            "{file}:10: input.fields.label: missing; expected the array or column of labels, as kind is finetune",
+            "{file}:10: input.fields.label: missing; expected the array or column of labels, because kind is finetune",
         ),
     ),
     BadSpec(
         name="finetune with replays in flight",
         text=edit(("train:\n", "schedule:\n  on_miss: fail\n  in_flight: 4\ntrain:\n"), base=FINETUNE),
         messages=(
-            "{file}:18: schedule.in_flight: more than 1; expected auto or 1, as each training step needs the one before",
+            "{file}:18: schedule.in_flight: more than 1; expected auto or 1, because each training step needs the one before it",
         ),
     ),
     BadSpec(
         name="progressive finetune",
         text=edit(("train:\n", "schedule:\n  progressive: true\ntrain:\n"), base=FINETUNE),
-        messages=("{file}:17: schedule.progressive: not supported yet; expected auto or false where kind is finetune",),
+        messages=("{file}:17: schedule.progressive: not supported yet; expected auto or false if kind is finetune",),
     ),
     BadSpec(
         name="progressive without a build",
@@ -699,7 +699,7 @@ BAD_SPECS = [
         name="validation too rarely, of what is not there",
         text=FINETUNE + "  validation:\n    source: digits-val.npz\n    every_epochs: 6\n",
         messages=(
-            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected one that exists, or in run.after the job that will write it",
+            "{file}:19: train.validation.source: no file or folder {dir}/digits-val.npz; expected one that exists, or run.after with the job that will write it",
             "{file}:20: train.validation.every_epochs: more than train.epochs; expected at most 5",
         ),
     ),
@@ -734,13 +734,13 @@ BAD_SPECS = [
     BadSpec(
         name="an output over the checkpoint",
         text=edit(("../out/digits-score", "kept"), base=FINETUNE) + "  resume: kept\n",
-        messages=("{file}:13: output.path: is train.resume or holds it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is train.resume or contains it; expected a folder of its own",),
     ),
     BadSpec(
         name="a batch of one",
         text=edit(("batch_size: 64", "batch_size: 1"), base=FINETUNE),
         messages=(
-            "{file}:11: input.batch_size: found 1, but kind is finetune; expected 2 or more, as statistics over a batch need two records",
+            "{file}:11: input.batch_size: found 1, but kind is finetune; expected 2 or more, because batch statistics need two records",
         ),
     ),
     BadSpec(
@@ -755,12 +755,12 @@ BAD_SPECS = [
     BadSpec(
         name="betas that are none",
         text=FINETUNE + "  optimizer: {name: adam, betas: [0.9, 1]}\n",
-        messages=("{file}:18: train.optimizer.betas: found a list; expected two numbers from 0 to below 1",),
+        messages=("{file}:18: train.optimizer.betas: found a list; expected two numbers, at least 0 and below 1",),
     ),
     BadSpec(
         name="one beta",
         text=FINETUNE + "  optimizer: {name: adam, betas: 0.9}\n",
-        messages=("{file}:18: train.optimizer.betas: found 0.9; expected two numbers from 0 to below 1",),
+        messages=("{file}:18: train.optimizer.betas: found 0.9; expected two numbers, at least 0 and below 1",),
     ),
     BadSpec(
         name="a warm-up before one cycle",
@@ -801,8 +801,8 @@ BAD_SPECS = [
         name="measures without a validation",
         text=FINETUNE + "  checkpoint: {best: val_accuracy}\n  early_stopping: {patience: 2}\n",
         messages=(
-            "{file}:18: train.checkpoint.best: val_accuracy needs a validation; expected train.validation, or another measure",
-            "{file}:19: train.early_stopping.metric: val_loss needs a validation; expected train.validation, or another measure",
+            "{file}:18: train.checkpoint.best: val_accuracy needs validation data; expected train.validation, or another metric",
+            "{file}:19: train.early_stopping.metric: val_loss needs validation data; expected train.validation, or another metric",
         ),
     ),
     BadSpec(
@@ -933,7 +933,7 @@ BAD_SPECS = [
         name="an override with a leading zero",
         text=SCORE,
         messages=(
-            "override model.args.num_classes=010: model.args.num_classes: found 010, which has a leading zero; expected a number without it, or a text in quotes",
+            "override model.args.num_classes=010: model.args.num_classes: found 010, which has a leading zero; expected a number without it, or text in quotes",
         ),
         overrides=("model.args.num_classes=010",),
     ),
@@ -974,13 +974,15 @@ BAD_SPECS = [
         name="only new, of a training",
         text=edit(("  format: npz", "  format: npz\n  only_new: true"), base=FINETUNE),
         messages=(
-            "{file}:10: input.only_new: not allowed in a training, which reads all records in every epoch; expected none",
+            "{file}:10: input.only_new: not allowed if kind is finetune, which reads all records in every epoch; expected no only_new",
         ),
     ),
     BadSpec(
         name="a decoder for arrays",
         text=edit(("  format: npz", "  format: npz\n  decode: gpu")),
-        messages=("{file}:10: input.decode: found gpu, but input.format is npz, without pictures; expected none",),
+        messages=(
+            "{file}:10: input.decode: found gpu, but input.format is npz, which holds no pictures; expected no decode",
+        ),
     ),
     BadSpec(
         name="a device's decoder on a CPU",
@@ -1004,7 +1006,7 @@ BAD_SPECS = [
             ("  path: ../out/digits-score", "  path: ../out/digits-score\n  if_exists: replace"),
         ),
         messages=(
-            "{file}:15: output.if_exists: found replace, but with input.only_new it would remove the output of earlier runs; expected fail, and an output.path of its own for each run",
+            "{file}:15: output.if_exists: found replace, but with input.only_new it would remove the output of earlier runs; expected fail, and a different output.path for each run",
         ),
     ),
     BadSpec(
@@ -1021,7 +1023,7 @@ BAD_SPECS = [
         name="only new, from a folder that is missing",
         text=edit(("source: digits.npz", "source: inbox/*.npz"), ("  format: npz", "  format: npz\n  only_new: true")),
         messages=(
-            "{file}:8: input.source: no file or folder {dir}/inbox; expected one that exists, or in run.after the job that will write it",
+            "{file}:8: input.source: no file or folder {dir}/inbox; expected one that exists, or run.after with the job that will write it",
         ),
     ),
     BadSpec(

@@ -87,7 +87,7 @@ BAD_TIMERS = [
         NIGHTLY + "grace: ten minutes",
         "18: cron.grace: found 'ten minutes'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
     ),
-    wrong("a grace of nothing", NIGHTLY + "grace: 0", "18: cron.grace: found 0s; expected at least 1s, or null: until the next tick"),
+    wrong("a grace of nothing", NIGHTLY + "grace: 0", "18: cron.grace: found 0s; expected at least 1s, or null (until the next tick)"),
     wrong(
         "a jitter that is longer than grace",
         NIGHTLY + "grace: 10m\njitter: 20m",
@@ -130,7 +130,7 @@ BAD_TIMERS = [
     wrong(
         "one path in the hour that comes twice",
         'expression: "*/30 * * * *"\ntimezone: Europe/Berlin',
-        "13: output.path: the ticks 2027-10-31 02:00 +0200 and 2027-10-31 02:00 +0100 both give '20271031T0200'; expected %z in the template, since this hour comes twice, or if_exists: replace",
+        "13: output.path: the ticks 2027-10-31 02:00 +0200 and 2027-10-31 02:00 +0100 both give '20271031T0200'; expected %z in the template, because this hour occurs twice, or if_exists: replace",
         path="{{ tick:%Y%m%dT%H%M }}",
     ),
     wrong(
@@ -178,7 +178,7 @@ BAD_TIMERS = [
     wrong(
         "a template in the weights",
         NIGHTLY,
-        f"6: model.weights: holds a template of the tick; {ONLY}",
+        f"6: model.weights: contains a template of the tick; {ONLY}",
         spec=SCORE.replace("args: {num_classes: 10}", "weights: '{{ tick:%Y }}.pt'"),
     ),
     wrong(
@@ -190,12 +190,12 @@ BAD_TIMERS = [
     BadSpec(
         name="a template without a timer",
         text=SCORE.replace("../out/digits-score", '"{{ tick:%Y }}"'),
-        messages=("{file}:13: output.path: found '{{ tick:%Y }}', but there is no cron; expected a text without a template, or cron",),
+        messages=("{file}:13: output.path: found '{{ tick:%Y }}', but there is no cron; expected text without a template, or cron",),
     ),
     wrong(
         "an input that is not there",
         NIGHTLY,
-        "8: input.source: no file or folder {dir}/tomorrow.npz; expected one that exists, or in run.after the job that will write it",
+        "8: input.source: no file or folder {dir}/tomorrow.npz; expected one that exists, or run.after with the job that will write it",
         spec=SCORE.replace("digits.npz", "tomorrow.npz"),
     ),
 ]  # fmt: skip

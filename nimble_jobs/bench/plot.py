@@ -52,7 +52,7 @@ def draw(comparisons: Sequence[Comparison], environment: dict[str, Any], path: P
         if comparison.us("eager"):
             panels.setdefault((comparison.mode, comparison.dtype, comparison.batch), []).append(comparison)
     if not panels:
-        raise UsageError("--plot: nothing to draw: no row of eager without an error")
+        raise UsageError("--plot: nothing to draw: eager has no row without an error")
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -115,7 +115,8 @@ def models_of(text: str) -> tuple[str, ...]:
     for name in split(text, "--models"):
         if name not in (*groups, *ZOO, *MORE) and not name.startswith("torchvision:"):
             known = ", ".join((*ZOO, *MORE))
-            raise UsageError(f"--models: unknown model {name!r}; expected all, more, torchvision:NAME, or of {known}")
+            expected = f"all, more, torchvision:NAME, or one of {known}"
+            raise UsageError(f"--models: unknown model {name!r}; expected {expected}")
         names += groups.get(name, (name,))
     return tuple(dict.fromkeys(names))
 
@@ -128,7 +129,7 @@ def families_of(text: str, families: Mapping[str, tuple[str, ...]] = FAMILIES) -
         members = groups.get(name) or tuple(f for f, systems in families.items() if name == f or name in systems)
         if not members:
             known = ", ".join(system for systems in families.values() for system in systems)
-            raise UsageError(f"--systems: unknown system {name!r}; expected all, compile, or of {known}")
+            raise UsageError(f"--systems: unknown system {name!r}; expected all, compile, or one of {known}")
         found += members
     return tuple(dict.fromkeys(found))
 
@@ -170,5 +171,5 @@ def split(text: str, option: str) -> tuple[str, ...]:
     """Words between commas, each once. Raises UsageError where there is none."""
     words: Sequence[str] = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise UsageError(f"{option}: nothing was named")
+        raise UsageError(f"{option}: found no name; expected at least one")
     return tuple(dict.fromkeys(words))

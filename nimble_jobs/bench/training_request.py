@@ -51,5 +51,6 @@ def models_of(text: str) -> tuple[str, ...]:
     for name in names:
         network, _, side = name.partition("@")
         if network not in ZOO or (side and not side.isdecimal()):
-            raise UsageError(f"--models: unknown model {name!r}; expected NAME or NAME@SIDE, of {', '.join(ZOO)}")
+            expected = f"NAME or NAME@SIDE, with NAME one of {', '.join(ZOO)}"
+            raise UsageError(f"--models: unknown model {name!r}; expected {expected}")
     return names

@@ -99,11 +99,12 @@ def inference(  # long, since each option is a parameter
     """Compare eager, TorchScript, CUDA graphs, torch.compile, ONNX Runtime, TensorRT and ours.
 
     Models: `all` are the twelve of the paper, `more` are ten others (HRNet, PNASNet, CoaT, MixNet, Inception-v4, ViT,
-    DenseNet, ShuffleNet, SqueezeNet, DeepLabv3; they need timm). Name single ones of both, or torchvision:NAME[@SIDE].
+    DenseNet, ShuffleNet, SqueezeNet, DeepLabv3; they need timm). You can also name single models, or give
+    torchvision:NAME[@SIDE].
 
-    One process a model. Every output is compared with eager; a wrong one is an error, not a time. Times are in
-    microseconds. Ratios say how many times as fast ours is. They compare with the fastest eager, and with the fastest
-    torch.compile of all modes and memory formats that were measured.
+    Each model is measured in a process of its own. Every output is compared with eager; a wrong one is reported as
+    an error and gets no time. Times are in microseconds. Ratios say how many times as fast ours is. They compare with
+    the fastest eager, and with the fastest torch.compile of all modes and memory formats that were measured.
     """
     from nimble_jobs import bench
     from nimble_jobs.bench import request as asked
@@ -165,8 +166,8 @@ def training(
 ) -> None:
     """Compare whole training steps: eager, torch.compile, a CUDA graph of the eager step, and ours.
 
-    One process for each system. The losses of 50 steps are compared with eager's; a system that trains otherwise is an
-    error, not a time. Times are of one step, in microseconds.
+    Each system runs in a process of its own. The losses of 50 steps are compared with eager's; a system whose losses
+    differ is reported as an error and gets no time. Times are of one step, in microseconds.
     """
     from nimble_jobs.bench import request as asked
     from nimble_jobs.bench import training_request as trained
@@ -197,7 +198,7 @@ def show(
     plot: Plot = None,
     json: Annotated[Path | None, unset("--json", "FILE", "Write all rows into one file.")] = None,
 ) -> None:
-    """Print the tables of results that are there, and put files of one device together."""
+    """Print the tables of earlier results. Files from the same device are combined."""
     from nimble_jobs.bench import Results
     from nimble_jobs.bench.scoring.results import is_scoring
     from nimble_jobs.cli.bench_scoring import present
@@ -279,7 +280,7 @@ def _earlier(json: Path | None, *, resume: bool) -> Results:
             raise UsageError("--resume needs the file of the earlier run; name it with --json FILE")
         return Results.load(json) if json.exists() else Results()
     if json is not None and json.exists():
-        raise UsageError(f"--json: {json} is there already; add --resume to continue it, or name another file")
+        raise UsageError(f"--json: {json} exists already; add --resume to continue it, or name another file")
     return Results()
 
 

@@ -34,7 +34,7 @@ def check_files(plot: Path | None, json: Path | None, log: Path | None = None, *
 def check_new(json: Path | None) -> None:
     """Raises UsageError for a file of results that is there already."""
     if json is not None and json.exists():
-        raise UsageError(f"--json: {json} is there already; name another file")
+        raise UsageError(f"--json: {json} exists already; name another file")
 
 
 def new_log(ctx: typer.Context) -> Path:

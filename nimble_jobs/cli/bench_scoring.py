@@ -90,7 +90,7 @@ def scoring(  # long, since each option is a parameter
     """Compare whole scoring jobs, from files to Parquet: ours, loops written by hand, Ray Data.
 
     The loops are in nimble_jobs/bench/loops. Every run is a process of its own, and every system uses its best batch
-    size and number of workers. Figures count from the first to the last record, and for the whole process.
+    size and number of workers. Rates are given from the first to the last record, and for the whole process.
     """
     from nimble_jobs.bench import request as asked
     from nimble_jobs.bench import scoring as bench

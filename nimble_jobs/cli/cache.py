@@ -34,7 +34,7 @@ def ls(
 ) -> None:
     """List the stored schedules, the oldest first.
 
-    Filters such as model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, speedup>2x, state=stale,
+    Examples of filters: model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, speedup>2x, state=stale,
     resident=yes.
     """
     with options.store(ctx) as store:

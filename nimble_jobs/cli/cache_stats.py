@@ -18,10 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def stats(ctx: typer.Context, json: options.Json = False) -> None:
-    """Show hit rates, reasons of misses, build time saved, and sizes.
+    """Show hit rates, reasons for misses, build time saved, and sizes.
 
-    Uses by jobs, by `Nimble` in programs and by `cache build` are counted from the day the state folder was made. They
-    include schedules that were removed since.
+    Uses by jobs, by `Nimble` in programs and by `cache build` count from the day the state folder was created, also
+    for schedules that have been removed since.
     """
     with options.store(ctx) as store:
         figures = _statistics(store)

@@ -27,9 +27,9 @@ def add(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Add a timer for a spec with a cron part, and print its name. A timer of that name is edited.
+    """Add a timer for a spec with a cron part, and print its name. An existing timer of that name is changed.
 
-    The next five ticks are shown. An edit never fires a tick that was due before it. An equal spec changes nothing.
+    The next five ticks are shown. A change never fires a tick that was due before it. The same spec changes nothing.
     """
     from nimble_jobs import client, cron
     from nimble_jobs.spec import load

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(ctx: typer.Context, names: cron_rows.Names, json: options.Json = False) -> None:
-    """Stop timers from firing until they are resumed. Jobs that they submitted go on."""
+    """Stop timers from firing until they are resumed. Jobs that they submitted continue."""
     from nimble_jobs import cron
 
     with options.store(ctx) as store:

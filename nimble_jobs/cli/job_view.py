@@ -131,8 +131,8 @@ def state_text(row: Row) -> str:
 _BEGUN = {  # the schedule's progress of a job that began in eager
     "eager": "not built, eager PyTorch instead",
     "quick": "not built, eager's kernels captured",
-    "building": "being built beside the job",
-    "moved": "built beside the job",
+    "building": "being built in the background",
+    "moved": "built in the background",
 }
 
 

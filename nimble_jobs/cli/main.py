@@ -74,7 +74,7 @@ def root(
     home: Annotated[
         str | None,
         typer.Option(
-            "--home", metavar="DIR", help="State folder; default: NIMBLE_JOBS_HOME, ./cache, the user's cache."
+            "--home", metavar="DIR", help="State folder; default: NIMBLE_JOBS_HOME, else ./cache, else a user folder."
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

@@ -84,7 +84,7 @@ def retry(
     ] = None,
     given_up: Annotated[bool, typer.Option("--given-up", help="Retry all notifications that were given up.")] = False,
 ) -> None:
-    """Try notifications again now, for as long as new ones."""
+    """Try notifications again now, and keep trying for as long as with new ones."""
     if bool(ids) == given_up:
         raise UsageError("no notifications named; give their ids, or --given-up")
     with options.store(ctx) as store:

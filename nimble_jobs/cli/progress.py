@@ -147,7 +147,7 @@ def watch(
             time.sleep(_POLL_S if timeout_s is None else max(0.0, min(_POLL_S, timeout_s - waited)))
     except KeyboardInterrupt:
         shown.close()
-        output.note(f"no longer waiting, but the job goes on; wait again with: nimble-jobs wait {' '.join(ids)}")
+        output.note(f"no longer waiting, but the job continues; wait again with: nimble-jobs wait {' '.join(ids)}")
         raise
     finally:
         shown.close()

@@ -37,7 +37,7 @@ def retry(
     failed: Annotated[bool, typer.Option("--failed", help="Retry all jobs that failed or were quarantined.")] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="With --failed: only jobs of the last 2h, or since a date."),
+        typer.Option("--since", metavar="TIME", help="With --failed: only jobs since 2h ago, or since a date."),
     ] = None,
     with_dependents: Annotated[
         bool,
@@ -45,10 +45,10 @@ def retry(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Run jobs again. They must have failed, or were cancelled or quarantined. Their attempts count anew.
+    """Run jobs again that failed, were cancelled or were quarantined. Attempts are counted from zero again.
 
-    Either all named jobs are queued or none. Of an array, only the jobs that can be retried. Earlier attempts stay in
-    the history.
+    Either all named jobs are queued or none. For an array, only the jobs that can be retried are queued. Earlier
+    attempts stay in the history.
     """
     from nimble_jobs import queue
 

@@ -32,7 +32,7 @@ MaybeName = Annotated[
 ]
 PathGlob = Annotated[
     str | None,
-    typer.Option("--path", metavar="GLOB", help="Only files whose path below the folder matches; * takes / too."),
+    typer.Option("--path", metavar="GLOB", help="Only files whose path below the folder matches; * also matches /."),
 ]
 
 SOURCES = (
@@ -78,7 +78,7 @@ def ls(
     print_rows(rows, FILES, id_key="path", json=json, quiet=quiet, empty=f"no seen file of {name} matches {path}")
     if limit is None and len(rows) == _AT_MOST:
         what = f"{known:,} {plural(known, 'file')} of {name} {plural(known, 'is')} seen"
-        output.note(f"{what}; --limit shows more than the first {_AT_MOST:,}")
+        output.note(f"{what}; use --limit to list more than the first {_AT_MOST:,}")
 
 
 @app.command()

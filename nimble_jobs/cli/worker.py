@@ -71,7 +71,10 @@ def start(
         ),
     ] = None,
 ) -> None:
-    """Start a worker, here or detached. On SIGTERM or Ctrl-C it finishes its shard, gives the job back and stops."""
+    """Start a worker, in this terminal or detached.
+
+    On SIGTERM or Ctrl-C it finishes its shard, gives the job back and stops.
+    """
     max_idle_s = options.duration(max_idle, "--max-idle")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)

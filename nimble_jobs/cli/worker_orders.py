@@ -55,16 +55,16 @@ def drain(
 
 
 def pause(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
-    """Let workers take no new jobs until `worker resume`. Running jobs go on.
+    """Stop workers from taking new jobs until `worker resume`. Running jobs continue.
 
-    Without an ID this holds for all workers, including those that start later.
+    Without an ID this applies to all workers, including workers that start later.
     """
     from nimble_jobs import control
     from nimble_jobs.store import Wanted
 
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.PAUSE, _named(store, worker_ids))
-        rows = _answers(store, asked, "paused; {job} goes on", "paused")
+        rows = _answers(store, asked, "paused; {job} continues", "paused")
     _say(rows, json=json, empty="no worker is running; workers that start later will be paused")
 
 
@@ -80,7 +80,7 @@ def resume(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = Fals
 
 
 def restart(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False) -> None:
-    """Replace the process of each worker that runs jobs, for instance if it hangs, or to free all device memory.
+    """Replace the process in which each worker runs its jobs, for instance if it hangs, or to free all device memory.
 
     A running job goes back to the queue at its next safe point, or after limits.grace.
     """

@@ -89,7 +89,7 @@ def uninstall(
         manager.disable(service.name)
         manager.forget(service.name)
     else:
-        output.note(f"{why}; only the unit file is removed, and a running worker goes on")
+        output.note(f"{why}; only the unit file is removed, and a running worker continues")
         _removed(path)
     output.note(f"removed {path}")
 

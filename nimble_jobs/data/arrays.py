@@ -222,7 +222,7 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     except Exception as e:  # numpy parses the header as Python code, so broken bytes can raise nearly anything
         raise ValueError("its header is damaged") from e
     if not all(type(n) is int and n >= 0 for n in shape):
-        raise DataError(f"{where}: its header names the shape {shape}; expected numbers from 0 up")
+        raise DataError(f"{where}: its header gives the shape {shape}; expected sizes of 0 or more")
     if dtype.hasobject:
         raise DataError(f"{where}: holds Python objects; expected numbers or text")
     if dtype.subdtype is not None:
@@ -249,8 +249,8 @@ def _in_memory(file: IO[bytes], header: _Header, where: str) -> np.ndarray:
     needed = math.prod(header.shape) * header.dtype.itemsize
     if needed > (free := memory.available_bytes()):
         raise DataError(
-            f"{where}: is compressed and takes {format_bytes(needed)} of memory, of which {format_bytes(free)} are "
-            "free; expected less, or an array stored as it is (numpy.savez or numpy.save)"
+            f"{where}: is compressed and needs {format_bytes(needed)} of memory, but only {format_bytes(free)} is "
+            "free; expected less, or an uncompressed array (numpy.savez or numpy.save)"
         )
     x = np.empty(header.shape, dtype=header.dtype, order="F" if header.fortran else "C")
     rest = x.reshape(-1, order="A").view(np.uint8).data if needed else memoryview(b"")

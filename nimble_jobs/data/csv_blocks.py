@@ -173,7 +173,7 @@ def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int,
     for name, column in columns.items():
         if column.sample is not None and not column.any_number:
             where = f"{path}: input.fields.x: column {name!r}"
-            raise DataError(f"{where}: holds text, {column.sample[:40]!r} for instance; expected numbers")
+            raise DataError(f"{where}: holds text such as {column.sample[:40]!r}; expected numbers")
         for i, why in column.bad.items():
             bad.setdefault(i, why)
     return {name: column.text for name, column in columns.items()}

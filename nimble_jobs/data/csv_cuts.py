@@ -80,7 +80,7 @@ def check_closed(data: bytes, path: str, line: int = 1) -> None:
     toggles = begin + _toggles(np.frombuffer(data, dtype=np.uint8)[begin:])
     if len(toggles) % 2:
         at = line + lines_in(data[: int(toggles[-1])])
-        raise DataError(f"{path}:{at}: a quote begins a cell that does not end; expected a quote that ends it")
+        raise DataError(f"{path}:{at}: a cell begins with a quote that is never closed; expected a closing quote")
 
 
 def _mark(data: bytes) -> int:

@@ -121,7 +121,7 @@ def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
         return
     cells = [cell for cell in as_text(column).to_pylist() if cell and cell.strip()]
     if cells and not any(map(is_number, cells)):
-        raise DataError(f"{where}: holds text, {cells[0][:40]!r} for instance; expected numbers")
+        raise DataError(f"{where}: holds text such as {cells[0][:40]!r}; expected numbers")
 
 
 def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:

@@ -101,7 +101,7 @@ def _read(lines: Iterator[bytes]) -> FileList:
         path, size, mtime_ns, inode = value()  # a line of another shape raises
         files.append(InputFile(path=path, size=size, mtime_ns=mtime_ns, inode=inode))
     if next(lines).decode() != f"{digest.hexdigest()}\n":
-        raise ValueError("not what was written")
+        raise ValueError("its bytes differ from what was written")
     return FileList(
         root=head["root"],
         listed_at=head["listed_at"],

@@ -64,7 +64,7 @@ def tidy(job: Job) -> tuple[str, str] | None:
     names = ", ".join(map(str, kept))
     return (
         "checkpoints-kept",
-        f"{names} is kept: the same training, submitted again, resumes from it; remove the folder to start anew",
+        f"{names} is kept: the same training, submitted again, resumes from it; remove the folder to start over",
     )
 
 

@@ -44,8 +44,8 @@ class ImageSource(Unblocked):
         if spec.fields.label is not None:
             if spec.fields.label != "parent":
                 raise DataError(
-                    f"{root}: input.fields.label: found {spec.fields.label!r}; expected 'parent', so that "
-                    "the name of an image's folder is its label"
+                    f"{root}: input.fields.label: found {spec.fields.label!r}; expected 'parent', because "
+                    "an image's label is the name of its folder"
                 )
             self.labels = self.stamps.folders()
         self.decoder = ImageDecoder(spec.transform, str(root))
@@ -125,7 +125,7 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
     """
     if spec.fields.id not in (None, "path"):
         raise DataError(
-            f"{spec.source}: input.fields.id: found {spec.fields.id!r}; expected no value, as an image's id is its path"
+            f"{spec.source}: input.fields.id: found {spec.fields.id!r}; expected none: an image's id is its path"
         )
     if files is not None:
         root = Path(files.root)

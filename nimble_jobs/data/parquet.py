@@ -217,7 +217,7 @@ class _Rows:
             while count:
                 batch = self._left if self._left is not None else next(self._batches, None)
                 if batch is None:
-                    raise pa.ArrowInvalid("it ends before the row that the file's footer names as its last")
+                    raise pa.ArrowInvalid("it ends before the last row that the file's footer names")
                 skip = min(first - self._at, batch.num_rows)
                 used = min(count, batch.num_rows - skip)
                 if used:

@@ -33,7 +33,7 @@ class Shard:
         digest, _, body = data.decode().partition("\n")
         body = body.removesuffix("\n")
         if hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise ValueError("not what was written")
+            raise ValueError("its bytes differ from what was written")
         raw = json.loads(body)
         files = tuple(FileEntry(**f) for f in raw.pop("files"))
         bad = tuple(BadRecord(**b) for b in raw.pop("bad"))

@@ -138,7 +138,7 @@ class Staging:
     def file(self, name: str) -> Path:
         """The path for an additional file that is published with the rest."""
         if not _PLAIN.fullmatch(name) or name.startswith("part-") or name in (MANIFEST, ERRORS):
-            raise DataError(f"output: {name!r} cannot be published; expected a plain file name not used otherwise")
+            raise DataError(f"output: {name!r} cannot be published; expected a plain file name that is not in use")
         if name not in self._extra:
             self._extra.append(name)
         return self._folder / name
@@ -236,7 +236,7 @@ class Staging:
                 link_or_copy(source / entry.name, own)
             if sha256_of(own) != entry.sha256:  # hash of the linked file, which its owner may replace but never change
                 own.unlink()
-                raise ValueError("not what was written")
+                raise ValueError("its bytes differ from what was written")
             self._unsynced.add(entry.name)  # it may have been the unsynced last shard of a killed attempt
         if source != self._folder:
             sync_path(self._folder)

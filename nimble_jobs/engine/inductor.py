@@ -111,7 +111,7 @@ def kernels_to(recorder: Recorder) -> Iterator[None]:
         from torch._inductor.output_code import CompiledFxGraph
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     except ImportError as e:
-        raise EngineError(f"this torch keeps Inductor's kernels elsewhere ({e}); its kernels are not used") from e
+        raise EngineError(f"this torch version keeps Inductor's kernels elsewhere ({e}), so they are not used") from e
     run: Callable[..., Any] = CachingAutotuner.run
     call: Callable[..., Any] = CompiledFxGraph.__call__
 
@@ -233,7 +233,9 @@ def _names(autotuner: Any) -> tuple[str, list[str]]:
     try:
         return f"{PREFIX}{autotuner.inductor_meta['kernel_name']}", list(autotuner.fn.arg_names)
     except (AttributeError, KeyError) as e:
-        raise EngineError(f"this torch describes Inductor's kernels otherwise ({e}); they are not used") from e
+        raise EngineError(
+            f"this torch version describes Inductor's kernels differently ({e}); they are not used"
+        ) from e
 
 
 def _written(autotuner: Any, names: list[str]) -> tuple[set[int], set[int]]:

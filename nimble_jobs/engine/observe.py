@@ -196,7 +196,7 @@ def _refuse_cached(
         _called(module, example)
         snapshot.put_back_values()
     if differs is not None:
-        raise CannotRecord(f"the model's first call keeps a tensor {differs!r}, which depends on that call's input")
+        raise CannotRecord(f"the model's first call caches a tensor {differs!r} that depends on that call's input")
 
 
 def _leaves(result: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def draw_once(program: Program, forward: int, states: Mapping[int, bytes]) -> tu
         early = next((t for t in program.tasks[:forward] if t.random and _repeats(late, t, states)), None)
         if early is None:
             raise CannotRecord(
-                f"{late.op} in the backward pass draws random numbers; the forward's would be drawn again"
+                f"{late.op} in the backward pass draws random numbers that the forward pass did not draw"
             )
         pairs[late.index] = early.index
     if not pairs:

@@ -127,7 +127,7 @@ def held(module: nn.Module, known: Mapping[str, torch.Tensor], recorder: Recorde
         if tensor is old and shape != _mark(old)[0]:
             raise CannotRecord(f"the model changes the shape of its tensor {name!r}")
         if tensor is old and id(old) not in live and version != _mark(old)[1] and used:
-            raise CannotRecord(f"the model writes into its tensor {name!r}, which an earlier call has made")
+            raise CannotRecord(f"the model writes into its tensor {name!r}, which an earlier call created")
 
 
 def _saved(module: nn.Module) -> set[str]:

@@ -259,7 +259,7 @@ class Recorder(Memory, DispatchMode):
         """The recorded program. Raises CannotRecord if an output lies on another device."""
         for name, tensor in outputs.items():
             if tensor.device.type != self.device.type:
-                raise CannotRecord(f"the model's output {name!r} lies on {tensor.device}; expected {self.device}")
+                raise CannotRecord(f"the model's output {name!r} is on {tensor.device}; expected {self.device}")
         return Recording(
             program=Program(
                 inputs=tuple(Port(name=n, view=self._view(t)) for n, t in inputs.items()),

@@ -42,4 +42,4 @@ def check_exported(file: Path, opened: Any, folders: Sequence[Path]) -> None:
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError, EOFError) as e:
         raise ModelError(f"{file}: not an exported program of this version of torch: {type(e).__name__}: {e}") from e
     if reason is not None and not allowed(file, folders):
-        raise ModelError(f"{file}: {reason}, so that loading it can run code; {how_to_allow(file)}")
+        raise ModelError(f"{file}: {reason}, so loading it can run code; {how_to_allow(file)}")

@@ -21,7 +21,7 @@ def steady(name: str, what: str, found: str) -> str:
     if known != found and name in sys.modules:
         raise ModelChanged(
             f"the {what} of {name} changed after this process imported it: {known[:16]} before, {found[:16]} now; "
-            "start a new process to run the present one"
+            "start a new process to run the current one"
         )
     _first_seen[name, what] = found
     return found

@@ -29,7 +29,7 @@ class Flat(nn.Module):
         result = self.module(*args, **kwargs)
         leaves, nesting = tree_flatten((args, kwargs))
         if nesting != before[1] or any(a is not b for a, b in zip(leaves, before[0], strict=True)):
-            raise CannotRecord("the model changes a list or dict among its arguments, which a replay would not")
+            raise CannotRecord("the model changes a list or dict among its arguments; a replay would not")
         return result
 
 

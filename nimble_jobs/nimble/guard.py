@@ -38,8 +38,7 @@ class Guard:
         difference = before.difference(now)
         if difference is not None:
             raise ModuleChanged(
-                f"the module was changed after it was prepared, and the schedule is of what it was: {difference}; "
-                "prepare again"
+                f"the module changed after it was prepared, so its schedule no longer fits: {difference}; prepare again"
             )
         self._facts = now
 

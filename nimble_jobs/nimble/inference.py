@@ -203,7 +203,7 @@ def _refuse_writes_in_flight(program: Program, options: BuildOptions) -> None:
     written = names_written(program)
     if written and options.in_flight != 1:
         raise UsageError(
-            f"in_flight: found {options.in_flight}; expected 1 with a module that writes into its own {written[0]!r}"
+            f"in_flight: found {options.in_flight}; expected 1, because the module writes into its own {written[0]!r}"
         )
 
 

@@ -182,7 +182,7 @@ class Nimble:
         if not prepared.training and torch.is_grad_enabled():
             for slot, tensor in zip(prepared.signature.tensors, tensors, strict=True):
                 if tensor.requires_grad:
-                    raise UsageError(f"{slot.name}: requires grad; expected a tensor without, or training=True")
+                    raise UsageError(f"{slot.name}: requires grad; expected a tensor that does not, or training=True")
         self._current = prepared
         return prepared.call(args, kwargs) if isinstance(prepared, Eager) else prepared.run(tensors)
 
@@ -333,9 +333,9 @@ def _device_of(module: nn.Module, signature: Signature) -> torch.device:
         raise UsageError("example: holds no tensor; expected one or more")
     own = {t.device: name for name, t in reversed(state_of(module).items())}
     if len(own) > 1:
-        raise UsageError(f"the module lies on {' and '.join(sorted(map(str, own)))}; expected one device")
+        raise UsageError(f"the module is on {' and '.join(sorted(map(str, own)))}; expected one device")
     device = next(iter(own), signature.tensors[0].device)
     for slot in signature.tensors:
         if slot.device != device:
-            raise UsageError(f"{slot.name}: found on {slot.device}; expected on {device}, as the module")
+            raise UsageError(f"{slot.name}: found on {slot.device}; expected on {device}, like the module")
     return device

@@ -58,7 +58,7 @@ class Layouts:
             own = torch.empty_like(tensor)
             if recording.layout_question is not None and (own.stride(), own.storage_offset()) != (strides, offset):
                 raise CannotRecord(
-                    f"{slot.name} has strides {list(strides)} and offset {offset}, which no copy of it has, "
+                    f"{slot.name} has strides {list(strides)} and offset {offset}, which a copy of it does not have, "
                     f"and {reason}"
                 )
         if recording.layout_question is None:

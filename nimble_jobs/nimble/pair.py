@@ -198,7 +198,7 @@ def _compared(
         for name, tensor in expected.items():
             worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
     if set(gradients) != set(pair.step.leaves):
-        raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} come and go")
+        raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} exist in some calls only")
     floor, slack = NOISE * max((rms(g) for g in gradients.values()), default=0.0), tolerance * GRADIENT_SLACK
     for name, tensor in gradients.items():
         found_here = pair.backward.outputs[gradient_name(name)]

@@ -15,10 +15,10 @@ class Unfit(UsageError):
 def refuse_surroundings(device: torch.device, *, training: bool) -> None:
     """Raises Unfit under autocast, inside of a transform, and with gradients if hooks wait for saved tensors."""
     if torch.is_autocast_enabled(device.type):
-        raise Unfit("called under torch.autocast, which a schedule knows nothing of")
+        raise Unfit("called under torch.autocast, which a schedule does not take into account")
     transform = in_transform()
     if transform is not None:
-        raise Unfit(f"called inside of {transform}, which no replay takes part in; call the module itself there")
+        raise Unfit(f"called inside {transform}, which cannot see into a replay; call the module itself there")
     if training and torch.is_grad_enabled() and saved_tensor_hooks():
         raise Unfit(
             "called under torch.autograd.graph.saved_tensors_hooks, which a replay would not run; "

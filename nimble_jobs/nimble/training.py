@@ -116,11 +116,11 @@ class Training:
         with self._lock:
             if call != self._calls:
                 raise EngineError(
-                    "the module was called again before this backward, and what the earlier call saved is gone; "
+                    "the module was called again before this backward, which overwrote what the earlier call saved; "
                     "call backward before the next forward"
                 )
             if self._consumes and self._spent == call:
-                raise EngineError("a second backward of one call cannot be replayed: the first changed what was saved")
+                raise EngineError("backward can be replayed only once for each call: it overwrites what the call saved")
             self._spent = call
             self._begin()
             for name, static in instance.inputs.items():
@@ -186,7 +186,7 @@ class _Replay(torch.autograd.Function):
         if training.versions() != ctx.versions:
             raise EngineError("a parameter was changed in place between forward and backward")
         if torch.is_autocast_enabled(training.device.type):
-            raise UsageError("backward was called under torch.autocast, which a schedule knows nothing of")
+            raise UsageError("backward was called under torch.autocast, which a schedule does not take into account")
         names = (gradient_name(n) for n in training.structure.names)
         with torch.no_grad():
             found = training.backward(ctx.call, dict(zip(names, gradients, strict=True)))
@@ -208,6 +208,6 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise EngineError(
-            "a second derivative (create_graph=True) was asked of a replay, which holds first ones; "
-            "call the module itself where gradients are differentiated"
+            "create_graph=True needs second derivatives, which a replay does not compute; "
+            "call the module itself to differentiate gradients"
         )

@@ -209,7 +209,7 @@ def _refuse_strange_leaves(subject: Subject, given: Tensors, result: Any) -> Non
     """Raises CannotRecord if autograd would give gradients to tensors that a replay gives none."""
     for name, tensor in given.items():
         if tensor.is_leaf and tensor.requires_grad and name not in subject.input_leaves:
-            raise CannotRecord(f"the model has its input {name!r} require grad; the example did not")
+            raise CannotRecord(f"the model makes its input {name!r} require grad; the example did not")
     strange = foreign_leaf(flatten_outputs(result).values(), subject.leaves(given).values())
     if strange is not None:
         raise CannotRecord(

@@ -138,10 +138,10 @@ def _missing(paths: dict[str, str]) -> Iterator[Finding]:
                 yield Finding(field, f"nothing matches {path}", "at least one file")
         elif data and not exists(path):
             yield Finding(
-                field, f"no file or folder {path}", "one that exists, or in run.after the job that will write it"
+                field, f"no file or folder {path}", "one that exists, or run.after with the job that will write it"
             )
         elif not (data and isdir(path)):
-            yield from _missing_file(field, path, "one that exists, or in run.after the job that will write it")
+            yield from _missing_file(field, path, "one that exists, or run.after with the job that will write it")
 
 
 def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]:
@@ -153,11 +153,11 @@ def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]
     }
     for name, place in places.items():
         if holds(output, place):
-            yield Finding("output.path", f"is {name} or holds it", "a folder of its own")
+            yield Finding("output.path", f"is {name} or contains it", "a folder of its own")
             return
     for field, path in kept.items():
         if holds(output, _fixed_part(path)):
-            yield Finding("output.path", f"is {field} or holds it", "a folder of its own")
+            yield Finding("output.path", f"is {field} or contains it", "a folder of its own")
         elif field.endswith("source") and holds(path, output):
             yield Finding("output.path", f"lies inside {field}", "a folder of its own")
 

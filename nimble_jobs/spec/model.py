@@ -53,7 +53,7 @@ def _version(value: object) -> object:
 def _share(value: float) -> float:
     if value == -1 or 0 <= value <= 1:
         return value
-    raise BadValue(wrong(value), "a share from 0 to 1, or -1 to tolerate all")
+    raise BadValue(wrong(value), "a fraction from 0 to 1, or -1 to tolerate all")
 
 
 def _output_path(value: object, info: ValidationInfo) -> object:
@@ -67,7 +67,7 @@ def _output_path(value: object, info: ValidationInfo) -> object:
 
 def _key(value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value) > 200:
-        raise BadValue(wrong(value), "a text of 1 to 200 printable characters")
+        raise BadValue(wrong(value), "text of 1 to 200 printable characters")
     return value
 
 
@@ -174,8 +174,8 @@ class ScheduleSpec(Frozen):
     )
     progressive: AutoOrFlag = Field(
         default="auto",
-        description="Without a stored schedule: auto begins in eager and builds if it pays; true builds beside the "
-        "job; false builds first.",
+        description="Without a stored schedule: auto begins in eager and builds if it pays; true builds in the "
+        "background; false builds first.",
     )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."

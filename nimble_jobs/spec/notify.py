@@ -28,7 +28,7 @@ _STRAY = re.compile(r"[^!-~]|[\"<>\\^`{|}]")
 def parse_address(text: str) -> SplitResult:
     """The parts of an http or https address without variables. Raises BadValue, which never shows a password."""
     if _STRAY.search(text):
-        raise BadValue("found a character that addresses do not hold", ADDRESS_EXPECTED)
+        raise BadValue("found a character that is not allowed in an address", ADDRESS_EXPECTED)
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port

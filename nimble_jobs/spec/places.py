@@ -19,11 +19,11 @@ def holds(folder: str | Path, path: str | Path) -> bool:
 
 
 def about_home(output: Path, home: Path) -> str | None:
-    """The problem if an output folder is the state folder, lies in it or holds it; else None."""
+    """The problem if an output folder is the state folder, lies in it or contains it; else None."""
     real, real_home = Path(os.path.realpath(output)), Path(os.path.realpath(home))
     identity = _identity(real)
     if real_home.is_relative_to(real) or (identity is not None and identity in _around(real_home)):
-        return f"is the state folder {home} or holds it"
+        return f"is the state folder {home} or contains it"
     if real.is_relative_to(real_home):
         return f"lies in the state folder {home}"
     around = _around(real)

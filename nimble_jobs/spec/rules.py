@@ -32,7 +32,7 @@ NOT_YET = (
     NotYet(
         field="schedule.progressive",
         accepted=lambda s: s.kind == "score" or s.schedule.progressive is not True,
-        expected="auto or false where kind is finetune",
+        expected="auto or false if kind is finetune",
     ),
 )
 
@@ -120,7 +120,8 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
 def _decode(spec: JobSpec) -> Iterator[Finding]:
     decode, format_ = spec.input.decode, spec.input.format
     if decode != "auto" and format_ not in ("images", "parquet"):
-        yield Finding("input.decode", f"found {decode}, but input.format is {format_}, without pictures", "none")
+        problem = f"found {decode}, but input.format is {format_}, which holds no pictures"
+        yield Finding("input.decode", problem, "no decode")
     elif decode == "gpu" and spec.run.device == "cpu":
         yield Finding("input.decode", "found gpu, but run.device is cpu", "cpu or auto")
 
@@ -128,7 +129,8 @@ def _decode(spec: JobSpec) -> Iterator[Finding]:
 @rule("input.only_new", "kind")
 def _only_new_kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.only_new is not None and spec.kind == "finetune":
-        yield Finding("input.only_new", "not allowed in a training, which reads all records in every epoch", "none")
+        problem = "not allowed if kind is finetune, which reads all records in every epoch"
+        yield Finding("input.only_new", problem, "no only_new")
 
 
 @rule("input.only_new", "output.if_exists", "kind")
@@ -138,7 +140,7 @@ def _only_new_output(spec: JobSpec) -> Iterator[Finding]:
         return
     if spec.output.if_exists == "replace":
         problem = "found replace, but with input.only_new it would remove the output of earlier runs"
-        yield Finding("output.if_exists", problem, "fail, and an output.path of its own for each run")
+        yield Finding("output.if_exists", problem, "fail, and a different output.path for each run")
     elif spec.output.if_exists == "resume":
         problem = "found resume, but with input.only_new no two runs score the same files"
         yield Finding("output.if_exists", problem, "fail")
@@ -149,9 +151,9 @@ def _channels(spec: JobSpec) -> Iterator[Finding]:
     transform = spec.input.transform
     mean, std = transform.mean, transform.std
     if mean is not None and std is None:
-        yield Finding("input.transform.std", "missing", "one number for each of mean", at="input.transform.mean")
+        yield Finding("input.transform.std", "missing", "one number for each number in mean", at="input.transform.mean")
     if std is not None and mean is None:
-        yield Finding("input.transform.mean", "missing", "one number for each of std", at="input.transform.std")
+        yield Finding("input.transform.mean", "missing", "one number for each number in std", at="input.transform.std")
     if mean is not None and std is not None and len(mean) != len(std):
         yield Finding("input.transform.std", f"found {len(std)} numbers", f"{len(mean)}, as in mean")
     channels = transform.channels or (3 if spec.input.format == "images" else None)
@@ -178,7 +180,7 @@ def _layout(spec: JobSpec) -> Iterator[Finding]:
 def _weights(spec: JobSpec) -> Iterator[Finding]:
     weights, scheme = spec.model.weights, parse_source(spec.model.source).scheme
     if weights is not None and not is_file_of_weights(weights) and scheme != "torchvision":
-        expected = "a .safetensors, .pt or .pth file where model.source is not torchvision"
+        expected = "a .safetensors, .pt or .pth file, because model.source is not torchvision"
         yield Finding("model.weights", f"found {show(weights)}", expected)
 
 

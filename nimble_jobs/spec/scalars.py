@@ -33,9 +33,7 @@ def resolve(text: str) -> Scalar:
         digits = text.lstrip("+-")
         if len(digits) > 1 and digits.startswith("0"):
             # YAML 1.1 reads it as octal, YAML 1.2 as decimal: either would surprise some users.
-            raise BadValue(
-                f"found {_short(text)}, which has a leading zero", "a number without it, or a text in quotes"
-            )
+            raise BadValue(f"found {_short(text)}, which has a leading zero", "a number without it, or text in quotes")
         return _fitting(text, 10)
     if _OTHER_BASE.fullmatch(text):
         return _fitting(text, 8 if text[1] == "o" else 16)

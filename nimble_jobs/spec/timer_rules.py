@@ -27,10 +27,10 @@ def check(spec: JobSpec, known: Known, tree: Tree, *, now: float) -> Iterator[Fi
         for field in TEMPLATED:
             text = _written(tree.value, field)
             if known((field,)) and _MEANT.search(text):
-                yield Finding(field, f"found {show(text)}, but there is no cron", "a text without a template, or cron")
+                yield Finding(field, f"found {show(text)}, but there is no cron", "text without a template, or cron")
         return
     for where in set(_elsewhere(tree.value)) - tree.bad:
-        tree.report(where, "holds a template of the tick", f"templates in {', '.join(TEMPLATED)} only")
+        tree.report(where, "contains a template of the tick", f"templates in {', '.join(TEMPLATED)} only")
         tree.bad.add(where)
     if not known(f"cron.{field}" for field in ("expression", "timezone", "start", "end")):
         return
@@ -101,7 +101,8 @@ def _wrong_bounds(cron: CronSpec, expression: Expression, bounds: tuple[float, f
 
 def _spread(cron: CronSpec, expression: Expression, bounds: tuple[float, float], known: Known) -> Iterator[Finding]:
     if known(("cron.grace",)) and cron.grace is not None and cron.grace < 1:
-        yield Finding("cron.grace", f"found {format_duration(cron.grace)}", "at least 1s, or null: until the next tick")
+        expected = "at least 1s, or null (until the next tick)"
+        yield Finding("cron.grace", f"found {format_duration(cron.grace)}", expected)
     elif known(("cron.grace", "cron.jitter")) and cron.grace is not None and cron.jitter > cron.grace:
         problem = f"found {format_duration(cron.jitter)}, longer than cron.grace"
         yield Finding("cron.jitter", problem, f"at most {format_duration(cron.grace)}")
@@ -132,5 +133,5 @@ def _alike(text: str, written: str, expression: Expression, bounds: tuple[float,
     ticks = " and ".join(f"{moment:%Y-%m-%d %H:%M %z}" for moment in (first, second))
     alike = render(written, tick=shared.first, previous=expression.before(shared.first), zone=zone.key)
     again = first.replace(tzinfo=None, fold=0) == second.replace(tzinfo=None, fold=0)
-    expected = "%z in the template, since this hour comes twice" if again else "a finer template"
+    expected = "%z in the template, because this hour occurs twice" if again else "a finer template"
     yield f"the ticks {ticks} both give {show(alike)}", expected

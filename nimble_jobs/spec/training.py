@@ -18,7 +18,7 @@ LOSS_EXPECTED = f"{', '.join(LOSSES)} or python:FILE.py:FUNCTION"
 def _betas(value: object) -> object:
     numbers = value if isinstance(value, list | tuple) else []
     if len(numbers) != 2 or not all(type(n) in (int, float) and 0 <= n < 1 for n in numbers):
-        raise BadValue(wrong(value), "two numbers from 0 to below 1")
+        raise BadValue(wrong(value), "two numbers, at least 0 and below 1")
     return tuple(float(n) for n in numbers)
 
 

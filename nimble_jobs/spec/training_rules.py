@@ -18,7 +18,7 @@ def _kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "score" and spec.train is not None:
         yield Finding("train", "not allowed if kind is score", "kind: finetune, or no train")
     if spec.kind == "finetune" and spec.train is None:
-        yield Finding("train", "missing", "a mapping, as kind is finetune", at="kind")
+        yield Finding("train", "missing", "a mapping, because kind is finetune", at="kind")
 
 
 @rule("kind", "output")
@@ -33,7 +33,7 @@ def _finetune_output(spec: JobSpec) -> Iterator[Finding]:
 def _batch_size(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "finetune" and spec.input.batch_size < 2:
         problem = f"found {spec.input.batch_size}, but kind is finetune"
-        yield Finding("input.batch_size", problem, "2 or more, as statistics over a batch need two records")
+        yield Finding("input.batch_size", problem, "2 or more, because batch statistics need two records")
 
 
 @rule("kind", "input.fields.label", "input.format")
@@ -42,11 +42,11 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
         return
     if spec.input.format == "npy":
         *others, last = (name for name in SUFFIXES if name != "npy")
-        yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} where kind is finetune")
+        yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} if kind is finetune")
     elif spec.input.fields.label is None:
         parent = spec.input.format == "images"
         expected = "parent, the folder of each image" if parent else "the array or column of labels"
-        yield Finding("input.fields.label", "missing", f"{expected}, as kind is finetune")
+        yield Finding("input.fields.label", "missing", f"{expected}, because kind is finetune")
 
 
 @rule("model.weights", "train.init_from")
@@ -70,7 +70,8 @@ def _resume(spec: JobSpec) -> Iterator[Finding]:
 @rule("kind", "schedule.in_flight")
 def _in_flight(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind == "finetune" and spec.schedule.in_flight not in ("auto", 1):
-        yield Finding("schedule.in_flight", "more than 1", "auto or 1, as each training step needs the one before")
+        expected = "auto or 1, because each training step needs the one before it"
+        yield Finding("schedule.in_flight", "more than 1", expected)
 
 
 _OF_ADAM, _OF_SGD = ("betas", "eps"), ("momentum", "nesterov")
@@ -131,7 +132,7 @@ def _stopping(spec: JobSpec) -> Iterator[Finding]:
 
 def _measured(train: TrainSpec, field: str, metric: str) -> Iterator[Finding]:
     if metric.startswith("val_") and train.validation is None:
-        yield Finding(field, f"{metric} needs a validation", "train.validation, or another measure")
+        yield Finding(field, f"{metric} needs validation data", "train.validation, or another metric")
     if metric.endswith("accuracy") and train.loss in ("mse", "bce"):
         yield Finding(field, f"{train.loss} has no accuracy", metric.replace("accuracy", "loss"))
 

@@ -250,4 +250,4 @@ def _short(text: str) -> str:
 def _check_text(text: str) -> None:
     """Raises BadValue for characters that file names, databases or JSON cannot hold."""
     if any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
-        raise BadValue("found a text with a character that cannot be stored", "ordinary text")
+        raise BadValue("found text with a character that cannot be stored", "ordinary text")

@@ -32,7 +32,7 @@ _EXPECTED = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "a list",
-    "string_too_short": "a text that is not empty",
+    "string_too_short": "text that is not empty",
     "too_short": "at least one item",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:.15g}",

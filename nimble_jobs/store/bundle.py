@@ -160,7 +160,7 @@ class Bundle:
     def _schedules(self) -> tuple[Bundled, ...]:
         names = self._archive.namelist()
         if len(set(names)) != len(names):
-            raise self._refused("holds a name twice")
+            raise self._refused("contains the same name twice")
         if _MANIFEST not in names:
             raise self._refused(f"has no {_MANIFEST}")
         try:
@@ -177,7 +177,7 @@ class Bundle:
         for name in sorted(set(names) ^ expected):
             raise self._refused(f"{name!r} is {'not in the manifest' if name in names else 'missing'}")
         if len({s.key for s in schedules}) != len(schedules):
-            raise self._refused(f"{_MANIFEST}: names a schedule twice")
+            raise self._refused(f"{_MANIFEST}: lists a schedule twice")
         return schedules
 
     def _read(self, member: str, nbytes: int | None, limit: int) -> bytes:
@@ -186,7 +186,7 @@ class Bundle:
             raise self._refused(f"{member}: {nbytes} bytes; expected at most {limit}")
         promised = limit if nbytes is None else nbytes
         if self._archive.getinfo(member).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise self._refused(f"{member}: compressed by another method than ours")
+            raise self._refused(f"{member}: is compressed with an unsupported method")
         try:
             with self._archive.open(member) as file:
                 data = file.read(promised + 1)
@@ -227,9 +227,9 @@ def _hex(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"found {value!r:.80}; expected a text")
+        raise TypeError(f"found {value!r:.80}; expected text")
     if not value.isprintable():  # it is shown on terminals, and databases refuse lone surrogates
-        raise ValueError(f"found {value!a:.80}; expected a text without control characters")
+        raise ValueError(f"found {value!a:.80}; expected text without control characters")
     return value
 
 

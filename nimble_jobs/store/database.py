@@ -52,7 +52,7 @@ class Database:
             self.url = make_url(url)
             self.is_sqlite = self.url.get_backend_name() == "sqlite"
             if self.is_sqlite and self.url.database in (None, "", ":memory:"):
-                raise StoreError("the database lives in memory, where no other process sees it; expected a file")
+                raise StoreError("the database is in memory, where other processes cannot see it; expected a file")
             self._engine = create_engine(self.url)
         except (NoSuchModuleError, ModuleNotFoundError) as e:
             raise StoreError(f"NIMBLE_JOBS_DB: no driver for {self.url.drivername} is installed ({e})") from e
@@ -209,7 +209,7 @@ class Database:
                 self._file = current
                 return
             if current is None:
-                raise StoreGone(f"{self.name}: the database is gone; put it back to go on")
+                raise StoreGone(f"{self.name}: the database is gone; put it back to continue")
             self._vouch()
             self._engine.dispose()
             self._file = current

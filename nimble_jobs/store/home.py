@@ -105,9 +105,9 @@ def vouch(home: Path, known: str | None) -> None:
     try:
         current = identity(home)
     except StoreError as e:
-        raise StoreTrouble(f"{e}; waits for a whole one") from e
+        raise StoreTrouble(f"{e}; waiting for a complete one") from e
     if current is None:
-        raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to go on")
+        raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to continue")
     if known is not None and current != known:
         raise HomeReplaced(
             f"{home}: the state folder was replaced by another one (id {current}, was {known}); stop the "
@@ -130,8 +130,8 @@ def check_database(home: Path) -> None:
     if marked and size <= 0:
         what = "is missing" if size < 0 else "is empty (0 bytes)"
         raise StoreError(
-            f"{database}: {what}, though this state folder was initialised; restore a copy of it, "
-            f"or remove {home / MARKER} to begin anew without its jobs and schedules"
+            f"{database}: {what}, though this state folder was initialised; restore a backup, "
+            f"or remove {home / MARKER} to start over without its jobs and schedules"
         )
     if size < 0:
         os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would use the umask's mode

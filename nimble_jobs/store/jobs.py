@@ -98,7 +98,7 @@ class Jobs(JobOrders):
             set_aging(session, seconds)
             message = (
                 f"queue.aging changed from {format_duration(before)} to {format_duration(seconds)}; the queue "
-                "was ranked anew"
+                "was re-ranked"
             )
             record_event(session, "ranked", message, now=now)
             return True

@@ -50,7 +50,7 @@ def exclusive(
 
     def take() -> bool:
         if not path.parent.is_dir():  # filelock would make it, and its parents
-            raise StoreGone(f"{path.parent}: is gone; put it back, and it is used again")
+            raise StoreGone(f"{path.parent}: is gone; put it back to continue")
         try:
             lock.acquire(blocking=False)
         except Timeout:

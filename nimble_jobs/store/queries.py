@@ -55,7 +55,7 @@ def find_job(session: Session, reference: str) -> JobRow:
             return rows[0]
         if rows:
             ids = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
-            raise UsageError(f"job {reference}: several ids begin like this: {ids}; type more characters")
+            raise UsageError(f"job {reference}: several ids begin with this: {ids}; type more characters")
     short = is_start(prefix)
     hint = f"; a shortened id needs at least {MIN_PREFIX} characters" if short else ""
     raise NotFound(f"job {reference}: no such id or name{hint}; list jobs with: nimble-jobs ls")

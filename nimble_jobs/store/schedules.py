@@ -178,7 +178,7 @@ class Schedules:
             )
         if len(found) > 1:
             keys = ", ".join(entry.key[:16] for entry in found[:5])
-            raise UsageError(f"schedule {prefix}: several keys begin like this: {keys}; type more characters")
+            raise UsageError(f"schedule {prefix}: several keys begin with this: {keys}; type more characters")
         return found[0]
 
     def remove(self, keys: Collection[str], *, digests: Mapping[str, str] | None = None) -> int:

@@ -131,9 +131,7 @@ def explain(error: Exception, name: str) -> NimbleError:
     cause = _driver_error(error)
     match (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF:
         case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
-            return Damaged(
-                f"{name}: damaged ({cause}); restore a copy of it, or move it and home.json away to begin anew"
-            )
+            return Damaged(f"{name}: damaged ({cause}); restore a backup, or move it and home.json away to start over")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return StoreTrouble(
                 f"{name}: cannot be written ({cause}); make it writable, or choose another folder with --home"

@@ -103,7 +103,8 @@ def _look(store: Store, timer: Timer, since: float, until: float) -> Backfill:
     dues = list(islice(takewhile(lambda tick: tick <= until, after), MOST + 1))
     between = f"from {utc(since)} to {utc(until)}"
     if since > until:
-        raise UsageError(f"timer {timer.name}: no tick since {utc(since)} is past; expected a range with past ticks")
+        problem = f"no tick since {utc(since)} has passed yet"
+        raise UsageError(f"timer {timer.name}: {problem}; expected a range with past ticks")
     if not dues:
         raise UsageError(f"timer {timer.name}: no tick {between}; expected a range with past ticks")
     if len(dues) > MOST:

@@ -66,7 +66,7 @@ class Loop:
                 self._store.jobs.running()
                 self._duties.run(time.time())
                 if not self._lease.in_place:
-                    log.warning("the lock %s was replaced together with its folder; beginning anew", self._lease.id)
+                    log.warning("the lock %s was replaced together with its folder; starting over", self._lease.id)
                     return False
                 recovered = self._trouble.over()
                 if recovered or time.monotonic() >= self._beat_at:

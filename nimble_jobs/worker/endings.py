@@ -70,4 +70,4 @@ def cancelled(jobs: Jobs, job: Job) -> None:
     if jobs.cancelled(job.id, job.attempt, now=time.time()):
         log.info("%s: attempt %d cancelled", job.id, job.attempt)
     else:
-        log.info("%s: attempt %d stopped; the job is no longer this attempt's", job.id, job.attempt)
+        log.info("%s: attempt %d stopped, because it no longer owns the job", job.id, job.attempt)

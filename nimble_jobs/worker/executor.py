@@ -159,9 +159,9 @@ def patience_of(pulse: Pulse, on_wait: OnWait, limit_s: float) -> Patience:
         pulse.waits(reason)
         on_wait(reason)
         if reason is None:
-            log.warning("the wait is over; the job goes on")
+            log.warning("the wait is over; the job continues")
         else:
-            log.warning("waiting until this works again, for %s at most: %s", format_duration(limit_s), reason)
+            log.warning("waiting until this works again, for at most %s: %s", format_duration(limit_s), reason)
 
     return Patience(limit_s=limit_s, check=check, tell=tell)
 

@@ -96,7 +96,7 @@ def _not_claimed(store: Store, job_id: str) -> Job:
             )
         waits = ", ".join(f"{p.name} {p.id} is {p.state}" for p in parents)
         raise UsageError(f"run.after: {waits}; wait, or use submit, which waits for other jobs")
-    raise UsageError(f"job {job_id} does not wait to be run in the foreground")
+    raise UsageError(f"job {job_id} is not waiting to run in the foreground")
 
 
 class _Moves:

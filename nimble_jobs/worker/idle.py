@@ -80,7 +80,7 @@ class Idle:
         if wanted is None:
             return
         missed = count(wanted.misses, "job")
-        log.info("idle: building schedule %s of %s, which %s ran without", wanted.key[:12], wanted.model, missed)
+        log.info("idle: building schedule %s for %s; %s ran without it", wanted.key[:12], wanted.model, missed)
         self._key = wanted.key
         builders.order(wanted.key, wanted.request | {"device": self._station.device}, beside=False)
         builders.idle(wanted.key)
@@ -102,7 +102,8 @@ class Idle:
         row = next((row for row in store.wanted.list() if row.key == key), None)
         again = builders.may_try_again(key) and row is not None and row.tries + 1 < _TRIES
         if builders.gave_up(key) and not again:
-            store.wanted.failed(key, "the build in an idle worker gave no schedule; see the worker's log", time.time())
+            why = "the build in an idle worker produced no schedule; see the worker's log"
+            store.wanted.failed(key, why, time.time())
         elif row is not None and row.state is WantedState.BUILDING:
             store.wanted.put_back(key)
         builders.end(key)

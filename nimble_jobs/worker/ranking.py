@@ -22,4 +22,4 @@ class Ranking:
     def run(self, now: float) -> None:
         seconds = self._store.settings.usable().queue.aging
         if self._store.jobs.set_aging(seconds, now):
-            log.info("the queue is ranked anew: a wait of %s now equals one step of priority", format_duration(seconds))
+            log.info("the queue was re-ranked: a wait of %s now equals one step of priority", format_duration(seconds))

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Reread:
-    """Reads config.yaml again after each change. If the file is broken, the previous values stay in force."""
+    """Reads config.yaml again after each change. If the file is broken, the previous values stay in effect."""
 
     name = "settings"
     every_s = 5.0
@@ -24,8 +24,8 @@ class Reread:
         problem = self._store.settings.problem
         settings = self._store.settings.usable()
         if problem is not None and problem != self._problem:
-            log.error("config.yaml is not valid; the previous values stay in force:\n%s", problem)
-            self._store.jobs.event("settings", f"not valid; the previous values stay in force: {problem}", now=now)
+            log.error("config.yaml is not valid; the previous values stay in effect:\n%s", problem)
+            self._store.jobs.event("settings", f"not valid; the previous values stay in effect: {problem}", now=now)
         elif problem is None and (self._problem is not None or settings is not self._used):
             log.info("config.yaml was read again")
             self._store.jobs.event("settings", "config.yaml was read again", now=now)

@@ -247,7 +247,7 @@ class Supervisor:
 
     def _move_out(self) -> None:
         """The lock is not where others look for it: give the job back, and let `run` take another lock."""
-        log.warning("the lock %s was replaced together with its folder; this worker begins anew", self._lease.id)
+        log.warning("the lock %s was replaced together with its folder; this worker starts over", self._lease.id)
         if self._running and self._child:
             self._charge.give_back(self._child, "the state folder was replaced under its worker")
             self._owed.pay()

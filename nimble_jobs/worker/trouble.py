@@ -34,7 +34,7 @@ class Trouble:
             raise error
         if waited_s >= TELL_AFTER_S and not self._told:
             self._told = True
-            log.error("waiting until this works again, for %s at most: %s", format_duration(limit_s), error)
+            log.error("waiting until this works again, for at most %s: %s", format_duration(limit_s), error)
 
     def over(self) -> bool:
         """The store works. True if it did not before."""

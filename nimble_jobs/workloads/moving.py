@@ -110,10 +110,10 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
         left = "an idle worker will build the schedule" if not context.job.foreground else _BY_HAND
     elif context.job.foreground:
         context.builders.end(loaded.key)
-        left = f"the job ended before the build that ran beside it, so the build was stopped; {_BY_HAND}"
+        left = f"the job ended before its background build did, so the build was stopped; {_BY_HAND}"
     else:
         context.builders.alone(loaded.key, ends_at_once=not _uses(context, demand))
-        left = "the job ended before the build that runs beside it; the build goes on"
+        left = "the job ended before its background build, which continues"
     text = left if run.decision is not None else f"{run.why}; {left}"
     context.event("schedule", text, {"key": loaded.key})
 
@@ -299,13 +299,13 @@ def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
         message = f"runs in eager from record {at.record:,}: {found.loaded.fallback}"
         context.event("fallback", message, {"key": key})
     elif found.stays_because is not None:
-        message = f"goes on as it began, because the better schedule could not be loaded: {found.stays_because}"
+        message = f"continues as it began, because the better schedule could not be loaded: {found.stays_because}"
         context.event("schedule", message, {"key": key, "record": at.record})
     elif found.progress is Progress.STAYS:
         if context.builders.gave_up(key) and not context.builders.may_try_again(key):
-            context.store.wanted.failed(key, "the build beside a job gave no schedule", time.time())
+            context.store.wanted.failed(key, "the build in the background produced no schedule", time.time())
         context.event(
-            "schedule", "the build beside the job gave no better schedule; see the worker's log", {"key": key}
+            "schedule", "the build in the background produced no better schedule; see the worker's log", {"key": key}
         )
     return found
 

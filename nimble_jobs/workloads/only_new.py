@@ -194,7 +194,7 @@ def _refuse_changed(wanted: OnlyNewSpec, changed: list[str]) -> None:
         verb = "files have" if len(changed) > 1 else "file has"
         raise DataError(
             f"input.only_new.changed: {len(changed):,} {verb} changed since an earlier run scored it: "
-            f"{_few(sorted(changed))}; expected files that stay as they are, or changed: rescore or ignore"
+            f"{_few(sorted(changed))}; expected unchanged files, or changed: rescore or ignore"
         )
 
 
@@ -218,7 +218,7 @@ def _published(context: JobContext, files: FileList | None) -> Outcome | None:
     if manifest is None:
         return None
     path = context.spec.output.path
-    context.event("published", f"{path} holds this job's output already", {})
+    context.event("published", f"{path} already holds this job's output", {})
     context.report(total=manifest["records"] + manifest["bad"], done=manifest["records"] + manifest["bad"])
     outcome = Outcome(outputs=outputs(path, manifest))
     said = manifest["summary"].get("only_new")
@@ -246,7 +246,7 @@ def _watched(context: JobContext, files: Iterable[InputFile]) -> Iterator[InputF
 
 
 def _tell(context: JobContext, wait: Wait) -> None:
-    context.event("wait", f"process {wait.pid} lists the input of another job of this name", {})
+    context.event("wait", f"process {wait.pid} is listing the input of another job with this name", {})
 
 
 def _lock_key(name: str) -> str:

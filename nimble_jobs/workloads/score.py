@@ -164,13 +164,13 @@ def _tell_restart(context: JobContext, staging: Staging) -> None:
     elif staging.decoded_before is not None:
         why = f"pictures were decoded by {staging.decoded_before} before"
     if why is not None:
-        context.event("restart", f"begins again with the first record: {why}", {})
+        context.event("restart", f"starts again at the first record: {why}", {})
 
 
 def already_published(context: JobContext, staging: Staging) -> Outcome:
     """The output is there: an earlier attempt died between publishing it and saying so, or it is being resumed."""
     assert staging.finished is not None
-    context.event("published", f"{staging.finished['path']} holds this job's output already", {})
+    context.event("published", f"{staging.finished['path']} already holds this job's output", {})
     context.report(done=staging.finished["records"] + staging.finished["bad"], bad=staging.finished["bad"])
     return Outcome(outputs=context.patience.through(lambda: staging.publish({})))
 
@@ -208,7 +208,7 @@ def tell_weights(context: JobContext, model: ModelSpec) -> None:
 def tell_unchecked(context: JobContext, limits: Limits) -> None:
     """Record why numbers out of range will not be found before the model meets them, if so."""
     if limits.unchecked is not None:
-        context.event("unchecked", f"the input is not checked for numbers out of range: {limits.unchecked}", {})
+        context.event("unchecked", f"the input is not checked for out-of-range numbers: {limits.unchecked}", {})
 
 
 def tell(context: JobContext, prepared: Prepared) -> None:

@@ -14,6 +14,6 @@ def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadReco
     if run.error_threshold < 0 or bad <= run.error_threshold * total:
         return
     raise DataError(
-        f"{bad} of {total} {what} are bad, more than run.error_threshold {run.error_threshold:g} tolerates "
-        f"(a higher share leaves bad ones out); the last one is {seen[-1].id}: {seen[-1].reason}"
+        f"{bad} of {total} {what} are bad, more than run.error_threshold {run.error_threshold:g} allows "
+        f"(raise it to leave out more bad records); the last one is {seen[-1].id}: {seen[-1].reason}"
     )

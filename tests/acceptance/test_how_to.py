@@ -20,7 +20,7 @@ _PART = re.compile(r"[Ss]ave this as `([^`]+)`[^`]*```\w+\n(.*?)```|```sh\n(.*?)
 # What the commands of a page must have printed, so that a page whose commands stop doing their work fails.
 PRINTED = {
     "carry-schedules": ["would import 1 schedule", "imported 1 schedule", "schedule.answer: hit"],
-    "fine-tune-and-resume": ["resumed: goes on after step", "stored hit"],
+    "fine-tune-and-resume": ["resumed: continues after step", "stored hit"],
     "keep-the-store-small": ["nothing to remove", "limit      9.3 GiB for schedules"],
     "nightly-scoring": ["nightly: added", "manual, submitted as", "03.png"],
     "read-explain": ["graph.width: 2", "wrote timeline.svg", "key.input"],

@@ -109,7 +109,7 @@ def test_a_busy_worker_waits(store: Store, disk: Path, start: Start, tmp_path: P
         assert worker.poll() is None
     check_undisturbed(store, tmp_path, job, next_job)
     log = (tmp_path / "worker-0.log").read_text()
-    assert "the wait is over; the job goes on" in log
+    assert "the wait is over; the job continues" in log
     if trouble != "no writes":  # of which its log is a victim as well
         assert "waiting until this works again" in log
     assert "attempt 1 succeeded" in (store.home / "logs" / f"{job.id}.log").read_text()

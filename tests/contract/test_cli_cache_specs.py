@@ -141,7 +141,7 @@ def test_explain_shows_stages_graph_bounds_and_memory(cli: Cli, spec: Path) -> N
     assert lines["schedule.answer"] == "miss: no schedule is stored under this key"
     found = cli("explain", spec).out.splitlines()
     assert found[1] == "schedule.answer: stored hit"
-    assert found[2].startswith("schedule.first run: a job that finds no stored schedule goes on in eager: ")
+    assert found[2].startswith("schedule.first run: a job that finds no stored schedule continues in eager: ")
 
 
 def test_explain_says_why_there_is_none(cli: Cli, spec: Path) -> None:

@@ -222,7 +222,7 @@ def test_what_cannot_be_checked_is_said(cli: Cli, tmp_path: Path, kind: str) -> 
     (job,) = cli("ls", "--json").json
     events = cli("show", job["id"], "--json").json["events"]
     (said,) = [event["message"] for event in events if event["kind"] == "unchecked"]
-    assert said.startswith("the input is not checked for numbers out of range: ")
+    assert said.startswith("the input is not checked for out-of-range numbers: ")
     assert [event["kind"] for event in events].count("weights") == 1
 
 

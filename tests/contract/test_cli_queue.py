@@ -240,7 +240,7 @@ def test_bad_lines_are_named_and_nothing_is_queued(cli: Cli, tmp_path: Path) -> 
     answer = cli("submit", "--from", path)
     assert answer.code == 2
     one = "expected a spec as one JSON object"
-    existing = "expected one that exists, or in run.after the job that will write it"
+    existing = "expected one that exists, or run.after with the job that will write it"
     assert [line.removeprefix(f"{path}:") for line in answer.lines] == [
         f"2: input.source: no file or folder {tmp_path}/nowhere.npz; {existing}",
         "3: kind: found 'dance'; expected score or finetune",

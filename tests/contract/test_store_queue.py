@@ -258,7 +258,7 @@ def test_another_pace_of_ageing(store: Store) -> None:
     submit(store, "higher", priority=2, now=NOW + 130)
     assert [claimed(store, NOW + 1e6).name for _ in range(4)] == ["old", "higher", "high", "later"]
     (event,) = [event for event in store.jobs.events() if event.kind == "ranked"]
-    assert event.message == "queue.aging changed from 1h to 1m; the queue was ranked anew"
+    assert event.message == "queue.aging changed from 1h to 1m; the queue was re-ranked"
 
 
 def test_a_clock_that_ran_ahead(store: Store) -> None:

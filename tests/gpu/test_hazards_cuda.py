@@ -92,5 +92,5 @@ def test_several_in_flight(name: str, device: torch.device) -> None:
 def test_what_writes_its_state_is_not_in_flight(device: torch.device) -> None:
     """Replays at the same time would write over what the others still read."""
     case = next(c for c in state.CASES if c.name == "state-moving_average")
-    with pytest.raises(UsageError, match=r"^in_flight: found 2; expected 1 with a module that writes"):
+    with pytest.raises(UsageError, match=r"^in_flight: found 2; expected 1, because the module writes"):
         Nimble(case.make().to(device).eval()).prepare(case.call(Data(0, device)), fuse="off", in_flight=2)

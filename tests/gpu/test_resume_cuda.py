@@ -108,7 +108,7 @@ def test_killed_after_a_step(folder: Path, runs: str) -> None:
         resumed = dict(zip(numbers, pool.map(interrupted, numbers), strict=True))
     assert sum(kept for kept, _ in resumed.values()) > len(numbers) / 2
     for number, (kept, said) in resumed.items():
-        assert ("resumed goes on after step" in said) == kept
+        assert ("resumed continues after step" in said) == kept
         assert "checkpoint-damaged" not in said
         assert runs == "eager" or f"schedule {'miss' if runs == 'build' else 'stored'} " in said
         exact = runs != "build" or (kept and "not bit for bit" not in said)

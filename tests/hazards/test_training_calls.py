@@ -84,7 +84,7 @@ def test_a_norm_put_in_evaluation_mode_after_it_was_prepared() -> None:
     nimble = prepared(module, fallback=True)
     module[1].eval()
     assert_alike(nimble, module, copy.deepcopy(module))
-    assert "was changed after it was prepared" in str(nimble.fallback)
+    assert "changed after it was prepared" in str(nimble.fallback)
 
 
 def test_a_backward_hook_that_comes_later_is_noticed() -> None:
@@ -139,7 +139,7 @@ def test_a_gradient_penalty_is_refused_in_words() -> None:
     (expected,) = torch.autograd.grad(module(x).sum(), x)
     torch.testing.assert_close(g.detach(), expected)
     assert g.requires_grad
-    with pytest.raises(EngineError, match=r"^a second derivative .* was asked of a replay"):
+    with pytest.raises(EngineError, match=r"^create_graph=True needs second derivatives"):
         (y.square().sum() + g.norm()).backward()
 
 
@@ -170,7 +170,7 @@ def test_a_loss_differentiated_with_create_graph_raises_only_where_it_is_used() 
 def test_transforms_of_torch_func_are_refused_in_words(use: Callable[..., Any]) -> None:
     """What rewrites the operators of a call cannot see those of a replay."""
     nimble = prepared(layers(), grad=True)
-    with pytest.raises((UsageError, EngineError), match=r"called inside of|second derivative"):
+    with pytest.raises((UsageError, EngineError), match=r"called inside|second derivative"):
         use(nimble)
 
 
@@ -180,7 +180,7 @@ def test_forward_mode_is_refused_in_words() -> None:
     nimble = prepared(layers())
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
-        with pytest.raises(UsageError, match=r"^called inside of forward-mode differentiation"):
+        with pytest.raises(UsageError, match=r"^called inside forward-mode differentiation"):
             nimble(dual)
     nimble(X).sum().backward()
 
@@ -193,7 +193,7 @@ def test_with_a_fallback_such_a_call_runs_in_eager() -> None:
     torch.testing.assert_close(
         torch.func.grad(lambda x: nimble(x).sum())(X), torch.func.grad(lambda x: module(x).sum())(X)
     )
-    assert str(nimble.fallback).startswith("called inside of a transform of torch.func")
+    assert str(nimble.fallback).startswith("called inside a transform of torch.func")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert nimble(X).dtype is torch.bfloat16
     assert str(nimble.fallback).startswith("called under torch.autocast")

@@ -156,7 +156,7 @@ def test_models_by_name_and_group() -> None:
     ("call", "message"),
     [
         (lambda: asked.models_of("resnet51"), "unknown model 'resnet51'"),
-        (lambda: asked.models_of(" , "), "nothing was named"),
+        (lambda: asked.models_of(" , "), "found no name"),
         (lambda: asked.families_of("tvm"), "unknown system 'tvm'"),
         (lambda: asked.dtypes_of("fp8"), "unknown dtype 'fp8'"),
         (lambda: asked.layouts_of("nhwc"), "unknown layout 'nhwc'"),

@@ -82,9 +82,9 @@ def test_a_folder_is_used_again_and_checked(pictures: list[Path], tmp_path: Path
     photos.provide(tmp_path / "jpeg", recipe(3), [source], said.append)
     assert files[1].stat().st_size > 0
     assert "was changed" in said[1]
-    with pytest.raises(UsageError, match="made otherwise"):
+    with pytest.raises(UsageError, match="holds other JPEGs than these settings give"):
         photos.provide(tmp_path / "jpeg", recipe(4), [source], said.append)
-    with pytest.raises(UsageError, match="not made here"):
+    with pytest.raises(UsageError, match="this command did not make it"):
         photos.provide(tmp_path, recipe(4), [source], said.append)
 
 

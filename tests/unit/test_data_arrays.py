@@ -100,8 +100,8 @@ def test_what_cannot_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError) as e:
         open_reader(spec_of(path, x="x"))
     assert str(e.value) == (
-        f"{path}: input.fields.x: 'x': is compressed and takes 2MB of memory, of which 1.5MB are free; "
-        "expected less, or an array stored as it is (numpy.savez or numpy.save)"
+        f"{path}: input.fields.x: 'x': is compressed and needs 2MB of memory, but only 1.5MB is free; "
+        "expected less, or an uncompressed array (numpy.savez or numpy.save)"
     )
 
 
@@ -178,8 +178,8 @@ def test_a_header_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
         ("-" * 9000 + "1", "cannot be read (its header is damaged)"),
         ("(" * 9000, "cannot be read (its header is damaged)"),
         ("\0\0", "cannot be read (Cannot parse header"),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-2, -4)}", "its header names the shape (-2, -4)"),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (True, 8)}", "its header names the shape (True, 8)"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-2, -4)}", "its header gives the shape (-2, -4)"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (True, 8)}", "its header gives the shape (True, 8)"),
         ("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,)}", "holds values of type ('<f4', (2,))"),
         ("{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999, 0)}", "holds 8 bytes of data; expected 0"),
     ],

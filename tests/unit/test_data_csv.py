@@ -158,7 +158,7 @@ def test_a_quote_that_is_open_at_the_end_is_an_error(
     monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole)
     path = tmp_path / "d.csv"
     path.write_text('\ufeffid,a,b\n"n\n1",2,3\n2,"3,4\n5,6,7\n', encoding="utf-8")
-    message = f"{path}:4: a quote begins a cell that does not end; expected a quote that ends it"
+    message = f"{path}:4: a cell begins with a quote that is never closed; expected a closing quote"
     assert outcome(path) == message
 
 

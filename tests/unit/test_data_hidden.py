@@ -56,7 +56,7 @@ def test_checkpoints_stay_and_are_named(tmp_path: Path, state: JobState) -> None
     told = hidden.tidy(job_of(tmp_path / "out", state))
     assert told == (
         "checkpoints-kept",
-        f"{root} is kept: the same training, submitted again, resumes from it; remove the folder to start anew",
+        f"{root} is kept: the same training, submitted again, resumes from it; remove the folder to start over",
     )
     assert sorted(p.name for p in root.iterdir()) == ["step-00000002"]
     assert [p.name for p in tmp_path.iterdir()] == [".out.training"]

@@ -281,7 +281,7 @@ def test_a_csv_column_of_text_is_refused_when_opened(tmp_path: Path) -> None:
     path = csv(tmp_path, "x,name\n1,Ada\n2,Grace\n")
     with pytest.raises(DataError) as e:
         open_reader(InputSpec(source=str(path), format="csv", fields=FieldsSpec(x="*")))
-    assert str(e.value) == f"{path}: input.fields.x: column 'name': holds text, 'Ada' for instance; expected numbers"
+    assert str(e.value) == f"{path}: input.fields.x: column 'name': holds text such as 'Ada'; expected numbers"
 
 
 def test_numbers_beyond_int64_are_refused(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_job_never_waits_for_the_build_beside(
     job = run(store, tmp_path, station_of(store, builders), foreground=foreground)
     assert (job.schedule["runs"], job.schedule["progress"], builders.said) == ("eager", "building", [done])
     assert [w.key for w in store.wanted.list()] == [job.schedule["key"]]
-    assert "the job ended before the build that r" in said(store, job)[-1]
+    assert "the job ended before its background build" in said(store, job)[-1]
 
 
 @pytest.mark.usefixtures("quickly")
@@ -250,15 +250,15 @@ def test_a_build_that_failed_is_not_tried_again(store: Store, tmp_path: Path, mo
     """By the next job neither, though it would pay; once it is stored after all, jobs take it."""
     decided(monkeypatch, Plan.BESIDE)
     first = run(store, tmp_path, station_of(store, Failing(store.home, command=("false",))))
-    assert "the build beside the job gave no better schedule; see the worker's log" in said(store, first)
+    assert "the build in the background produced no better schedule; see the worker's log" in said(store, first)
     (wanted,) = store.wanted.list()
-    assert (wanted.state, wanted.why) == (WantedState.FAILED, "the build beside a job gave no schedule")
+    assert (wanted.state, wanted.why) == (WantedState.FAILED, "the build in the background produced no schedule")
     builders = Later(store, 0)
     second = run(store, tmp_path, station_of(store, builders))
     assert builders.wanted == {}
     assert second.schedule["first_run"]["why"] == "stays in eager: no build is expected to succeed"
     failed = (
-        "an earlier build failed: the build beside a job gave no schedule; to try "
+        "an earlier build failed: the build in the background produced no schedule; to try "
         "again, run: nimble-jobs cache build SPEC"
     )
     assert said(store, second)[-1].endswith(failed)

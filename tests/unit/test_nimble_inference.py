@@ -188,7 +188,7 @@ def test_constants_differ_from_true_and_from_other_types() -> None:
         (Net(), 3, {}, "example: found int; expected a tensor"),
         (Net(), (), {}, "example: holds no tensor"),
         (Net(), {1: torch.ones(2)}, {}, "example: found dict"),
-        (Net(), torch.ones(2, 3, device="meta"), {}, "args.0: found on meta; expected on cpu, as the module"),
+        (Net(), torch.ones(2, 3, device="meta"), {}, "args.0: found on meta; expected on cpu, like the module"),
         (Net(), torch.ones(2, 3), {"streams": 0}, "streams: found 0; expected 'auto' or a number of at least 1"),
         (Net(), torch.ones(2, 3), {"fuse": "on"}, "fuse: found 'on'; expected 'auto', 'off' or 'max'"),
         (Net(), torch.ones(2, 3), {"in_flight": True}, "in_flight: found True; expected a number"),
@@ -280,7 +280,7 @@ def test_weights_that_are_replaced_are_noticed(how: str) -> None:
             net.double()
         case "attribute":
             net.linear.bias = nn.Parameter(torch.zeros(4))
-    with pytest.raises(EngineError, match=r"what it was: 'linear\.\w+' was (replaced|changed)"):
+    with pytest.raises(EngineError, match=r"no longer fits: 'linear\.\w+' was (replaced|changed)"):
         nimble(torch.randn(4, 3))
     net.float()
     nimble.prepare(torch.randn(4, 3))
@@ -395,7 +395,7 @@ def test_several_in_flight_need_a_module_that_writes_no_state() -> None:
     """Replays at once over one buffer would overwrite each other's values; one at a time they may."""
     net = Caches(reads=False)
     with pytest.raises(
-        UsageError, match=r"^in_flight: found 2; expected 1 with a module that writes into its own 'count'$"
+        UsageError, match=r"^in_flight: found 2; expected 1, because the module writes into its own 'count'$"
     ):
         prepared(net, torch.randn(2, 3), in_flight=2, fallback=True)
     assert float(net.count) == 0

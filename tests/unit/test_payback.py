@@ -120,8 +120,9 @@ def test_the_reason_is_said() -> None:
     """With the figures that it rests on."""
     found = decide(replace(NOW, left=1_000_000), COSTS)
     assert found.why.startswith(
-        "captures eager's kernels in about 0.7 s, and builds beside: 1,000,000 records left would take 200 s in eager; "
-        "a build would take about 22 s (as two builds here), 38 s beside the job; that saves "
+        "captures eager's kernels in about 0.7 s, and builds in the background: "
+        "1,000,000 records left would take 200 s in eager; a build would take about 22 s (as two builds here), "
+        "38 s alongside the job; that saves "
     )
 
 

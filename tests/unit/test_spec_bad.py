@@ -87,7 +87,7 @@ def test_output_over_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lay_out(tmp_path)
     for path in ("people/me", "people"):
         text = edit(("../out/digits-score", path))
-        with pytest.raises(SpecError, match=r"^job:13: output.path: is the home folder or holds it; expected"):
+        with pytest.raises(SpecError, match=r"^job:13: output.path: is the home folder or contains it; expected"):
             spec.loads(text, "job", tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_output_over_the_input_through_a_link(tmp_path: Path) -> None:
     """A link does not hide that output and input are one folder."""
     lay_out(tmp_path)
     text = edit(("digits.npz", "scans/a.npz"), ("../out/digits-score", "link"))
-    with pytest.raises(SpecError, match=r"output\.path: is input\.source or holds it"):
+    with pytest.raises(SpecError, match=r"output\.path: is input\.source or contains it"):
         spec.loads(text, "job", tmp_path, check_files=False)
 
 

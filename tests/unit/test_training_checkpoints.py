@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint(
     assert str(newest / file) in said
     assert said.endswith(f"; the checkpoint after step {int(before.name[5:])} is used")
     (resumed,) = second.said("resumed")
-    assert f"goes on after step {int(before.name[5:])} of 14" in resumed
+    assert f"continues after step {int(before.name[5:])} of 14" in resumed
     assert digests(spec.output.path) == undisturbed
 
 
@@ -107,7 +107,7 @@ def test_all_checkpoints_damaged(folder: Path, undisturbed: dict[str, str]) -> N
     second.run()
     said = second.said("checkpoint-damaged")
     assert len(said) == len(found)
-    assert all(text.endswith("; the training starts anew, as there is no other checkpoint") for text in said)
+    assert all(text.endswith("; the training starts over, because there is no other checkpoint") for text in said)
     assert second.said("resumed") == []
     assert digests(spec.output.path) == undisturbed
 
@@ -184,7 +184,7 @@ def test_a_named_checkpoint(folder: Path, undisturbed: dict[str, str]) -> None:
     spec = eager(folder, output="named-on/net", train__resume=str(newest))
     second = Attempt(spec, job="later")
     second.run()
-    assert f"goes on after step 6 of 14, from {newest}" in second.said("resumed")[0]
+    assert f"continues after step 6 of 14, from {newest}" in second.said("resumed")[0]
     assert digests(spec.output.path) == undisturbed
 
 
@@ -376,7 +376,7 @@ def test_a_best_epoch_that_is_damaged_in_the_end(folder: Path) -> None:
             flip(best[0] / "model.safetensors")
         return Stop.GO
 
-    with pytest.raises(Damaged, match=r"step-00000007/model\.safetensors: is not what was written"):
+    with pytest.raises(Damaged, match=r"step-00000007/model\.safetensors: its bytes differ from what was written"):
         Attempt(spec, stop=damage).run()
     assert not spec.output.path.exists()
     Attempt(spec, number=2).run()

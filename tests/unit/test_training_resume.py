@@ -76,7 +76,7 @@ def test_stopped_anywhere(folder: Path, undisturbed: dict[str, str], number: int
     second = Attempt(spec, number=2)
     assert second.run().stop is Stop.GO
     (said,) = second.said("resumed")
-    assert said.startswith("goes on after step")
+    assert said.startswith("continues after step")
     assert "not bit for bit" not in said
     assert digests(spec.output.path) == undisturbed
     assert [p.name for p in spec.output.path.parent.iterdir()] == ["net"]

@@ -135,7 +135,7 @@ def test_a_build_that_gives_nothing_leaves_it_where_it_is(store: Store, tmp_path
     station = replace(real_station(store, "w", "cpu", None), builders=Slow(store, None))
     job = run(store, tmp_path, station=station)
     assert (job.schedule["hit"], job.schedule["runs"], job.schedule["progress"]) == ("miss", "schedule", "stays")
-    assert events(store, job)[1:] == ["the build beside the job gave no better schedule; see the worker's log"]
+    assert events(store, job)[1:] == ["the build in the background produced no better schedule; see the worker's log"]
     assert (station.residents.keys, store.schedules.list()) == ((), [])
 
 
@@ -184,7 +184,7 @@ def test_a_better_schedule_that_cannot_be_loaded_costs_nothing(
 
     job = run(store, tmp_path, Unfit(store, 2))
     assert (job.schedule["runs"], job.schedule["progress"], job.schedule["fallback"]) == ("schedule", "stays", None)
-    assert events(store, job)[1:] == [f"goes on as it began, because the better schedule could not be loaded: {said}"]
+    assert events(store, job)[1:] == [f"continues as it began, because the better schedule could not be loaded: {said}"]
     found = output(tmp_path)
     monkeypatch.undo()
     run(store, tmp_path)

@@ -189,7 +189,7 @@ def test_results_do_not_tell_what_ran_before(
     resumed, found = done(store, tmp_path, job, station)
     assert np.array_equal(undisturbed, found)
     (event,) = [e.message for e in store.jobs.events(resumed.id) if e.kind == "restart"]
-    assert event.startswith("begins again with the first record: the model carries '")
+    assert event.startswith("starts again at the first record: the model carries '")
     station.close()
 
 

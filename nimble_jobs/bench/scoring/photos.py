@@ -88,12 +88,12 @@ def provide(folder: Path, recipe: Recipe, photos: Sequence[Path], told: Callable
     if manifest.exists():
         kept = json.loads(manifest.read_text())
         if kept["recipe"] != _plain(recipe):
-            raise UsageError(f"--images: {folder} holds JPEGs made otherwise; name another folder, or remove it")
+            raise UsageError(f"--images: {folder} holds other JPEGs than these settings give; name another folder")
         if kept["digest"] == _digest(files):
             return files
         told(f"{folder} was changed: its JPEGs are made again")
     elif folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"--images: {folder} is not empty and was not made here; name another folder")
+        raise UsageError(f"--images: {folder} is not empty, and this command did not make it; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     told(f"making {recipe.count} JPEGs of {recipe.width}x{recipe.height} in {folder}")
     ranges = [range(i, min(i + _CHUNK, recipe.count)) for i in range(0, recipe.count, _CHUNK)]

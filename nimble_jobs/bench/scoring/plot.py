@@ -45,7 +45,7 @@ def draw(results: ScoringResults, path: Path) -> None:
     require_matplotlib("--png")
     rows = [row for row in results.rows if row.records_per_s]
     if not rows:
-        raise UsageError("--png: nothing to draw: no system has a figure")
+        raise UsageError("--png: nothing to draw: no system has a result")
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -131,7 +131,7 @@ def systems_of(text: str | None) -> tuple[System, ...]:
             found.append(System(name))
         else:
             raise UsageError(
-                f"--systems: unknown system {name!r}; expected all, ours, loops, or of {', '.join(System)}"
+                f"--systems: unknown system {name!r}; expected all, ours, loops, or one of {', '.join(System)}"
             )
     return tuple(dict.fromkeys(found))
 

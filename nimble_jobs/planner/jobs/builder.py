@@ -39,7 +39,7 @@ def main() -> int:
     try:
         key = schedule_key(key_parts(request, device))
         if key != order["key"]:
-            log.error("the key here is %s, not %s: this process is not set up as its parent is", key, order["key"])
+            log.error("this process computes the key %s, its parent %s: they are not set up alike", key, order["key"])
             return FAILED
         with open_store(Path(order["home"])) as store, resting(manners.rest):
             ahead = build_ahead(request, device=device, store=store)

@@ -90,12 +90,12 @@ def _check_choice(schedule: Schedule) -> None:
     if schedule.runs not in ("schedule", "eager"):
         raise _Refused(f"not a sound schedule: runs is {schedule.runs!r:.40}; expected 'schedule' or 'eager'")
     if schedule.noise is not None and not (isinstance(schedule.noise, float) and 0 <= schedule.noise <= 1):
-        raise _Refused(f"not a sound schedule: noise is {schedule.noise!r:.40}; expected a share between 0 and 1")
+        raise _Refused(f"not a sound schedule: noise is {schedule.noise!r:.40}; expected a fraction from 0 to 1")
 
 
 def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Schedule:
     if schedule_key(bundled.parts) != bundled.key:
-        raise _Refused("its key is not that of its parts")
+        raise _Refused("its key does not match its parts")
     if bundled.parts.get("format") != str(FORMAT_VERSION):
         raise _Refused(f"written in format {bundled.parts.get('format')}; this version reads {FORMAT_VERSION}")
     foreign = min((_foreign(bundled.parts, facts) for facts in here), key=len)
@@ -115,13 +115,13 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
             raise _Refused(f"not a sound schedule: {name} is {value!r:.40}; expected a number")
     _check_choice(schedule)
     if not isinstance(schedule.device, str) or not schedule.device.isprintable():
-        raise _Refused(f"not a sound schedule: device is {schedule.device!a:.40}; expected a text")
+        raise _Refused(f"not a sound schedule: device is {schedule.device!a:.40}; expected text")
     if not canonical:
         raise _Refused("its JSON is not in the canonical form")
     if schedule.key != bundled.key:
-        raise _Refused(f"its JSON is that of schedule {schedule.key[:12]}")
+        raise _Refused(f"its JSON belongs to schedule {schedule.key[:12]}")
     if needed != set(bundled.artifacts):
-        raise _Refused("its artifacts in the file are not those that it needs")
+        raise _Refused("the file does not hold exactly the artifacts that it needs")
     for ref in bundled.artifacts:
         bundle.artifact(ref)
     return schedule

@@ -284,5 +284,5 @@ def _check_weights(state: State, progress: Progress, keeper: Keeper) -> None:
         kept = "no checkpoint was kept" if keeper.path is None else f"the newest checkpoint is kept: {keeper.path}"
         raise JobFailed(
             f"the weights {broken} are not finite after step {progress.step}, the last one "
-            f"(a lower train.optimizer.lr?); {kept}"
+            f"(try a lower train.optimizer.lr); {kept}"
         )

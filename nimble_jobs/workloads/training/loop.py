@@ -131,7 +131,7 @@ class Loop:
             kept = f"the checkpoint after step {keeper.latest} is kept: {keeper.path}"
         return (
             f"the loss became {measured.loss} at step {measured.batch.step}; expected a finite number "
-            f"(a lower train.optimizer.lr?); {kept}"
+            f"(try a lower train.optimizer.lr); {kept}"
         )
 
     def _tell(self, records: int) -> None:

@@ -190,12 +190,12 @@ def read_sheet(path: Path) -> dict[str, Any]:
         digest = json.loads(head)["sha256"]
         body = body.removesuffix(b"\n")
         if hashlib.sha256(body).hexdigest() != digest:
-            raise Damaged(f"{file}: is not what was written")
+            raise Damaged(f"{file}: its bytes differ from what was written")
         sheet: dict[str, Any] = json.loads(body)
     except OSError as e:
         raise Damaged(f"{file}: {e.strerror or e}") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise Damaged(f"{file}: is not what was written") from e
+        raise Damaged(f"{file}: its bytes differ from what was written") from e
     if sheet.get("format") != _FORMAT:
         raise Damaged(f"{file}: has format {sheet.get('format')}; expected {_FORMAT}")
     return sheet
@@ -238,7 +238,7 @@ def _checked(path: Path, entry: Mapping[str, Any]) -> bytes:
     if len(data) != entry["bytes"]:
         raise Damaged(f"{path}: has {len(data)} bytes; expected {entry['bytes']}")
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise Damaged(f"{path}: is not what was written")
+        raise Damaged(f"{path}: its bytes differ from what was written")
     return data
 
 

@@ -132,7 +132,7 @@ def _check(name: str, view: torch.Tensor, value: object) -> None:
     if not isinstance(value, torch.Tensor) or value.shape != view.shape or value.dtype != view.dtype:
         now = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ModelError(
-            f"{name} of the training's state is {now} now; expected {view.dtype}{list(view.shape)}, as it was at first"
+            f"{name} of the training's state is {now} now; expected {view.dtype}{list(view.shape)}, as at the start"
         )
 
 

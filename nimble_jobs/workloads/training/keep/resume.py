@@ -51,7 +51,7 @@ class Search:
                 named = self._named(Path(self.resume))
                 used = named if used is None or used.step < named.step else used
             if used is None:
-                instead = "the training starts anew, as there is no other checkpoint"
+                instead = "the training starts over, because there is no other checkpoint"
             else:
                 instead = f"the checkpoint after step {used.step} is used"
         finally:
@@ -85,7 +85,7 @@ class Search:
             lines = self._differences(read_sheet(path))
         except (Damaged, KeyError):
             return  # a damaged one does not say what it is of
-        text = f"starts anew: {path} belongs to another training: {lines}"
+        text = f"starts over: {path} belongs to another training: {lines}"
         self.event("other-training", text, {"checkpoint": str(path)})
 
     def _differences(self, sheet: dict[str, Any]) -> str:
@@ -125,7 +125,7 @@ def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, var
     operators.
     """
     by = kept.sheet["job"]
-    text = f"goes on after step {kept.step} of {steps}, from {kept.path} by attempt {by['attempt']} of {by['id']}"
+    text = f"continues after step {kept.step} of {steps}, from {kept.path} by attempt {by['attempt']} of {by['id']}"
     lines = differences(kept.sheet["environment"], now)
     if varying:
         lines.append(f"{', '.join(varying)} can give other bits in each run")

@@ -131,7 +131,7 @@ def freeze(module: nn.Module, globs: Sequence[str]) -> None:
         for name in matching:
             parameters[name].requires_grad_(False)
     if not any(p.requires_grad for p in parameters.values()):
-        raise ModelError("train.freeze: every parameter of the model is frozen; expected something left to train")
+        raise ModelError("train.freeze: every parameter of the model is frozen; expected at least one to train")
 
 
 def in_training(module: nn.Module) -> None:
