@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nimble_jobs.cli import job_view, options, output, progress, waits
+from nimble_jobs.cli import options, output, progress
 from nimble_jobs.cli.jobs import conclude
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import After, Job
 from nimble_jobs.plural import count
+from nimble_jobs.views import jobs as job_view
+from nimble_jobs.views import waits
 
 if TYPE_CHECKING:
     from nimble_jobs.spec import JobSpec

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nimble_jobs.cli.listing import Column, Row
+from nimble_jobs.cli.listing import Column
+from nimble_jobs.views.figures import Row
 
 
 def figure(header: str, name: str, form: Callable[[Any], str] = str, *, from_width: int = 0) -> Column:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import output
 from nimble_jobs.cli.bench_columns import figure, ratio, raw, text
-from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.cli.listing import Column, print_rows
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.bench.scoring import ScoringResults
@@ -39,7 +41,7 @@ def _spread(row: Row) -> str:
 
 _COMMON = (
     figure("batch", "batch"),
-    figure("first to last", "records_per_s", render.rate),
+    figure("first to last", "records_per_s", figures.rate),
     Column(header="spread", cell=_spread, justify="right", from_width=130),
 )
 _PICTURES = (
@@ -47,17 +49,17 @@ _PICTURES = (
     *_COMMON,
     figure("workers", "workers", from_width=90),
     figure("× best loop", "over_best_loop", ratio),
-    figure("process", "wall_s", render.duration, from_width=100),
-    figure("beside", "outside_s", render.duration, from_width=110),
+    figure("process", "wall_s", figures.duration, from_width=100),
+    figure("beside", "outside_s", figures.duration, from_width=110),
     figure("same top-1", "same_top1", "{:.1%}".format),
     text("files", "files", from_width=100),
 )
 _ARRAYS = (
     text("model", "model", flexible=True),
     *_COMMON,
-    figure("bare replay", "bare_records_per_s", render.rate),
+    figure("bare replay", "bare_records_per_s", figures.rate),
     figure("job / bare", "of_bare", ratio),
-    figure("process", "wall_s", render.duration),
+    figure("process", "wall_s", figures.duration),
     text("files", "files", from_width=100),
 )
 _RAW = tuple(

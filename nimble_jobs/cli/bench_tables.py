@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nimble_jobs.bench.request import CHANNELS_LAST, COMPILE, OURS, OURS_ONE
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import output
 from nimble_jobs.cli.bench_columns import figure, ratio, raw, text
-from nimble_jobs.cli.listing import Column, Row, fits, print_rows
+from nimble_jobs.cli.listing import Column, fits, print_rows
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs import bench
@@ -129,7 +131,7 @@ def _flights(results: Results, dtype: str, batch: int) -> None:
         return
     numbers = sorted({number for by_number in found.values() for number in by_number})
     columns = [text("replays in flight", "model")]
-    columns += [figure(str(n), str(n), render.rate) for n in numbers]
+    columns += [figure(str(n), str(n), figures.rate) for n in numbers]
     output.emit("")
     table: list[Row] = [{"model": m} | {str(n): rate for n, rate in by.items()} for m, by in found.items()]
     print_rows(table, columns, id_key="model", json=False, quiet=False, empty="")
@@ -166,34 +168,34 @@ _MODEL = Column(
     flexible=True,
 )
 _SPEED = (
-    figure("eager", "eager", render.micros),
-    figure("best compile", "best_compile", render.micros),
-    figure("ours", OURS, render.micros),
+    figure("eager", "eager", figures.micros),
+    figure("best compile", "best_compile", figures.micros),
+    figure("ours", OURS, figures.micros),
     _times("× eager", "over_eager"),
     _times("× best compile", "over_best_compile"),
 )
 _OTHERS = (
     text("best compile is", "which"),
-    figure("script", "torchscript", render.micros),
-    figure("graph", "cuda-graph", render.micros),
-    figure("ONNX RT", "onnxruntime", render.micros),
-    figure("TensorRT", "tensorrt", render.micros),
+    figure("script", "torchscript", figures.micros),
+    figure("graph", "cuda-graph", figures.micros),
+    figure("ONNX RT", "onnxruntime", figures.micros),
+    figure("TensorRT", "tensorrt", figures.micros),
 )
 _OURS = (
-    figure("1 stream", OURS_ONE, render.micros),
-    figure("chosen", "chosen", render.micros),
+    figure("1 stream", OURS_ONE, figures.micros),
+    figure("chosen", "chosen", figures.micros),
     _times("× 1 str.", "over_one"),
     figure("streams", "streams", "{:,}".format),
     figure("width", "width", "{:,}".format),
     figure("syncs", "syncs", "{:,}".format),
 )
 _MORE_OURS = (
-    figure("with copies", "with_copies", render.micros),
-    figure("memory", "peak_bytes", render.size),
+    figure("with copies", "with_copies", figures.micros),
+    figure("memory", "peak_bytes", figures.size),
     figure("× compile's", "memory", ratio),
     figure("idle", "idle", "{:.0%}".format),
     figure("eager's", "eager_idle", "{:.0%}".format),
-    figure("prepare", "prepare_s", render.duration),
+    figure("prepare", "prepare_s", figures.duration),
 )
 _RAW = tuple(
     raw(name)

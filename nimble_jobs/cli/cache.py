@@ -13,10 +13,10 @@ from nimble_jobs.cli import (
     cache_verify,
     options,
     output,
-    render,
 )
 from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, rows_of, wanted_line
 from nimble_jobs.cli.listing import Selection, print_rows
+from nimble_jobs.views import figures
 
 _EXPLAINED = 5  # reasons under a list
 
@@ -83,7 +83,7 @@ def dir_(ctx: typer.Context) -> None:
 
 def _lines(values: dict[str, int | None]) -> list[tuple[str, str]]:
     limit = values["limit_bytes"]
-    texts = {name: render.size(nbytes) for name, nbytes in values.items()}
+    texts = {name: figures.size(nbytes) for name, nbytes in values.items()}
     return [
         ("database", f"{texts['database_bytes']}, including {texts['schedules_bytes']} of schedules"),
         ("artifacts", f"{texts['artifacts_bytes']}, including {texts['unneeded_bytes']} that no schedule needs"),
@@ -91,6 +91,6 @@ def _lines(values: dict[str, int | None]) -> list[tuple[str, str]]:
         ("total", texts["total_bytes"]),
         (
             "limit",
-            "none; set cache.size in config.yaml" if limit is None else f"{render.size(limit)} for schedules",
+            "none; set cache.size in config.yaml" if limit is None else f"{figures.size(limit)} for schedules",
         ),
     ]

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.cache_rows import KeyList, found, removed_for_room, shape, with_reason
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +34,7 @@ def export(
 
         chosen = [entry.key for entry in found(store, keys)]
         nbytes = write_bundle(store, chosen, file, time.time())
-    output.note(f"{file}: {count(len(chosen), 'schedule')}, {render.size(nbytes)}")
+    output.note(f"{file}: {count(len(chosen), 'schedule')}, {figures.size(nbytes)}")
 
 
 def import_(
@@ -51,7 +52,7 @@ def import_(
     """
 
     def agreed(code_bytes: int) -> bool:
-        question = f"{file} holds {render.size(code_bytes)} of machine code that jobs will run. Import it?"
+        question = f"{file} holds {figures.size(code_bytes)} of machine code that jobs will run. Import it?"
         return options.confirmed(question, yes=yes)
 
     with options.store(ctx) as store:

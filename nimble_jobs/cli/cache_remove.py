@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.cache_rows import KeyList, found, named, with_reason
 from nimble_jobs.errors import StoreError, UsageError
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -107,7 +108,7 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
     what = count(len(removals.schedules), "schedule")
     if removals.artifacts:
         what += f" and {count(len(removals.artifacts), 'artifact')}"
-    what += f", {render.size(removals.bytes)}"
+    what += f", {figures.size(removals.bytes)}"
     if not json:
         for removal in removals.schedules:
             output.note(with_reason(named(removal.entry), removal.why, sys.stderr))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from nimble_jobs.cli import output, render
 from nimble_jobs.cli.filters import Keys, Kind
-from nimble_jobs.cli.listing import Column, Row
+from nimble_jobs.cli.listing import Column
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store, WantedSchedule
@@ -74,8 +75,8 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
             "hits": entry.hits,
             "resident_hits": entry.resident_hits,
             "build_s": entry.build_s,
-            "created_at": output.iso(entry.created_at),
-            "last_used_at": output.iso(entry.last_used_at),
+            "created_at": figures.iso(entry.created_at),
+            "last_used_at": figures.iso(entry.last_used_at),
             "state": entry.state.value,
             "reason": entry.reason,
             "resident": residents.get(entry.key, []),
@@ -91,7 +92,7 @@ def wanted_line(wanted: WantedSchedule) -> str:
         return f"not built: {what}: {wanted.why}"
     if wanted.state == "building":
         return f"being built by worker {wanted.builder}: {what}"
-    return f"an idle worker will build {what} (about {render.duration(wanted.costs_s)})"
+    return f"an idle worker will build {what} (about {figures.duration(wanted.costs_s)})"
 
 
 def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:
@@ -115,7 +116,7 @@ def state_style(row: Row) -> str:
 def named(entry: ScheduleEntry) -> str:
     """A schedule in one line."""
     what = " ".join(filter(None, (entry.model, shape(entry.input), entry.dtype)))
-    return f"{entry.key[:12]}  {what}, {render.size(entry.bytes)}"
+    return f"{entry.key[:12]}  {what}, {figures.size(entry.bytes)}"
 
 
 def with_reason(head: str, reason: str, stream: TextIO) -> str:
@@ -181,9 +182,9 @@ COLUMNS = (
     Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100, telling=True),
     Column(header="MODE", cell=lambda row: row["mode"], from_width=150, telling=True),
     Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),
-    Column(header="REPLAY", cell=lambda row: render.micros(row["replay_us"]), justify="right"),
+    Column(header="REPLAY", cell=lambda row: figures.micros(row["replay_us"]), justify="right"),
     Column(header="SPEED", cell=_speed, justify="right"),
-    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right", from_width=90),
+    Column(header="SIZE", cell=lambda row: figures.size(row["bytes"]), justify="right", from_width=90),
     Column(header="HITS", cell=lambda row: str(row["hits"]), justify="right"),
     Column(header="USED", cell=lambda row: age(row["last_used_at"]), justify="right", from_width=110),
     Column(header="STATE", cell=state_of, style=state_style),
@@ -198,12 +199,12 @@ def explained(rows: Sequence[Row]) -> list[str]:
         if row["state"] != "ready":
             keys.setdefault((row["state"], brief(row["key"], row["reason"])), []).append(row["key"][:12])
     slower = [
-        f"eager is faster here ({row['key'][:12]}): eager {render.micros(row['eager_us'])}, "
-        f"replay {render.micros(row['replay_us'])}"
+        f"eager is faster here ({row['key'][:12]}): eager {figures.micros(row['eager_us'])}, "
+        f"replay {figures.micros(row['replay_us'])}"
         for row in rows
         if row["runs"] == "eager" and row["state"] == "ready"
     ]
     unready = [
-        with_reason(f"{state} ({render.few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()
+        with_reason(f"{state} ({figures.few(those)})", reason, sys.stderr) for (state, reason), those in keys.items()
     ]
     return [*unready, *slower]

@@ -9,7 +9,8 @@ import typer
 
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.cache_rows import Key, brief, rows_of
-from nimble_jobs.cli.listing import Row
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.schedule import Schedule
@@ -84,28 +85,28 @@ def _sections(
     row: Row, parts: dict[str, str], facts: dict[str, Any], files: list[dict[str, Any]]
 ) -> list[render.Section]:
     told = {"speedup", "created_at", "build_s", "last_used_at", "hits", "resident_hits"}
-    speed = render.speedup(row)
+    speed = figures.speedup(row)
     if speed:
         told |= {"replay_us", "eager_us", "device"}
-    head = render.flat({name: value for name, value in row.items() if name not in told and value not in ("", [])})
+    head = figures.flat({name: value for name, value in row.items() if name not in told and value not in ("", [])})
     if speed:
         head.insert(1, ("speed", speed))
     hits = f"{row['hits']:,}, {row['resident_hits']:,} of them resident"
     head += [("hits", hits), ("last used", _clock(row["last_used_at"]))]
-    origin = [("built", f"{_clock(row['created_at'])}, in {render.duration(row['build_s'])}")]
-    sections = [("Schedule", head), ("Origin", origin + render.flat(facts["provenance"]))]
+    origin = [("built", f"{_clock(row['created_at'])}, in {figures.duration(row['build_s'])}")]
+    sections = [("Schedule", head), ("Origin", origin + figures.flat(facts["provenance"]))]
     sections += [
-        (title.capitalize(), render.flat(facts[title])) for title in ("graph", "check", "memory") if title in facts
+        (title.capitalize(), figures.flat(facts[title])) for title in ("graph", "check", "memory") if title in facts
     ]
     sections += render.candidates(facts.get("candidates", ()))
     if files:
         sections.append(("Artifacts", [(file["name"][:16], _file(file)) for file in files]))
-    return [*sections, ("Key", render.flat(parts))]
+    return [*sections, ("Key", figures.flat(parts))]
 
 
 def _file(file: dict[str, Any]) -> str:
     unfit = (", damaged" if file["stored"] else ", missing") if file["damage"] else ""
-    return f"{file['kind']}, {render.size(file['bytes'])}{unfit}"
+    return f"{file['kind']}, {figures.size(file['bytes'])}{unfit}"
 
 
 def _clock(iso: str) -> str:

@@ -14,6 +14,7 @@ from nimble_jobs.cli.cache_rows import brief, removed_for_room, rows_of, shape, 
 from nimble_jobs.cli.telling import telling
 from nimble_jobs.cli.ticked import as_of_a_tick
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.jobs.ahead import Ahead
@@ -131,10 +132,10 @@ def _line(made: Ahead) -> str:
     head = f"{made.key[:12]}  {shape(made.input)}"
     if made.fallback:
         return with_reason(f"{head}  no schedule", made.fallback, sys.stdout)
-    took = render.duration(made.build_s)
+    took = figures.duration(made.build_s)
     measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "runs": made.runs, "device": made.device}
     state = f"hit, built before in {took}" if made.hit else f"built in {took}"
-    return with_reason(f"{head}  {state}", render.speedup(measured), sys.stdout)
+    return with_reason(f"{head}  {state}", figures.speedup(measured), sys.stdout)
 
 
 def _sections(answer: Why) -> list[render.Section]:

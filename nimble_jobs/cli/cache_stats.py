@@ -8,6 +8,7 @@ import typer
 
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -24,11 +25,11 @@ def stats(ctx: typer.Context, json: options.Json = False) -> None:
     for schedules that have been removed since.
     """
     with options.store(ctx) as store:
-        figures = _statistics(store)
+        found = _statistics(store)
     if json:
-        output.emit_json(figures)
+        output.emit_json(found)
     else:
-        render.sections(_sections(figures))
+        render.sections(_sections(found))
 
 
 def _statistics(store: Store) -> dict[str, Any]:
@@ -59,24 +60,24 @@ def _statistics(store: Store) -> dict[str, Any]:
     }
 
 
-def _sections(figures: dict[str, Any]) -> list[render.Section]:
-    states = [f"{figures[state]:,} {state}" for state in ("ready", "stale", "quarantined") if figures[state]]
-    uses = figures["uses"]
+def _sections(found: dict[str, Any]) -> list[render.Section]:
+    states = [f"{found[state]:,} {state}" for state in ("ready", "stale", "quarantined") if found[state]]
+    uses = found["uses"]
     schedules = [
-        ("stored", count(figures["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
-        ("size", f"{render.size(figures['bytes'])} with {count(figures['artifacts'], 'artifact')}"),
-        ("hits", f"{figures['hits']:,} by jobs that used these schedules"),
+        ("stored", count(found["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
+        ("size", f"{figures.size(found['bytes'])} with {count(found['artifacts'], 'artifact')}"),
+        ("hits", f"{found['hits']:,} by jobs that used these schedules"),
     ]
     asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
     saved = [
         (
             "build time",
-            f"{render.duration(figures['saved_s'])}; each hit saves the time that its schedule took to build",
+            f"{figures.duration(found['saved_s'])}; each hit saves the time that its schedule took to build",
         )
     ]
     parts = [("Schedules", schedules), ("Uses", asked), ("Saved", saved)]
-    if figures["misses"]:
-        parts.append(("Misses", [(f"{number:,}", reason) for reason, number in figures["misses"].items()]))
+    if found["misses"]:
+        parts.append(("Misses", [(f"{number:,}", reason) for reason, number in found["misses"].items()]))
     return parts
 
 

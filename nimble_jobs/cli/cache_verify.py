@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.cache_rows import found, shape, with_reason
 from nimble_jobs.cli.steps import steps
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store
@@ -107,6 +108,6 @@ def _tell(rows: list[Row], leftovers: list[str], *, replay: bool) -> None:
     for line in leftovers:
         output.note(f"damaged, and not needed by any schedule: {line}; `cache prune` removes it")
     sound = sum(row["sound"] for row in rows)
-    hashed = render.size(sum(row["hashed_bytes"] for row in rows))
+    hashed = figures.size(sum(row["hashed_bytes"] for row in rows))
     replayed = f", {sum(bool(row['replayed']) and row['sound'] for row in rows):,} replayed" if replay else ""
     output.note(f"{sound:,} of {count(len(rows), 'schedule')} sound, {hashed} hashed{replayed}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from nimble_jobs.cli import options, output
-from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.cli.listing import Column, print_rows
+from nimble_jobs.views.figures import Row
+from nimble_jobs.views.job_notes import text_of
 
 app = typer.Typer(
     name="config",
@@ -82,20 +84,3 @@ def schema() -> None:
     from nimble_jobs.settings import json_schema
 
     output.emit_json(json_schema())
-
-
-def text_of(field: str, value: Any) -> str:
-    """The value of a dotted field, formatted as in the file."""
-    from nimble_jobs.spec.units import format_bytes, format_duration
-
-    match value:
-        case None:
-            return "null"
-        case float():
-            return format_duration(value)
-        case int() if field.endswith(("memory", "size")):
-            return format_bytes(value)
-        case tuple() | list():
-            return f"[{', '.join(map(str, value))}]"
-        case _:
-            return str(value)

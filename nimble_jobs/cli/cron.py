@@ -9,6 +9,7 @@ import typer
 
 from nimble_jobs.cli import cron_change, cron_health, cron_rows, options, output, render
 from nimble_jobs.cli.listing import Selection, print_rows
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.cron import Added
@@ -54,7 +55,7 @@ def _say_added(added: Added, now: float, *, json: bool) -> None:
         return
     if change:
         output.emit(added.name)
-    fields = f": {render.few(added.changed)}" if added.changed else ""
+    fields = f": {figures.few(added.changed)}" if added.changed else ""
     before = f"; it was added from {added.file_before} before" if added.file_before else ""
     lines = [f"{added.name}: {change or 'would be added (dry run)'}{fields}{before}", f"  {added.words}; next:"]
     output.note("\n".join(lines + [f"  {cron_rows.line(row)}" for row in rows]))

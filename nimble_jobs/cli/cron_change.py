@@ -10,6 +10,7 @@ import typer
 
 from nimble_jobs.cli import cron_health, cron_rows, options, output
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, Timer
@@ -149,7 +150,7 @@ def _backfill_json(found: Backfill, zone: str, *, kept: bool) -> dict[str, Any]:
         "runs": len(found.runs),
         "ticks": [
             {
-                "tick": output.iso(tick.due),
+                "tick": figures.iso(tick.due),
                 "local": local_text(tick.due, zone),
                 "runs": tick.runs,
                 "before": tick.before.outcome.value if tick.before else None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import output
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -50,6 +51,6 @@ def findings(store: Store, now: float) -> Iterator[tuple[str, str]]:
         if each.cron is None:
             yield "problem", f"{each.timer.name}: {each.words}"
         elif each.late_s > LATE_S:
-            late = render.duration(each.late_s)
+            late = figures.duration(each.late_s)
             yield "note", f"{each.timer.name}: its tick has been due for {late}"
     yield "ok", f"{len(active):,} active, {len(watched) - len(active):,} paused"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import render
 from nimble_jobs.cli.filters import Keys, Kind
-from nimble_jobs.cli.listing import Column, Row
+from nimble_jobs.cli.listing import Column
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.cron import Watched
@@ -65,7 +67,7 @@ def _in(row: Row) -> str:
     seconds = row["in_s"]
     if seconds is None:
         return "-"
-    return render.duration(seconds) if seconds >= 0 else f"late {render.duration(-seconds)}"
+    return figures.duration(seconds) if seconds >= 0 else f"late {figures.duration(-seconds)}"
 
 
 COLUMNS = (
@@ -105,21 +107,21 @@ def timer_row(watched: Watched, now: float) -> Row:
         "expression": cron.expression if cron else None,
         "timezone": cron.timezone if cron else None,
         "words": watched.words,
-        "last_tick": output.iso(last.due) if last else None,
+        "last_tick": figures.iso(last.due) if last else None,
         "last_kind": last.kind.value if last else None,
         "last_outcome": last.outcome.value if last else None,
         "last_job": last.job if last else None,
         "last_state": watched.last_state.value if watched.last_state else None,
         "last_reason": last.reason if last else None,
         "last_error": watched.last_error,
-        "next_tick": output.iso(due.tick) if due else None,
+        "next_tick": figures.iso(due.tick) if due else None,
         "next_local": local_text(due.tick, cron.timezone) if due and cron else None,
-        "next_at": output.iso(due.at) if due else None,
+        "next_at": figures.iso(due.at) if due else None,
         "late_s": round(watched.late_s, 3),
         "in_s": round(due.at - now, 3) if due else None,
         "overlap": cron.overlap if cron else None,
         "catch_up": cron.catch_up if cron else None,
-        "since": output.iso(timer.since),
+        "since": figures.iso(timer.since),
         "file": timer.file,
     }
 
@@ -129,9 +131,9 @@ def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
     from nimble_jobs.ticks import local_text
 
     return {
-        "tick": output.iso(tick.due),
+        "tick": figures.iso(tick.due),
         "local": local_text(tick.due, zone),
-        "until": output.iso(tick.until),
+        "until": figures.iso(tick.until),
         "count": tick.count,
         "kind": tick.kind.value,
         "outcome": tick.outcome.value,
@@ -139,7 +141,7 @@ def tick_row(tick: Tick, zone: str, job: Job | None = None) -> Row:
         "state": job.state.value if job else None,
         "reason": tick.reason,
         "error": job.error if job else None,
-        "at": output.iso(tick.at),
+        "at": figures.iso(tick.at),
     }
 
 
@@ -203,10 +205,10 @@ def due_rows(name: str, zone: str, dues: Sequence[Due], now: float) -> list[Row]
     return [
         {
             "name": name,
-            "tick": output.iso(due.tick),
+            "tick": figures.iso(due.tick),
             "local": local_text(due.tick, zone),
             "timezone": zone,
-            "at": output.iso(due.at),
+            "at": figures.iso(due.at),
             "in_s": round(due.at - now, 3),
         }
         for due in dues
@@ -221,11 +223,11 @@ def panels(row: Row, watched: Watched, coming: Sequence[Row], past: Sequence[Row
         about += [("expression", cron.expression), ("timezone", cron.timezone), ("overlap", cron.overlap)]
         about += [
             ("catch_up", cron.catch_up),
-            ("grace", "until the next tick" if cron.grace is None else render.duration(cron.grace)),
+            ("grace", "until the next tick" if cron.grace is None else figures.duration(cron.grace)),
         ]
-        about += [("jitter", render.duration(cron.jitter))] if cron.jitter else []
+        about += [("jitter", figures.duration(cron.jitter))] if cron.jitter else []
         about += [(name, text) for name, text in (("start", cron.start), ("end", cron.end)) if text is not None]
-    about += [("since", render.clock(watched.timer.since)), ("file", watched.timer.file)]
+    about += [("since", figures.clock(watched.timer.since)), ("file", watched.timer.file)]
     spec = watched.timer.spec
     about += [
         (f"{section}.{field}", str(spec[section][field]))

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import cron_health, notifications, options, output, render
+from nimble_jobs.cli import cron_health, notifications, options, output
 from nimble_jobs.cli.cache_rows import wanted_line
 from nimble_jobs.errors import JobFailed, NimbleError, UsageError
 from nimble_jobs.plural import count
 from nimble_jobs.version import __version__
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -114,7 +115,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
         home = options.home(ctx)
         yield Finding(name="home", detail=f"{home} (mode {home.stat().st_mode & 0o777:04o})")
         free = shutil.disk_usage(home).free
-        yield Finding(name="free disk", detail=render.size(free), status="ok" if free >= _FREE_BYTES else "problem")
+        yield Finding(name="free disk", detail=figures.size(free), status="ok" if free >= _FREE_BYTES else "problem")
         with options.store(ctx) as store:
             jobs = sum(store.jobs.counts().values())
             newest = None if all_jobs or jobs <= _NEWEST else _NEWEST

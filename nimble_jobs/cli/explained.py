@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nimble_jobs.cli import render
+from nimble_jobs.views import figures
 
 _HITS = {"stored": "stored hit", "miss": "miss"}
 
@@ -22,7 +23,7 @@ def explained(answer: dict[str, Any]) -> list[render.Section]:
         ]
     if "accumulate" in answer:
         parts += _accumulating(answer["accumulate"])
-    return [*parts, ("Key", render.flat(answer["key_parts"]))]
+    return [*parts, ("Key", figures.flat(answer["key_parts"]))]
 
 
 def _accumulating(answer: dict[str, Any]) -> list[render.Section]:
@@ -40,7 +41,7 @@ def _head(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("answer", _HITS[answer["hit"]] + (f": {reason}" if reason else "")),
         ("fallback", answer["fallback"]),
         ("first run", _first_run(answer.get("first_run") or {})),
-        ("speed", render.speedup(answer)),
+        ("speed", figures.speedup(answer)),
     ]
     if "graph" in answer:
         folded = f", {answer['folded']:,} normalisations folded" if answer["folded"] else ""
@@ -62,7 +63,7 @@ def _first_run(answer: dict[str, Any]) -> str | None:
 
 def _stages(stages: dict[str, float | None]) -> list[tuple[str, str]]:
     """Loading first, then the stages of the build. They do not add up to it, because eager is measured too."""
-    return [(n.removesuffix("_s"), render.duration(s)) for n, s in stages.items() if s is not None]
+    return [(n.removesuffix("_s"), figures.duration(s)) for n, s in stages.items() if s is not None]
 
 
 def _graph(graph: dict[str, Any]) -> list[tuple[str, str]]:
@@ -78,20 +79,20 @@ def _graph(graph: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _bounds(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """How near a replay is to the bounds that hold for any schedule of these tasks."""
-    graph, replay = answer["graph"], render.micros(answer["replay_us"])
+    graph, replay = answer["graph"], figures.micros(answer["replay_us"])
     if graph["critical_path_us"]:
         replay += f", {answer['replay_us'] / graph['critical_path_us']:.2f}× the critical path"
     return [
-        ("critical path", render.micros(graph["critical_path_us"])),
-        ("all work", render.micros(graph["total_work_us"])),
+        ("critical path", figures.micros(graph["critical_path_us"])),
+        ("all work", figures.micros(graph["total_work_us"])),
         ("replay", replay),
     ]
 
 
 def _memory(memory: dict[str, int]) -> list[tuple[str, str]]:
-    arena = f"{render.size(memory['arena_without_reuse_bytes'])} without reuse"
-    floor = f"{render.size(memory['arena_floor_bytes'])} is the least on one stream"
+    arena = f"{figures.size(memory['arena_without_reuse_bytes'])} without reuse"
+    floor = f"{figures.size(memory['arena_floor_bytes'])} is the least on one stream"
     return [
-        ("peak", render.size(memory["peak_bytes"])),
-        ("arena", f"{render.size(memory['arena_bytes'])}; {arena}, {floor}"),
+        ("peak", figures.size(memory["peak_bytes"])),
+        ("arena", f"{figures.size(memory['arena_bytes'])}; {arena}, {floor}"),
     ]

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import job_view, options, output, render, waits
+from nimble_jobs.cli import options, output, render
 from nimble_jobs.cli.filters import Condition, Keys, Kind, parse, span_of
-from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.cli.listing import Column, Selection, print_rows
 from nimble_jobs.cli.matches import matches_of
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures, waits
+from nimble_jobs.views import jobs as job_view
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -72,8 +75,8 @@ COLUMNS = (
     Column(header="KIND", cell=lambda row: row["kind"], from_width=110),
     Column(header="STATE", cell=lambda row: job_view.state_text(row), style=_state_style),
     Column(header="RECORDS", cell=job_view.progress, justify="right"),
-    Column(header="RATE", cell=lambda row: render.rate(row["records_per_s"]), justify="right"),
-    Column(header="TIME", cell=lambda row: render.duration(row["elapsed_s"]), justify="right"),
+    Column(header="RATE", cell=lambda row: figures.rate(row["records_per_s"]), justify="right"),
+    Column(header="TIME", cell=lambda row: figures.duration(row["elapsed_s"]), justify="right"),
     Column(
         header="SCHEDULE", cell=lambda row: "eager" if row["runs"] == "eager" else row["hit"] or "-", from_width=100
     ),
@@ -117,9 +120,9 @@ def ls(
     )
     if not table:
         return
-    waits.note(rows)
+    _note_waits(rows)
     if wrong := [row["id"] for row in rows if row["error"] or row["records_bad"]]:
-        output.note(f"errors ({render.few(wrong)}): nimble-jobs show ID")
+        output.note(f"errors ({figures.few(wrong)}): nimble-jobs show ID")
     if total is not None and total > len(rows):
         output.note(f"{len(rows):,} of {count(total, 'job')}; more with: --limit {total}")
 
@@ -189,3 +192,13 @@ def _total(store: Store, selection: Selection) -> int | None:
 def _rows(store: Store, jobs: Sequence[Job], now: float) -> list[Row]:
     why = waits.reasons(store, jobs, now)
     return [job_view.job_row(job, now, why.get(job.id)) for job in jobs]
+
+
+def _note_waits(rows: Sequence[Row]) -> None:
+    """Print each reason once on stderr, with the jobs that it holds back."""
+    held: dict[str, list[str]] = {}
+    for row in rows:
+        if row["waits"]:
+            held.setdefault(row["waits"], []).append(row["id"])
+    for reason, ids in held.items():
+        output.note(f"queued ({figures.few(ids)}): {reason}")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nimble_jobs.cli import file_counts, job_notes, job_view, options, output, progress, render, stages, waits
-from nimble_jobs.cli.listing import Row
+from nimble_jobs.cli import options, output, progress, render
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
+from nimble_jobs.views import figures, file_counts, job_notes, stages, waits
+from nimble_jobs.views import jobs as job_view
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -75,12 +77,12 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
-        parts.append(("Timings", render.flat(stages.without(job.timings))))
+        parts.append(("Timings", figures.flat(stages.without(job.timings))))
         parts.append(("Stages", stages.lines(job.timings)))
     if counts := file_counts.only_new(job, events):
         parts.append(("Files", file_counts.lines(counts)))
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
-        parts.append(("Outputs", render.flat(outputs)))
+        parts.append(("Outputs", figures.flat(outputs)))
     if settings := job_notes.settings_of(events):
         parts.append(("From the configuration", job_notes.settings_lines(settings)))
     if notices:
@@ -99,7 +101,7 @@ def show_array(store: Store, jobs: Sequence[Job], *, json: bool) -> None:
         output.emit_json({"array": jobs[0].array, "counts": job_view.counts(jobs), "jobs": rows})
         return
     states = [(state, f"{number:,}") for state, number in job_view.counts(jobs).items() if number]
-    first = [("id", str(jobs[0].array)), ("created", render.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
+    first = [("id", str(jobs[0].array)), ("created", figures.clock(jobs[0].created_at)), ("jobs", f"{len(jobs):,}")]
     lines = [(f"{row['array_index']} {row['id']}", _line(row)) for row in rows[:_LISTED]]
     if len(rows) > _LISTED:
         lines.append(("...", f"{len(rows) - _LISTED:,} more; list all with: nimble-jobs ls {jobs[0].array}"))
@@ -204,7 +206,7 @@ def follow_log(
         if attend:
             attend(job)
         if timeout_s is not None and time.monotonic() - started > timeout_s:
-            raise NotFinishedInTime(f"not finished after {render.duration(timeout_s)}: {job.name} {job.id}")
+            raise NotFinishedInTime(f"not finished after {figures.duration(timeout_s)}: {job.name} {job.id}")
         time.sleep(0.2)
 
 
@@ -232,13 +234,13 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("kind", f"{job.kind} of {job.spec.get('model', {}).get('source', 'a model')}"),
         ("state", job_view.state_text(row) + asked),
         ("records", job_view.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
-        ("rate", render.rate(row["records_per_s"])),
+        ("rate", figures.rate(row["records_per_s"])),
         ("attempt", _tries(job)),
         ("priority", f"{job.priority}" + (f", {job.urgency} lent" if job.urgency > job.priority else "")),
-        ("created", render.clock(job.created_at)),
-        ("started", render.clock(job.started_at)),
-        ("finished", render.clock(job.finished_at)),
-        ("took" if job.state.final else "so far", render.duration(row["elapsed_s"])),
+        ("created", figures.clock(job.created_at)),
+        ("started", figures.clock(job.started_at)),
+        ("finished", figures.clock(job.finished_at)),
+        ("took" if job.state.final else "so far", figures.duration(row["elapsed_s"])),
         ("device", job.device),
         ("worker", job.worker or "-"),
     ]
@@ -270,15 +272,15 @@ def _awaited(wait: tuple[str, When]) -> str:
 
 def _schedule(job: Job) -> list[tuple[str, str]]:
     """State and speed in words, then the fields that these do not cover."""
-    state, speed = job_view.schedule_state(job), render.speedup(job.schedule)
+    state, speed = job_view.schedule_state(job), figures.speedup(job.schedule)
     covered = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
     rest = {name: value for name, value in job.schedule.items() if name not in covered}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
-    return lines + job_view.first_run(job) + render.flat(rest)
+    return lines + job_view.first_run(job) + figures.flat(rest)
 
 
 def _attempt(attempt: Attempt) -> str:
-    took = render.duration((attempt.finished_at or time.time()) - attempt.started_at)
+    took = figures.duration((attempt.finished_at or time.time()) - attempt.started_at)
     return f"{attempt.outcome or 'running'}, {took}, {attempt.worker}" + (f": {attempt.error}" if attempt.error else "")

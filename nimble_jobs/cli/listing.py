@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from nimble_jobs.cli import output
 from nimble_jobs.cli.filters import Condition, Keys, known, parse
-
-Row = dict[str, Any]  # a JSON object
+from nimble_jobs.views.figures import Row
 
 _GAP = 2  # spaces between columns
 _NARROWEST = 8  # least width of a flexible column

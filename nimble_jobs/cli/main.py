@@ -19,6 +19,7 @@ from nimble_jobs.cli import (
     cache,
     config,
     cron,
+    dashboard,
     doctor,
     job_list,
     jobs,
@@ -52,6 +53,7 @@ queue.register(app)
 prune.register(app)
 doctor.register(app)
 metrics.register(app)
+dashboard.register(app)
 app.add_typer(worker.app)
 app.add_typer(cron.app)
 app.add_typer(cache.app)

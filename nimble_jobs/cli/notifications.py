@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.filters import Kind
-from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.cli.listing import Column, Selection, print_rows
 from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -41,7 +43,7 @@ COLUMNS = (
     Column(header="CHANNEL", cell=lambda row: row["channel"]),
     Column(header="STATE", cell=lambda row: row["state"], style=lambda row: _STYLES[row["state"]]),
     Column(header="TRIES", cell=lambda row: str(row["attempts"]), justify="right"),
-    Column(header="AGE", cell=lambda row: render.duration(row["age_s"]), justify="right", from_width=100),
+    Column(header="AGE", cell=lambda row: figures.duration(row["age_s"]), justify="right", from_width=100),
     Column(header="TARGET", cell=lambda row: row["target"], flexible=True, gives_first=True, from_width=120),
     Column(header="ERROR", cell=lambda row: row["error"] or "-", flexible=True, gives_first=True),
 )
@@ -147,9 +149,9 @@ def _row(notice: Notice, now: float) -> Row:
         "target": notice.target,
         "state": notice.state.value,
         "attempts": notice.attempts,
-        "created_at": output.iso(notice.created_at),
-        "next_at": output.iso(notice.next_at) if notice.state == "pending" else None,
-        "sent_at": output.iso(notice.sent_at),
+        "created_at": figures.iso(notice.created_at),
+        "next_at": figures.iso(notice.next_at) if notice.state == "pending" else None,
+        "sent_at": figures.iso(notice.sent_at),
         "error": notice.error,
         "age_s": now - notice.created_at,
     }

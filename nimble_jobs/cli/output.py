@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import textwrap
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,13 +106,6 @@ def error_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
-
-
-def iso(at: float | None) -> str | None:
-    """Unix seconds as ISO 8601 in UTC, milliseconds kept; equal lengths, so that text order is time order."""
-    if at is None:
-        return None
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 def _plain(value: Any) -> Any:

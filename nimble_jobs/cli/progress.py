@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nimble_jobs.cli import job_view, output, render, waits
+from nimble_jobs.cli import output
 from nimble_jobs.errors import NotFinishedInTime
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.views import figures, waits
+from nimble_jobs.views import jobs as job_view
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -185,7 +187,7 @@ def _show(home: Path, job_id: str, stop: threading.Event) -> None:
 def _late(jobs: Sequence[Job], timeout_s: float) -> str:
     names = ", ".join(f"{job.name} {job.id} is {job.state.value}" for job in jobs[:5])
     more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
-    return f"not finished after {render.duration(timeout_s)}: {names}{more}"
+    return f"not finished after {figures.duration(timeout_s)}: {names}{more}"
 
 
 def _state(job: Job) -> str:
@@ -215,7 +217,7 @@ def _columns(width: int) -> list[ProgressColumn]:
         """Steps a second of a training, otherwise records or jobs."""
 
         def render(self, task: Task) -> Text:
-            return Text((task.fields["rate"] or render.rate(task.speed or task.finished_speed)).rjust(8))
+            return Text((task.fields["rate"] or figures.rate(task.speed or task.finished_speed)).rjust(8))
 
     def whole(**options: Any) -> Column:
         return Column(no_wrap=True, overflow="ellipsis", **options)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.cli import options, output
+from nimble_jobs.cli.listing import Column, print_rows
 from nimble_jobs.cli.steps import steps
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.plural import count
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.retention import Done, Rules
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column(header="KIND", cell=lambda row: row["kind"]),
     Column(header="COUNT", cell=lambda row: f"{row['count']:,}", justify="right"),
-    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right"),
+    Column(header="SIZE", cell=lambda row: figures.size(row["bytes"]), justify="right"),
 )
 
 
@@ -125,13 +127,13 @@ def _print(done: Done, *, removed: bool, json: bool) -> None:
     if rows:
         said = f"removed {_summary(done)}" if removed else f"would remove {_summary(done)}"
         back = done.given_back_bytes
-        output.note(said + (f"; the database's file is {render.size(back)} smaller" if back else ""))
+        output.note(said + (f"; the database's file is {figures.size(back)} smaller" if back else ""))
 
 
 def _summary(done: Done) -> str:
     jobs = sum(number for kind, number, _ in done.rows if kind == "jobs")
     others = sum(number for kind, number, _ in done.rows if kind != "jobs")
-    size = render.size(sum(nbytes for *_, nbytes in done.rows))
+    size = figures.size(sum(nbytes for *_, nbytes in done.rows))
     return f"{count(jobs, 'job')} and {others:,} other rows and files, {size}"
 
 

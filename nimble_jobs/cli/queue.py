@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from nimble_jobs.cli import job_view, options, output, render
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.filters import span_of
 from nimble_jobs.cli.jobs import JobIds
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job
 from nimble_jobs.plural import count, plural
+from nimble_jobs.views import figures
+from nimble_jobs.views import jobs as job_view
 
 _LISTED = 8
 
@@ -72,7 +74,7 @@ def retry(
     if again.left:
         stays = "stays" if len(again.left) == 1 else "stay"
         hint = "other awaited jobs are not queued" if with_dependents else "retry them too with --with-dependents"
-        waiting = f"{count(len(again.left), 'waiting job')} ({render.few([j.id for j in again.left])})"
+        waiting = f"{count(len(again.left), 'waiting job')} ({figures.few([j.id for j in again.left])})"
         output.note(f"{waiting} {stays} cancelled; {hint}")
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.listing import Column, Row, print_rows
+from nimble_jobs.cli import options, output
+from nimble_jobs.cli.listing import Column, print_rows
 from nimble_jobs.errors import NotFound
 from nimble_jobs.plural import plural
+from nimble_jobs.views import figures
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.seen import Seen
@@ -40,16 +42,16 @@ SOURCES = (
     Column(header="FILES", cell=lambda row: f"{row['files']:,}", justify="right"),
     Column(header="RUNS", cell=lambda row: f"{row['runs']:,}", justify="right"),
     Column(header="LAST", cell=lambda row: (row["last_at"] or "-")[:19].replace("T", " ")),
-    Column(header="FOLDER", cell=lambda row: render.short_path(row["root"]), flexible=True, gives_first=True),
+    Column(header="FOLDER", cell=lambda row: figures.short_path(row["root"]), flexible=True, gives_first=True),
 )
 FILES = (
     Column(header="PATH", cell=lambda row: row["path"], flexible=True, gives_first=True),
-    Column(header="SIZE", cell=lambda row: render.size(row["bytes"]), justify="right"),
+    Column(header="SIZE", cell=lambda row: figures.size(row["bytes"]), justify="right"),
     Column(header="WRITTEN", cell=lambda row: row["modified_at"][:19].replace("T", " ")),
     Column(header="SCORED", cell=lambda row: row["at"][:19].replace("T", " ")),
     Column(header="JOB", cell=lambda row: row["job"]),
     Column(
-        header="FOLDER", cell=lambda row: render.short_path(row["root"]), flexible=True, telling=True, from_width=999
+        header="FOLDER", cell=lambda row: figures.short_path(row["root"]), flexible=True, telling=True, from_width=999
     ),
 )
 
@@ -137,7 +139,7 @@ def _source_row(source: SeenSource) -> Row:
         "root": source.root,
         "files": source.files,
         "runs": source.runs,
-        "last_at": output.iso(source.last_at),
+        "last_at": figures.iso(source.last_at),
     }
 
 
@@ -146,9 +148,9 @@ def _file_row(seen: Seen) -> Row:
         "path": seen.path,
         "root": seen.root,
         "bytes": seen.size,
-        "modified_at": output.iso(seen.mtime_ns / 1e9),
+        "modified_at": figures.iso(seen.mtime_ns / 1e9),
         "mtime_ns": seen.mtime_ns,
-        "at": output.iso(seen.at),
+        "at": figures.iso(seen.at),
         "job": seen.job,
         "model": seen.model,
     }

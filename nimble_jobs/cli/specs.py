@@ -12,6 +12,7 @@ from nimble_jobs.cli.explained import explained
 from nimble_jobs.cli.telling import telling
 from nimble_jobs.cli.ticked import as_of_a_tick, when
 from nimble_jobs.errors import JobFailed, NotFound, UsageError
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.spec import JobSpec
@@ -59,7 +60,7 @@ def _look(spec: JobSpec, allowed: tuple[Path, ...], *, json: bool) -> None:
     if json:
         output.emit_json({"spec": dump(spec), "data": seen.found, "problems": seen.problems})
     else:
-        render.sections([("Data", render.flat(seen.found))])
+        render.sections([("Data", figures.flat(seen.found))])
     if seen.problems:
         raise UsageError("\n".join(seen.problems))
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import arrays, job_view, options, output, progress, render, waits
+from nimble_jobs.cli import arrays, options, output, progress
 from nimble_jobs.cli.jobs import conclude, follow_log
 from nimble_jobs.errors import NimbleError, UsageError
 from nimble_jobs.job import After, JobState
+from nimble_jobs.views import figures, waits
+from nimble_jobs.views import jobs as job_view
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
@@ -235,7 +237,7 @@ class _Attendant:
             return
         if not _served(self._store, job):
             if not self._quiet:
-                output.note(f"starting a worker; it stops after {render.duration(_WAIT_IDLE_S)} without work")
+                output.note(f"starting a worker; it stops after {figures.duration(_WAIT_IDLE_S)} without work")
             try:
                 device = None if job.device == "auto" else job.device
                 client.start_worker(store=self._store, device=device, max_idle_s=_WAIT_IDLE_S)

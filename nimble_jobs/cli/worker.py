@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, render, waits, worker_orders, worker_service
+from nimble_jobs.cli import options, output, worker_orders, worker_service
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
-from nimble_jobs.cli.listing import Column, Row, Selection, print_rows
+from nimble_jobs.cli.listing import Column, Selection, print_rows
+from nimble_jobs.views import figures, waits
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
@@ -47,7 +49,7 @@ COLUMNS = (
     Column(header="PHASE", cell=lambda row: row["phase"] or "-", from_width=100),
     Column(header="PROGRESS", cell=lambda row: _progress(row)),
     Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right", from_width=100),
-    Column(header="UP", cell=lambda row: render.duration(row["up_s"]), justify="right"),
+    Column(header="UP", cell=lambda row: figures.duration(row["up_s"]), justify="right"),
 )
 
 
@@ -185,7 +187,7 @@ def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now:
         "progress_s": _rounded(health.progress_s),
         "stall_s": worker.info.get("stall_s"),
         "failing": worker.info.get("failing") or {},
-        "started_at": output.iso(worker.started_at),
+        "started_at": figures.iso(worker.started_at),
         "up_s": round(now - worker.started_at, 3),
     }
 
@@ -196,8 +198,8 @@ def _progress(row: Row) -> str:
     if seconds is None:
         return "-"
     if seconds < _STILL_S:
-        return f"{render.duration(seconds)} ago"
-    return f"no progress for {render.duration(seconds - seconds % _STILL_S).removesuffix(' 00s')}"
+        return f"{figures.duration(seconds)} ago"
+    return f"no progress for {figures.duration(seconds - seconds % _STILL_S).removesuffix(' 00s')}"
 
 
 def _rounded(seconds: float | None) -> float | None:

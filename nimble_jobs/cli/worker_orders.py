@@ -9,8 +9,8 @@ import typer
 
 from nimble_jobs.cli import options, output
 from nimble_jobs.cli.chosen import chosen
-from nimble_jobs.cli.listing import Row
 from nimble_jobs.errors import NotFinishedInTime
+from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, WorkerInfo

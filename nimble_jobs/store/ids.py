@@ -23,6 +23,11 @@ def random_id(length: int) -> str:
     return _base32(secrets.randbits(5 * length), length)
 
 
+def is_id(text: str) -> bool:
+    """Whether this has the form of an id."""
+    return len(text) == LENGTH and is_prefix(text)
+
+
 def is_prefix(text: str) -> bool:
     """Whether this could be an id, or a prefix of one with at least four characters."""
     return _PREFIX.fullmatch(text) is not None

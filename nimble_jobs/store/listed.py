@@ -59,9 +59,10 @@ class Wanted:
     now: float
 
 
-def numbers_of(session: Session, wanted: Wanted) -> list[int]:
-    """The `seq` of each job that passes every match, in order; `limit` of them at most."""
-    return list(session.scalars(_query(session, JobRow.seq, wanted)))
+def numbers_of(session: Session, wanted: Wanted, *, before: int | None = None) -> list[int]:
+    """The `seq` of each job that passes every match, in order; `limit` of them at most, and only those `before` one."""
+    query = _query(session, JobRow.seq, wanted)
+    return list(session.scalars(query if before is None else query.where(JobRow.seq < before)))
 
 
 def ids_of(session: Session, wanted: Wanted) -> list[str]:

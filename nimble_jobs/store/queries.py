@@ -130,12 +130,18 @@ class JobQueries:
         query = select(AttemptRow).where(AttemptRow.job == job_id).order_by(AttemptRow.number)
         return self._db.read(lambda session: tuple(attempt_record(row) for row in session.scalars(query)))
 
-    def events(self, job_id: str | None = None, since: int = 0) -> tuple[Event, ...]:
-        """Events with a number above `since`, oldest first; of one job, or of everything."""
-        query = select(EventRow).where(EventRow.seq > since).order_by(EventRow.seq)
+    def events(self, job_id: str | None = None, since: int = 0, limit: int | None = None) -> tuple[Event, ...]:
+        """Events with a number above `since`, oldest first, at most `limit`; of one job, or of everything."""
+        query = select(EventRow).where(EventRow.seq > since).order_by(EventRow.seq).limit(limit)
         if job_id is not None:
             query = query.where(EventRow.job == job_id)
         return self._db.read(lambda session: tuple(event_record(row) for row in session.scalars(query)))
+
+    def event_span(self) -> tuple[int, int]:
+        """The numbers of the oldest and the newest event that are kept; 0 and 0 if there are none."""
+        first = select(EventRow.seq).order_by(EventRow.seq).limit(1)
+        last = select(EventRow.seq).order_by(EventRow.seq.desc()).limit(1)  # two statements use the key, one would scan
+        return self._db.read(lambda session: (session.scalar(first) or 0, session.scalar(last) or 0))
 
     def messages(self, kind: str, job_ids: Sequence[str]) -> list[str]:
         """Messages of events of a kind about these jobs, each once, oldest first."""
@@ -180,6 +186,22 @@ class JobQueries:
             if some := numbers[end : end + AT_ONCE]:
                 page = self._db.read(partial(jobs_of, numbers=some))
         return jobs[: wanted.limit]
+
+    def page(self, wanted: Wanted, *, before: int | None = None) -> tuple[list[Job], int | None]:
+        """At most `limit` jobs, the newest first, and where the next page begins: pass it as `before`. None: it ends.
+
+        Jobs that are submitted or removed meanwhile do not shift the following pages. Without specs, as `listed`.
+        """
+        assert wanted.limit is not None
+        assert wanted.sort is None
+        asked = replace(wanted, limit=wanted.limit + 1)
+
+        def work(session: Session) -> tuple[list[Job], int | None]:
+            numbers = numbers_of(session, asked, before=before)
+            shown = numbers[: wanted.limit]
+            return jobs_of(session, shown), shown[-1] if len(numbers) > len(shown) else None
+
+        return self._db.read(work)
 
     def ids(self, wanted: Wanted) -> list[str]:
         """The ids of the jobs that are wanted."""

@@ -20,6 +20,7 @@ from nimble_jobs.store.contents import Contents
 from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
 from nimble_jobs.store.figures import Figures, read_figures
 from nimble_jobs.store.records import ScheduleEntry
+from nimble_jobs.store.watch import Watch
 
 
 class Store(Contents):
@@ -65,6 +66,10 @@ class Store(Contents):
         cache.size. Returns these schedules.
         """
         return cap.keep(self, now, in_use=in_use)
+
+    def watch(self) -> Watch:
+        """For one thread that asks again and again whether anything has changed. To be closed by the caller."""
+        return Watch(self._database)
 
     def compact(self) -> None:
         """Shrink the database file to its contents. If this raises StoreError, nothing has changed."""

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import event
 
 from nimble_jobs.cli import job_list
-from nimble_jobs.cli.job_view import job_row
 from nimble_jobs.cli.listing import Selection
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, listed, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.listed import Match
+from nimble_jobs.views.jobs import job_row
 from tests.cli import Cli
 from tests.store_samples import many_jobs, queued
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nimble_jobs.cli import output, render
+from nimble_jobs.cli import output
 from nimble_jobs.cli.cache_rows import COLUMNS as CACHE_COLUMNS
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Selection, _shown, _widths
 from nimble_jobs.errors import UsageError
+from nimble_jobs.views import figures
 
 NOW = 1_800_000_000.0
 KEYS: Keys = {
@@ -37,8 +38,8 @@ def row(name: str, *, nbytes: int = 0, replay_us: float = 0.0, age_s: float = 0.
         "build_s": age_s,
         "hits": nbytes,
         "speedup": None if name == "never" else replay_us / 1000,
-        "created_at": output.iso(NOW - age_s),
-        "last_used_at": None if name == "never" else output.iso(NOW - age_s),
+        "created_at": figures.iso(NOW - age_s),
+        "last_used_at": None if name == "never" else figures.iso(NOW - age_s),
         "state": "ready",
         "resident": ["3-abc"] if name == "large" else [],
     }
@@ -218,8 +219,8 @@ def test_nothing_printed_steers_a_terminal(text: str) -> None:
 def test_long_lists_are_cut() -> None:
     """A job of many shards has many files; panels name the first ones and count the others."""
     files = [f"part-{i}" for i in range(1009)]
-    assert render.flat({"files": files[:8]}) == [("files", ", ".join(files[:8]))]
-    ((_, text),) = render.flat({"files": files})
+    assert figures.flat({"files": files[:8]}) == [("files", ", ".join(files[:8]))]
+    ((_, text),) = figures.flat({"files": files})
     assert text == ", ".join(files[:8]) + " and 1,001 more"
 
 
@@ -238,7 +239,7 @@ def test_cache_ls_fits_eighty_columns(runs: str) -> None:
         "runs": runs,
         "bytes": 10**8,
         "hits": 123,
-        "last_used_at": output.iso(NOW),
+        "last_used_at": figures.iso(NOW),
         "state": "resident",
         "resident": [],
         "device": "NVIDIA H200",

@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from nimble_jobs.cli import job_view, output
+from nimble_jobs.cli import output
 from nimble_jobs.cli.progress import Bars
 from nimble_jobs.job import Event, Job, JobState
+from nimble_jobs.views import jobs as job_view
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 from nimble_jobs.chance import RandomCrops
-from nimble_jobs.cli.stages import lines
 from nimble_jobs.data import Wanted, batches, open_reader
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.errors import DataError
 from nimble_jobs.resizing import to_bytes, weights
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.views.stages import lines
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.look import look
 from nimble_jobs.workloads.training.batches.augment import Augment, Pixels

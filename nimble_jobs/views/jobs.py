@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nimble_jobs.cli import file_counts, output, render
-from nimble_jobs.cli.listing import Row
 from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.views import figures, file_counts
+from nimble_jobs.views.figures import Row
 
 _LISTED = 8  # events of one kind in a row; JSON has all
 
@@ -23,9 +23,9 @@ def job_row(job: Job, now: float, waits: str | None = None) -> Row:
         "kind": job.kind,
         "state": job.state.value,
         "attempt": job.attempt,
-        "created_at": output.iso(job.created_at),
-        "started_at": output.iso(job.started_at),
-        "finished_at": output.iso(job.finished_at),
+        "created_at": figures.iso(job.created_at),
+        "started_at": figures.iso(job.started_at),
+        "finished_at": figures.iso(job.finished_at),
         "elapsed_s": None if elapsed is None else round(elapsed, 3),
         "records_done": job.records_done,
         "records_total": job.records_total,
@@ -73,9 +73,9 @@ def job_json(
         "after": list(job.after),
         "after_when": {parent: when.value for parent, when in job.after_when.items()},
         "skipped_by": job.skipped_by,
-        "queued_at": output.iso(job.queued_at),
+        "queued_at": figures.iso(job.queued_at),
         "attempts_before": job.attempts_before,
-        "not_before": output.iso(job.not_before) if job.not_before else None,
+        "not_before": figures.iso(job.not_before) if job.not_before else None,
         "timeout_s": job.timeout_s,
         "cancel_requested": job.cancel_requested,
         "foreground": job.foreground,
@@ -88,8 +88,8 @@ def job_json(
             {
                 "number": attempt.number,
                 "worker": attempt.worker,
-                "started_at": output.iso(attempt.started_at),
-                "finished_at": output.iso(attempt.finished_at),
+                "started_at": figures.iso(attempt.started_at),
+                "finished_at": figures.iso(attempt.finished_at),
                 "outcome": attempt.outcome,
                 "error": attempt.error,
             }
@@ -99,9 +99,34 @@ def job_json(
     }
 
 
+def progress_row(job: Job, now: float) -> Row:
+    """What changes while a job runs: counts, rate, remaining time, and the phase or a training's figures in words."""
+    rate = records_per_s(job, now)
+    left = None if job.records_total is None else max(0, job.records_total - job.records_done)
+    remaining_s = job.timings.get("remaining_s")
+    if remaining_s is None and rate and left is not None:
+        remaining_s = left / rate
+    runs = job.state is JobState.RUNNING
+    busy_with = phase(job) if job.phase not in (None, "run") else training(job.timings) or schedule_state(job)
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "phase": job.phase,
+        "records_done": job.records_done,
+        "records_total": job.records_total,
+        "records_bad": job.records_bad,
+        "records_per_s": rate,
+        "steps": job.timings.get("steps"),
+        "step": job.timings.get("step"),
+        "steps_per_s": job.timings.get("steps_per_s"),
+        "remaining_s": round(remaining_s, 1) if runs and remaining_s is not None else None,
+        "doing": busy_with or None if runs else None,
+    }
+
+
 def event_json(event: Event) -> dict[str, Any]:
     return {
-        "at": output.iso(event.at),
+        "at": figures.iso(event.at),
         "attempt": event.attempt,
         "kind": event.kind,
         "message": event.message,
@@ -142,9 +167,9 @@ def first_run(job: Job) -> list[tuple[str, str]]:
     lines = [("first run", str(decided["why"]))] if decided.get("why") else []
     for move in decided.get("moves", ()):
         to = "eager's kernels, captured" if move["to"] == "quick" else "the stored schedule"
-        took = f"in {render.duration(move['took_s'])}" if move.get("took_s") is not None else ""
+        took = f"in {figures.duration(move['took_s'])}" if move.get("took_s") is not None else ""
         before, after = move.get("record_s_before"), move.get("record_s")
-        gain = f": {render.rate(1 / before)} before, {render.rate(1 / after)} after" if before and after else ""
+        gain = f": {figures.rate(1 / before)} before, {figures.rate(1 / after)} after" if before and after else ""
         lines.append(("moved", f"before record {move['record']:,} to {to} {took}{gain}"))
     return lines
 
@@ -186,18 +211,18 @@ def summary(job: Job) -> str:
     elapsed = None if job.started_at is None or job.finished_at is None else job.finished_at - job.started_at
     if job.outputs.get("empty"):
         return f"{head}: empty, no new files"
-    parts = [f"{job.records_done:,} records in {render.duration(elapsed)}"]
+    parts = [f"{job.records_done:,} records in {figures.duration(elapsed)}"]
     if job.records_bad:
         parts.append(f"{job.records_bad:,} bad")
     measured = job.timings.get("records_per_s")
     if measured:
-        parts.append(render.rate(measured))
+        parts.append(figures.rate(measured))
     if job.schedule.get("eager_is_faster", job.schedule.get("runs") == "eager") and not fallback(job):
         parts.append("eager is faster here")
     elif schedule_state(job):
         parts.append(f"schedule: {schedule_state(job)}")
     path = job.outputs.get("path")
-    return f"{head}: {', '.join(parts)}" + (f"; {render.short_path(path)}" if path else "")
+    return f"{head}: {', '.join(parts)}" + (f"; {figures.short_path(path)}" if path else "")
 
 
 def training(timings: dict[str, Any]) -> str:
@@ -213,14 +238,14 @@ def training(timings: dict[str, Any]) -> str:
 def steps_rate(timings: dict[str, Any]) -> str:
     """A training's rate: 312 steps/s. Empty if it was not measured yet."""
     rate_per_s = timings.get("steps_per_s")
-    return f"{render.rate(rate_per_s).removesuffix('/s')} steps/s" if rate_per_s else ""
+    return f"{figures.rate(rate_per_s).removesuffix('/s')} steps/s" if rate_per_s else ""
 
 
 def history(events: Sequence[Event]) -> list[tuple[str, str]]:
     """Time and text of events; for many of one kind in a row, only the first and the last ones."""
     lines: list[tuple[str, str]] = []
     for kind, group in itertools.groupby(events, key=lambda event: event.kind):
-        alike = [(str(output.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in group]
+        alike = [(str(figures.iso(event.at))[11:19], f"{event.kind}: {event.message}") for event in group]
         if len(alike) > _LISTED + 1:
             left_out = len(alike) - _LISTED
             alike[1 : -_LISTED + 1] = [("...", f"{kind}: {left_out} more; --json has all")]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nimble_jobs.cli import output, render
-from nimble_jobs.cli.listing import Row
 from nimble_jobs.job import Job, JobState, When
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, WorkerInfo
@@ -89,7 +88,7 @@ def _reason(
     if job.foreground:
         return "its run command has not started it yet"
     if job.not_before > now:
-        when = f"{render.clock(job.not_before)}, in {render.duration(job.not_before - now)}"
+        when = f"{figures.clock(job.not_before)}, in {figures.duration(job.not_before - now)}"
         return f"attempt {job.attempt + 1} begins at {when}" if job.attempt else f"held back until {when}"
     running, most = groups.get(job.group or "", (0, 1))
     if running >= most:
@@ -108,13 +107,3 @@ def _reason(
 def _awaited_end(job: Job, parent: Job) -> str:
     when = job.after_when.get(parent.id, When.SUCCESS)
     return "" if when is When.SUCCESS else f"{when.value}; "
-
-
-def note(rows: Sequence[Row]) -> None:
-    """Print each reason once on stderr, with the jobs that it holds back."""
-    held: dict[str, list[str]] = {}
-    for row in rows:
-        if row["waits"]:
-            held.setdefault(row["waits"], []).append(row["id"])
-    for reason, ids in held.items():
-        output.note(f"queued ({render.few(ids)}): {reason}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nimble_jobs.cli import output, render
-from nimble_jobs.cli.config import text_of
+from nimble_jobs.views import figures
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Event
@@ -37,7 +36,7 @@ def tick_json(tick: Tick | None) -> dict[str, Any] | None:
         return None
     return {
         "timer": tick.timer,
-        "due": output.iso(tick.due),
+        "due": figures.iso(tick.due),
         "kind": tick.kind.value,
         "outcome": tick.outcome.value,
         "reason": tick.reason,
@@ -46,7 +45,7 @@ def tick_json(tick: Tick | None) -> dict[str, Any] | None:
 
 def tick_lines(tick: Tick | None) -> Lines:
     """The same as lines."""
-    return [("tick", f"{tick.kind.value}, of {render.clock(tick.due)}, by the timer {tick.timer}")] if tick else []
+    return [("tick", f"{tick.kind.value}, of {figures.clock(tick.due)}, by the timer {tick.timer}")] if tick else []
 
 
 def notices_json(notices: Sequence[Notice]) -> list[dict[str, Any]]:
@@ -59,7 +58,7 @@ def notices_json(notices: Sequence[Notice]) -> list[dict[str, Any]]:
             "target": notice.target,
             "state": notice.state.value,
             "attempts": notice.attempts,
-            "sent_at": output.iso(notice.sent_at),
+            "sent_at": figures.iso(notice.sent_at),
             "error": notice.error,
         }
         for notice in reversed(notices)
@@ -75,3 +74,20 @@ def notice_lines(notices: Sequence[Notice]) -> Lines:
         error = f": {notice.error}" if notice.error else ""
         lines.append((notice.event, f"{notice.channel} {notice.target}: {how}{tries}{error}"))
     return lines
+
+
+def text_of(field: str, value: Any) -> str:
+    """The value of a dotted field, formatted as in the file."""
+    from nimble_jobs.spec.units import format_bytes, format_duration
+
+    match value:
+        case None:
+            return "null"
+        case float():
+            return format_duration(value)
+        case int() if field.endswith(("memory", "size")):
+            return format_bytes(value)
+        case tuple() | list():
+            return f"[{', '.join(map(str, value))}]"
+        case _:
+            return str(value)

@@ -1,0 +1,66 @@
+"""The command dashboard: a page in the browser over the state folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from nimble_jobs.cli import options, output
+from nimble_jobs.errors import UsageError
+
+_NEEDED = ("starlette", "uvicorn")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(dashboard)
+
+
+def dashboard(
+    ctx: typer.Context,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8765,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Another host name under which browsers may ask, for instance that of a proxy. Repeatable.",
+        ),
+    ] = None,
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", help="Answer /metrics without the token.", hidden=True)
+    ] = False,
+) -> None:
+    """Serve a page that shows queue, jobs, stored schedules, timers and workers, until Ctrl-C.
+
+    Prints the page's address on stdout. The token in it lets whoever has it do what you can do on the page, so keep it
+    to yourself. The page never submits a job.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the dashboard needs {' and '.join(missing)}, which are not installed; "
+            "install them with: pip install 'nimble-jobs[dashboard]'"
+        )
+    from nimble_jobs.dashboard import serve
+
+    def ready(address: str) -> None:
+        output.emit(address)
+        output.note("press Ctrl-C to stop")
+        if open_page:
+            webbrowser.open(address)
+
+    wish = serve.Wish(
+        home=options.home(ctx),
+        host=host,
+        port=port,
+        allow_hosts=tuple(allow_host or ()),
+        read_only=read_only,
+        open_metrics=open_metrics,
+    )
+    serve.run(wish, ready=ready)
