@@ -76,3 +76,31 @@ def seeded(module: nn.Module, seed: int = 0) -> nn.Module:
         for weight in module.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator))
     return module
+
+
+def write_clip(folder: Path) -> Path:
+    """A CLIP for images of 16 x 16 pixels and texts of up to 16 tokens, of which 39 ends a text."""
+    transformers = pytest.importorskip("transformers")
+    both = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = {"bos_token_id": 2, "eos_token_id": 39, "pad_token_id": 0}
+    made = transformers.CLIPConfig(
+        text_config={**both, **ends, "vocab_size": 40, "max_position_embeddings": 16},
+        vision_config={**both, "image_size": 16, "patch_size": 8},
+        projection_dim=8,
+        **ends,
+    )
+    torch.manual_seed(0)
+    transformers.CLIPModel(made).save_pretrained(folder)
+    return folder
+
+
+def write_decoder(folder: Path) -> Path:
+    """A Llama of two layers."""
+    transformers = pytest.importorskip("transformers")
+    made = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(made).save_pretrained(folder)
+    return folder

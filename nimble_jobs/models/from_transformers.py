@@ -30,8 +30,8 @@ def build(
     may be one of sentence-transformers, which keeps these files in a folder of its own.
 
     The module takes the model's arguments by name, or ONE tensor, its main input (`input_ids` of text, `pixel_values`
-    of images), and then attends to every position. It returns a dict of the tensors in the model's output. Raises
-    ModelError.
+    of images), and then attends to every position. It returns a dict of the tensors in the model's output, with one
+    row for each record: `logits_per_image` of CLIP is [n], each image with its own text. Raises ModelError.
     """
     folder = transformer_folder(folder)
     config, transformers = _configured(folder, args)
@@ -159,9 +159,20 @@ def _with_one_input(model: Any) -> nn.Module:
 
     def forward(self: nn.Module, x: Tensor | None = None, **named: Any) -> dict[str, Tensor]:
         output = cls.forward(self, **(named if x is None else {name: x}), return_dict=True)
-        return {key: value for key, value in output.items() if isinstance(value, Tensor)}
+        return {key: _of_records(key, value) for key, value in output.items() if isinstance(value, Tensor)}
 
     forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
     model.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
     assert isinstance(model, nn.Module)
     return model
+
+
+def _of_records(name: str, output: Tensor) -> Tensor:
+    """An output with one row for each record.
+
+    CLIP and its kin compare every image of a batch with every text. What a record gives must not depend on the other
+    records of its batch, so only each image with its own text is kept: [n] of [n, n].
+    """
+    if name.startswith("logits_per_") and output.dim() == 2 and output.shape[0] == output.shape[1]:
+        return output.diagonal().clone()
+    return output
