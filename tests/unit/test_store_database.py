@@ -239,7 +239,9 @@ def test_fork(database: Database) -> None:
     ("url", "words"),
     [
         ("nonsense", "expected a SQLAlchemy URL"),
-        ("nosuch://x/y", "no driver for nosuch"),
+        ("nosuch://user:secret@x/y", "nosuch is not supported; expected a SQLite file"),
+        ("postgresql+psycopg://user:secret@host/db", "postgresql is not supported; expected a SQLite file"),
+        ("sqlite+nosuch:////tmp/x.db", "expected a SQLAlchemy URL"),
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
         ("sqlite:////nowhere/at/all.db", "cannot be opened"),
@@ -248,8 +250,9 @@ def test_fork(database: Database) -> None:
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str) -> None:
     """NIMBLE_JOBS_DB that cannot be used is an error that says what was expected."""
     monkeypatch.setenv("NIMBLE_JOBS_DB", url)
-    with pytest.raises(StoreError, match=words):
+    with pytest.raises(StoreError, match=words) as caught:
         open_store(resolve(str(tmp_path / "home")))
+    assert "secret" not in str(caught.value)
 
 
 def test_url_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
