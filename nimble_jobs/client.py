@@ -235,7 +235,7 @@ def stop_workers(
 
 
 def still_there(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
-    """Wait until these workers are gone. Returns the ids of those left when the time is over."""
+    """Wait until these workers are gone. Returns the ids of those still running when the time is over."""
     deadline = None if limit_s is None else time.monotonic() + limit_s
     while left := {info.id for info in store.workers.live()} & {info.id for info in asked}:
         if deadline is not None and time.monotonic() > deadline:

@@ -16,7 +16,7 @@ def ask(
 ) -> list[WorkerInfo]:
     """Order workers to run, pause or drain, and return them. The order is durable once this returns.
 
-    Without `ids` it goes to all workers, and an order to run or to pause also holds for workers that start later.
+    Without `ids` it goes to all workers, and an order to run or to pause also applies to workers that start later.
     Raises NotFound if a worker is not running.
     """
     chosen = store.workers.chosen(ids)
@@ -40,7 +40,7 @@ def restart(store: Store, ids: Sequence[str] | None = None, *, now: float | None
 def answered(store: Store, asked: Sequence[WorkerInfo], *, timeout_s: float = ANSWER_S) -> dict[str, WorkerInfo | None]:
     """Wait at most `timeout_s` seconds until each worker obeys its order or has stopped. A stopped worker maps to None.
 
-    A worker that is missing from the result has not answered. It is suspended or stuck, and will obey when it goes on.
+    A worker that is missing from the result has not answered. It is suspended or stuck, and obeys once it continues.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -107,7 +107,7 @@ def decide(situation: Situation, costs: Costs) -> Decision:
 def _possible(situation: Situation) -> list[Plan]:
     """The possible plans, those that ask less of the job first. Of equal plans, `decide` takes the first.
 
-    A build beside the job is preferred, since the job loses little if it takes longer than expected. A job only waits
+    A background build is preferred, since the job loses little if it takes longer than expected. A job only waits
     for a build if no other process can build, or if others will use the schedule and no build would outlive the job.
     """
     beside = [Plan.BESIDE, Plan.QUICK_BESIDE] if situation.beside else []

@@ -1,4 +1,4 @@
-"""Goes through the units of a request, one process a model, and keeps what it has after each. Loads no torch."""
+"""Measures the units of a request, each model in one process, and saves the results after each unit. Loads no torch."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def run(
     kept: Callable[[Results], None] = lambda _: None,
     module: str = MODULE,
 ) -> bool:
-    """Measure what `results` does not hold yet. `told` hears of progress, `kept` gets the results after each unit.
+    """Measure what `results` does not hold yet. `told` gets progress messages, `kept` the results after each unit.
 
-    True when everything was measured, or failed and said why; False when `stop_after_s` ended the run before. Raises
-    UsageError where there is no such device or `results` come from another one, ProcessDied where none can be reached.
+    Returns True once every unit was measured or failed with a reason, False if `stop_after_s` ended the run earlier.
+    Raises UsageError if the device does not exist or `results` come from another one, ProcessDied if the process that
+    should name the device dies.
     """
     return _Run(request, results, log, told, kept, module).all()
 
@@ -109,7 +110,7 @@ class _Run:
         self._told(f"{position} {unit}: {_in_words(rows)} ({time.monotonic() - begin:.0f} s)")
 
     def _gather(self, process: Process, rows: list[Row]) -> bool:
-        """Append rows as they come, to the end of the unit. False where the process cannot measure any more."""
+        """Append rows as they arrive, to the end of the unit. False if the process cannot measure any more."""
         deadline = time.monotonic() + self._request.limit_s
         while True:
             message = process.answer(min(deadline - time.monotonic(), self._seconds_left()))
@@ -121,7 +122,7 @@ class _Run:
         return self._results.done(unit, self._request.in_flight, idle=self._request.idle and self._cuda)
 
     def _open(self, model: str) -> Process:
-        """A new process for a model; its first answer is the environment."""
+        """Start a process for a model. Its first answer is the environment."""
         options = dataclasses.asdict(self._request) | {"model": model}
         self._process = Process(options, self._log, module=self._module)
         answer = self._process.answer(min(_START_S, self._seconds_left()))

@@ -1,4 +1,4 @@
-"""Random parts of pictures to train on. Every decoder, process and thread computes the same rectangles from a value.
+"""Random parts of pictures to train on. Equal values give the same rectangles in every decoder, process and thread.
 
 The choice follows Szegedy et al. (Going Deeper with Convolutions, 2014) as implemented by torchvision's
 `RandomResizedCrop`. It makes ten tries at an area and an aspect ratio, and puts the first that fits at a random place.

@@ -39,9 +39,9 @@ class Staging:
 
     `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
     another basis are not taken over. `finished` holds the outputs when the path already has what this job would
-    publish: there is nothing left to do then but to record them. `done` maps finished shards to their sheets. Where
-    a model carries something from shard to shard none is taken over: `begun_again` says what it carries. `decoded_by`
-    names what decodes pictures, `decoded_before` what else decoded those of shards that were not taken over.
+    publish; then only recording them is left to do. `done` maps finished shards to their sheets. If a model carries
+    state from shard to shard, no shard is taken over, and `begun_again` says what the model carries. `decoded_by`
+    names what decodes pictures, `decoded_before` what decoded the shards that were not taken over for that reason.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""When each task of a schedule runs, were its measured time all that mattered."""
+"""Simulates when each task of a schedule runs, as if tasks did not slow each other down."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def simulate(schedule: Schedule) -> Timing:
     """Run the plan on a machine where each task takes its own time on its stream, in launch order, after what it waits
     for. Without measured times each task counts as one unit.
 
-    Tasks do not slow each other down here, as they do on a device, so the makespan is no prediction. Raises PlanError
-    for a plan that leaves a dependency unordered, or times that are not one a task.
+    On a device tasks do slow each other down, so the makespan is no prediction. Raises PlanError for a plan that leaves
+    a dependency unordered, or if there is not one time for each task.
     """
     program, plan = schedule.program, schedule.plan
     dag = build_dag(program)

@@ -1,7 +1,7 @@
-"""Several replays in flight: instances on streams of their own, outputs copied to the host while others compute.
+"""Several replays in flight: each instance has its own stream, and results are copied to the host while others compute.
 
-A replay copies its batch from where it arrived into the instance's input and computes; what is wanted of its outputs is
-made beside them, and a copy stream takes that to pinned memory of the host. So no replay waits for a copy of another.
+A replay copies its batch into the instance's input and computes. Then the head computes the wanted results from the
+outputs, and a copy stream brings them to pinned host memory. So no replay waits for the copies of another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAILS = 4  # heads that are kept for later jobs
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Landed(Generic[T]):
-    """The outputs of a batch on the host, by name, and the value that accompanied it. `release` frees its memory for
+    """The results of a batch on the host, by name, and the value that accompanied it. `release` frees their memory for
     another batch.
     """
 
@@ -52,7 +52,7 @@ class Flight:
         torch.cuda.synchronize(device)
 
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
-        """For each batch in order: what `head` makes of its outputs, on the host. A batch of None has no outputs.
+        """Yield what `head` makes of each batch's outputs, on the host, in order. A batch of None has no outputs.
 
         `head` runs on the device, after each replay. At most two batches may be held at a time. Raises what `head`
         raises.

@@ -1,6 +1,6 @@
 """Checks whether code that this process has imported still matches its files or its installed version.
 
-A process goes on with the modules that it has imported, even if their files change.
+A process keeps using the modules that it has imported, even if their files change.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _first_seen: dict[tuple[str, str], str] = {}  # by importable name and what is l
 
 
 def steady(name: str, what: str, found: str) -> str:
-    """Return `found`, the present digest or version (`what`: files or version) of an importable name.
+    """Return `found`, the current digest or version of an importable name. `what` is "files" or "version".
 
-    Raises ModelChanged if the name has been imported, and `found` was different at the first look.
+    Raises ModelChanged if the name has been imported, and `found` was different at the first check.
     """
     known = _first_seen.get((name, what), found)
     if known != found and name in sys.modules:

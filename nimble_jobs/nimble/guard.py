@@ -1,4 +1,4 @@
-"""Notices at a call that a module is not what it was when it was prepared."""
+"""Notices, at each call, that a module has changed since it was prepared."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ModuleChanged(EngineError):
 
 
 class Guard:
-    """What a module was when it was prepared, held against what it is at each call."""
+    """Compares a module at each call with what it was when it was prepared."""
 
     def __init__(self, module: nn.Module, *, training: bool, but_for: frozenset[str] = frozenset()) -> None:
-        """`but_for`: attributes by dotted name that the module's own calls change."""
+        """`but_for` are the attributes, by dotted name, that the module's own calls change."""
         self._module = module
         self._facts = Facts.of(module, training=training, but_for=but_for)
 
     def check(self) -> None:
-        """Raises ModuleChanged, naming what is not as it was, and how. Takes microseconds if nothing was written."""
+        """Raises ModuleChanged, which names what has changed and how. Takes microseconds if nothing was written."""
         if not self._facts.untouched():
             self._look()
 
@@ -44,7 +44,7 @@ class Guard:
 
 
 class Gate:
-    """Many calls at once, or one `prepare` alone: while it is under way the module is not what it was."""
+    """Lets many calls run at once, or one `prepare` alone, because `prepare` changes the module while it runs."""
 
     def __init__(self) -> None:
         self._free = threading.Condition()
@@ -65,7 +65,7 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits until no call is under way, and keeps new ones of other threads waiting."""
+        """Waits until no call is running. Inside, new calls from other threads wait."""
         with self._free:
             while self._calls or self._preparing is not None:
                 self._free.wait()
@@ -80,7 +80,7 @@ class Gate:
 
 @contextlib.contextmanager
 def changed_by_calls(module: nn.Module, *, training: bool) -> Iterator[set[str]]:
-    """Around a call: afterwards holds the attributes that it changed, by dotted name."""
+    """Goes around a call. Afterwards its set holds the attributes that the call changed, by dotted name."""
     before = Facts.of(module, training=training)
     found: set[str] = set()
     yield found

@@ -39,7 +39,7 @@ _STEPS = 3  # one after another, in a check of a module that changes its own ten
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is trained: a call of tensors, with what it is differentiated by."""
+    """What is trained: a function of tensors, and the tensors that need gradients."""
 
     call: Callable[..., Any]
     inputs: dict[str, torch.Tensor]  # an example
@@ -50,15 +50,15 @@ class Subject:
     hides_gradients: bool = False  # from all but a backward that accumulates, as reentrant checkpoints do
 
     def with_grad(self, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """Copies of inputs, those that require grad as leaves."""
+        """Copies of the inputs. Inputs that need a gradient become leaves."""
         return {n: t.detach().clone().requires_grad_(n in self.input_leaves) for n, t in inputs.items()}
 
     def leaves(self, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """All that gets a gradient, by name."""
+        """All tensors that get a gradient, by name."""
         return {**{n: inputs[n] for n in self.input_leaves}, **self.parameters}
 
     def probed(self) -> Subject:
-        """The same, which knows whether it hides gradients. Runs two steps in eager, and raises what they raise."""
+        """A copy with `hides_gradients` set. Runs two steps in eager to find out, and raises what they raise."""
         _, accumulated = self.step(self.inputs)
         try:
             _, asked = self.step(self.inputs, accumulate=False)
@@ -79,7 +79,7 @@ class Subject:
 
 
 class Forward:
-    """A captured forward pass, and the tensors that it saves for the backward, always in the same places."""
+    """A captured forward pass, and the tensors that it saves for the backward pass, at fixed addresses."""
 
     def __init__(self, step: Step, plan: Plan, subject: Subject) -> None:
         device = subject.device
@@ -105,7 +105,7 @@ class Forward:
 
 
 class Pair:
-    """Both passes. The backward belongs to the latest forward."""
+    """Both captured passes. A backward replay belongs to the latest forward replay."""
 
     def __init__(self, step: Step, forward: Plan, backward: Plan, subject: Subject) -> None:
         self.step = step
@@ -251,7 +251,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same place in a storage of its own."""
+    """A tensor with the same offset, shape and strides, over a copy of the storage."""
     storage = _bytes(tensor).clone().untyped_storage()
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,6 +1,6 @@
 """Stages of a pipeline. Each works ahead of the next on its own threads, in order, until its queue is full.
 
-A stage is a generator over the stage before it. To close the last stage ends the threads of all. Each stage has a
+A stage is a generator over the stage before it. Closing the last stage ends the threads of all stages. Each stage has a
 meter, so that a job can name the stage that holds up the others.
 """
 

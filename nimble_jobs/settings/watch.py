@@ -16,7 +16,7 @@ _Stamp = tuple[int, int, int, int] | None
 class Watched:
     """The current settings of a state folder. Threads may share it.
 
-    Each access costs one `stat`. If the file is broken, the last good values stay in force; `problem` says why.
+    Each access costs one `stat`. If the file is broken, the last good values stay in effect; `problem` says why.
     """
 
     def __init__(self, home: Path) -> None:

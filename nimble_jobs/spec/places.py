@@ -42,7 +42,7 @@ def _folders(home: Path) -> Iterator[str]:
 
 
 def _around(real: Path) -> set[Identity]:
-    """Of the path and of every folder above it, as far as they exist."""
+    """The identities of the path and of every folder above it, if they exist."""
     return {found for place in (real, *real.parents) if (found := _identity(place)) is not None}
 
 

@@ -1,6 +1,6 @@
 """Locks for builds, so that several processes that miss one key build it once.
 
-Each key has a lock file, held by its builder. It holds the builder's identity, and is empty while nobody builds.
+Each key has a lock file, which its builder locks. It contains the builder's identity, and is empty while nobody builds.
 """
 
 from __future__ import annotations

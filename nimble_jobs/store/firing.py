@@ -1,6 +1,7 @@
 """Ticks that become jobs. Each step is one transaction: the tick's row, its job, and the timer's next tick.
 
-The second process sees that the timer has moved on, and changes nothing. So any number of processes may fire.
+If two processes fire the same tick, the second one sees that the timer has moved on, and changes nothing. So any number
+of processes may fire.
 """
 
 from __future__ import annotations

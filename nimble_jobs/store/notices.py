@@ -88,7 +88,7 @@ def notice_record(row: NoticeRow) -> Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What there is to tell, before it is known to whom."""
+    """A message before its recipients are known."""
 
     event: str
     name: str  # of the job or the timer
@@ -121,7 +121,7 @@ def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> 
 
 
 def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
-    """Write notifications about a job that was just moved to `to`. Nothing if that is no final state."""
+    """Write notifications about a job that was just moved to the state `to`. Does nothing if that is not final."""
     if to not in _ENDS:
         return
     row = run(session, _TOLD, of_job=job_id).one()

@@ -223,10 +223,10 @@ def _demand(context: JobContext, prepared: Prepared) -> Demand:
 
 
 def _uses(context: JobContext, demand: Demand) -> float:
-    """Uses of the schedule that an idle worker's build would come too late for, or that none will build.
+    """How many later uses of the schedule gain if this job builds it: uses that no idle worker's build would serve.
 
-    As often as it was missed before, it will be asked for again. Beside a worker's jobs that counts only where idle
-    times proved too short.
+    The schedule is expected to be needed as often as it was missed before. In a worker, these uses count only if an
+    idle build was tried, because then the idle times are too short for it.
     """
     if not context.job.foreground:
         return demand.queued + (demand.misses if demand.tries else 0)

@@ -1,6 +1,6 @@
-"""Jobs end and notifications go out while whoever ends and sends is killed: none is lost, none comes too early.
+"""SIGKILL of processes that end jobs and send notifications: none is lost, none arrives before its job has ended.
 
-NIMBLE_JOBS_KILL_ROUNDS times four kills; NIMBLE_JOBS_KILL_SEED sets their moments.
+There are four times NIMBLE_JOBS_KILL_ROUNDS kills; NIMBLE_JOBS_KILL_SEED sets their moments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def begin(home: Path, what: str) -> Any:
 
 
 def test_none_is_lost_and_none_comes_early(store: Store) -> None:
-    """The receiver fails, hangs, redirects and comes back meanwhile, and looks at each message's job itself."""
+    """Meanwhile the receiver fails, hangs, redirects and recovers. It looks up each message's job in the database."""
     chance = random.Random(SEED)
     early: list[str] = []
 
@@ -79,7 +79,7 @@ def test_none_is_lost_and_none_comes_early(store: Store) -> None:
 
 
 def test_a_worker_sends_while_a_receiver_hangs(store: Store, start: Start, tmp_path: Path) -> None:
-    """Jobs go on meanwhile; what one worker could not send before it was told to stop, the next one does."""
+    """A hanging receiver does not hold up jobs. The next worker sends what a killed one could not."""
     with receiving() as receiver:
         configure(store.home, f"notify: {{hosts: ['{receiver.host}'], webhook: '{receiver.url}/all', timeout: 1s}}\n")
         receiver.hang_s = 60.0
@@ -102,7 +102,7 @@ def test_a_worker_sends_while_a_receiver_hangs(store: Store, start: Start, tmp_p
 
 
 def test_where_no_worker_runs_cron_serve_sends(store: Store) -> None:
-    """It ends with 0 when it is told to, with what was due sent."""
+    """On SIGTERM `cron serve` sends what is due and exits with 0."""
     with receiving() as receiver:
         configure(store.home, f"notify: {{hosts: ['{receiver.host}'], webhook: '{receiver.url}/all'}}\n")
         process = begin(store.home, "cron")

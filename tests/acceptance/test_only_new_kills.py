@@ -24,7 +24,7 @@ AMONG = 1 if os.environ.get(prefork.COLD) else 12  # one of so many steps, by ch
 
 
 def score_until(base: Path, step: int) -> int | None:
-    """How many steps there were; None when it died before one of them."""
+    """Score, with a SIGKILL before step number `step`. Returns how many steps there were, or None after the kill."""
     command = [sys.executable, dying_scorer.__file__, str(base), str(step)]
     done = prefork.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode == -signal.SIGKILL:
@@ -34,7 +34,7 @@ def score_until(base: Path, step: int) -> int | None:
 
 
 def prepared(base: Path) -> None:
-    """A job is queued for two files."""
+    """Queue a job for two files."""
     base.mkdir()
     with open_store(resolve(str(base / "home"))) as store:
         inbox = Inbox(store, base)
@@ -44,7 +44,9 @@ def prepared(base: Path) -> None:
 
 
 def outcome(base: Path) -> tuple[int, str]:
-    """After the kill the job goes on, and another one comes. How many attempts the first one needed, and its state."""
+    """Resume the killed job, run another one, and check both. Returns the first one's attempts, and its state when it
+    was killed.
+    """
     with open_store(base / "home") as store:
         inbox = Inbox(store, base)
         (job,) = store.jobs.list()
@@ -69,7 +71,7 @@ def outcome(base: Path) -> tuple[int, str]:
 
 
 def test_killed_before_each_step(tmp_path: Path) -> None:
-    """Whatever was the last step, nothing is lost, published twice, or marked without having been published."""
+    """Whichever step comes last before the kill, no file is lost, published twice, or marked as seen unpublished."""
     whole = tmp_path / "whole"
     prepared(whole)
     steps = score_until(whole, 0)
@@ -88,7 +90,7 @@ def test_killed_before_each_step(tmp_path: Path) -> None:
 
 
 def test_it_lives_without_a_kill(tmp_path: Path) -> None:
-    """The helper itself changes nothing."""
+    """Without a kill, the helper process runs the job in one attempt."""
     prepared(tmp_path / "base")
     assert score_until(tmp_path / "base", 0)
     assert outcome(tmp_path / "base") == (1, "succeeded")

@@ -46,7 +46,7 @@ MARK = "NIMBLE_TEST_STAGE_KILLS"  # in the environment of all processes of a rou
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs of several sizes, one that is broken, one PNG."""
+    """JPEGs of several sizes, one of them broken, and one PNG."""
     folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     for i in range(PICTURES):
@@ -58,7 +58,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(base: Path, pictures: Path) -> None:
-    """A job is queued."""
+    """Queue a job."""
     base.mkdir()
     (base / "model.py").write_text(MODEL)
     spec = {
@@ -77,7 +77,9 @@ def prepared(base: Path, pictures: Path) -> None:
 
 
 def score(base: Path, stage: str, number: int) -> dict[str, int] | None:
-    """Run the next attempt. How often each stage worked; None when it died."""
+    """Run the next attempt, with a SIGKILL when `stage` works for the `number`-th time. Returns how often each stage
+    worked, or None if the process was killed.
+    """
     command = [sys.executable, dying_stages.__file__, str(base), stage, str(number)]
     done = prefork.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, MARK: str(base)})
     if done.returncode == -signal.SIGKILL:
@@ -91,7 +93,7 @@ def published(base: Path) -> dict[str, bytes]:
 
 
 def left_over(base: Path) -> list[int]:
-    """Processes of a round that still run."""
+    """The processes of a round that are still running."""
     mark = f"{MARK}={base}\0".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -105,7 +107,7 @@ def left_over(base: Path) -> list[int]:
 
 @pytest.mark.timeout(300 + 90 * ROUNDS)
 def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
-    """Twice in a job, in any of its works by chance. No process of a killed attempt lives on."""
+    """Each job is killed twice, in two random stages at random moments. No process of a killed attempt survives."""
     draw = random.Random(SEED)
     whole = tmp_path / "whole"
     prepared(whole, pictures)
@@ -144,7 +146,7 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
 
 
 def lose(base: Path) -> None:
-    """Have the job's attempt counted as lost."""
+    """Count the job's attempt as lost, as a worker would."""
     with open_store(base / "home") as store:
         (job,) = store.jobs.list()
         store.jobs.fail(job.id, job.attempt, error="the worker died", retry=True, lost=True, now=time.time())

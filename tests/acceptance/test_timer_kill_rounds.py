@@ -1,5 +1,5 @@
-"""SIGKILL between any two statements of eight processes that fire the same fifty timers: exactly one row a tick, and
-exactly one job for each that was submitted.
+"""SIGKILL between any two SQL statements of eight processes that fire the same fifty timers: each tick has exactly one
+row, and each submitted tick exactly one job.
 
 NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, two by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
 the random moments. docs/measurements/timer-kill-rounds.md holds what was measured.
@@ -48,7 +48,7 @@ CATCH_UPS = ("latest", "none", "latest", "latest", "all", "latest", "none")  # o
 
 @contextmanager
 def farm() -> Iterator[Any]:
-    """The process that forks those who fire."""
+    """The process that forks the firing processes."""
     command = [sys.executable, "-m", "tests.timer_farm"]
     start = subprocess.Popen if os.environ.get(prefork.COLD) else prefork.Process
     process: Any = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -61,7 +61,7 @@ def farm() -> Iterator[Any]:
 
 
 def clock_of(chance: random.Random) -> list[float]:
-    """What the clock shows in a round: minutes, absences, and jumps both ways."""
+    """The times that a round's clock shows: minutes that pass, long gaps, and jumps in both directions."""
     now, times = NOON + 5.0, []
     for _ in range(STEPS):
         now = max(now + chance.choices(list(JUMPS), list(JUMPS.values()))[0], NOON + 10 * MINUTE + 5)
@@ -70,7 +70,7 @@ def clock_of(chance: random.Random) -> list[float]:
 
 
 def verdicts(store: Store, now: float) -> Counter[str]:
-    """What became of the ticks, after each was looked at."""
+    """Check every tick, and count the ticks by outcome."""
     found = Counter[str]()
     jobs: list[str] = []
     for timer in store.timers.list():
@@ -116,7 +116,7 @@ def told(total: Counter[str]) -> str:
 
 @pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_eight_processes_fire_the_same_timers(capsys: Any) -> None:
-    """Whatever statement a process dies at, and whatever the clock does."""
+    """No tick is lost or fired twice, whichever statement a process dies at and whatever the clock does."""
     chance = random.Random(SEED)
     total, began = Counter[str](), time.monotonic()
     with (

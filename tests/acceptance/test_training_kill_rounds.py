@@ -69,7 +69,7 @@ class Trainer:
         return job
 
     def output(self, job: Job) -> dict[str, str]:
-        """Digests of what a job published, after a look at its manifest. The picture has the job's name in it."""
+        """SHA-256 of each published file, checked against the manifest. The picture contains the job's name."""
         path = self.folder / "out" / job.name
         found = digests(path)
         manifest = json.loads((path / "manifest.json").read_text())
@@ -81,7 +81,7 @@ class Trainer:
         return any(event.kind == "resumed" for job_id in self.jobs for event in self.store.jobs.events(job_id))
 
     def running(self) -> Job:
-        """The training under way; there is always one."""
+        """The training that runs now; there always is one."""
         deadline = time.monotonic() + 120
         while not (found := self.store.jobs.list(states=[JobState.RUNNING])):
             assert time.monotonic() < deadline, "no training starts"
@@ -91,7 +91,7 @@ class Trainer:
         return found[0]
 
     def aim(self, moment: str, rng: random.Random) -> None:
-        """Wait for a moment: within a training, while a checkpoint is being written, about to publish, or any."""
+        """Wait for a moment of the given kind: while training, writing a checkpoint, about to publish, or any."""
         if moment == "any":
             time.sleep(rng.uniform(0, 3.0))
             return

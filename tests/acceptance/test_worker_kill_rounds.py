@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: every accepted job succeeds, once, with the output of an undisturbed run.
+"""SIGKILL at random moments: every accepted job succeeds exactly once, with the output of an undisturbed run.
 
 NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, three by default and twenty with --all;
 NIMBLE_JOBS_KILL_SEED the random moments.
@@ -89,10 +89,10 @@ class Farm:
         return {variant: output_of(self.folder / "out" / job.name) for variant, job in jobs.items()}
 
     def aim(self, moment: str, rng: random.Random) -> int:
-        """Wait for a moment; the number of the worker that is to be killed now.
+        """Wait for a moment of the given kind. Returns the number of the worker to kill.
 
-        running: while it runs a job, or a little later. build: while it runs one whose schedule is not stored. publish:
-        once its job is about to publish. any: whatever it does, it may be starting.
+        running: the worker runs a job, or did a moment ago. build: it runs a job whose schedule is not stored. publish:
+        its job is about to publish. any: at any time, even while it starts.
         """
         if moment == "any":
             time.sleep(rng.uniform(0, 1.0))
@@ -113,11 +113,11 @@ class Farm:
         return number
 
     def _unbuilt(self) -> str:
-        """Submit a job of a width whose schedule nobody has; its id."""
+        """Submit a job whose input width has no stored schedule yet. Returns its id."""
         return self.submit(("npy", 100 + len(self.jobs)), priority=1).id
 
     def _running(self, job: str | None, phase: str | None) -> list[int]:
-        """The numbers of the workers that run a job: this one, one in this phase, or any."""
+        """The numbers of the workers that run this job, any job in this phase, or any job."""
         running = self.store.jobs.list(states=[JobState.RUNNING])
         holders = {j.worker for j in running if job in (None, j.id) and phase in (None, j.phase)}
         pids = {info.pid for info in self.store.workers.live() if info.id in holders} if holders else set()
@@ -174,7 +174,7 @@ def farm(folder: Path) -> Iterator[Farm]:
 
 
 def output_of(path: Path) -> dict[str, str]:
-    """SHA-256 of every file of a published output, after a look at its manifest."""
+    """SHA-256 of every file of a published output, checked against its manifest."""
     manifest = json.loads((path / "manifest.json").read_text())
     found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in path.iterdir() if f.name != "manifest.json"}
     assert {entry["name"]: entry["sha256"] for entry in manifest["files"]} == found
@@ -183,7 +183,7 @@ def output_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(300 + 30 * ROUNDS)
 def test_kill_rounds(tmp_path: Path) -> None:
-    """Supervisors, children or both are killed at random moments; nothing is lost, doubled or different."""
+    """Supervisors, children or both are killed at random moments. No job is lost, published twice or changed."""
     print("seed", SEED)
     rng = random.Random(SEED)
     kills: Counter[str] = Counter()

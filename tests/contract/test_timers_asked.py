@@ -1,4 +1,4 @@
-"""Ticks that somebody asks for: `cron trigger` and `cron backfill`. The clock is an argument."""
+"""Ticks on demand: `cron trigger` and `cron backfill`. The clock is an argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_trigger(store: Store, folder: Path) -> None:
-    """A job now, even while one runs or the timer is paused; it takes no tick's place."""
+    """`trigger` submits a job now, even if one is running or the timer is paused. It replaces no scheduled tick."""
     add(store, folder)
     fire(store, NOON + HOUR)
     first = trigger(store, "nightly", now=NOON + HOUR + 5.5)
@@ -40,7 +40,7 @@ def test_trigger(store: Store, folder: Path) -> None:
 
 
 def test_trigger_at_a_whole_minute_leaves_the_tick_free(store: Store, folder: Path) -> None:
-    """The scheduled tick of that minute is not taken for done."""
+    """A manual tick in the minute of a scheduled one gets another second, so that the scheduled tick still fires."""
     add(store, folder, overlap="allow")
     assert trigger(store, "nightly", now=NOON + HOUR).due == NOON + HOUR + 1
     (tick,) = fire(store, NOON + HOUR)
@@ -48,7 +48,7 @@ def test_trigger_at_a_whole_minute_leaves_the_tick_free(store: Store, folder: Pa
 
 
 def test_backfill(store: Store, folder: Path) -> None:
-    """Ticks without a job get one, oldest first and one at a time; those that ran are left."""
+    """Past ticks without a job get one, the oldest first and one at a time. Ticks that ran stay as they are."""
     add(store, folder, grace="1m")
     fire(store, NOON + HOUR)
     fire(store, NOON + 3.5 * HOUR)
@@ -74,7 +74,7 @@ def test_backfill(store: Store, folder: Path) -> None:
 
 
 def test_backfills_run_beside_the_timer(store: Store, folder: Path) -> None:
-    """They neither skip its ticks nor wait for them; `max_running` says how many are there at once."""
+    """Backfills neither skip scheduled ticks nor wait for them. At most `max_running` backfill jobs exist at once."""
     add(store, folder)
     backfill(store, "nightly", since=NOON - 5 * HOUR, until=NOON, max_running=2, now=NOON + 60)
     assert len(fire(store, NOON + 60)) == 2
@@ -86,7 +86,7 @@ def test_backfills_run_beside_the_timer(store: Store, folder: Path) -> None:
 
 
 def test_backfill_of_a_paused_timer(store: Store, folder: Path) -> None:
-    """Who asks for ticks gets them."""
+    """A pause does not stop a backfill, because somebody asked for it."""
     add(store, folder)
     store.timers.pause("nightly", NOON + 1)
     backfill(store, "nightly", since=NOON, until=NOON + 3 * HOUR, now=NOON + 2.5 * HOUR)
@@ -95,7 +95,7 @@ def test_backfill_of_a_paused_timer(store: Store, folder: Path) -> None:
 
 
 def test_ticks_are_taken_out_of_a_row_for_several(store: Store, folder: Path) -> None:
-    """The first, one in the middle, the last: each tick stays counted once."""
+    """One row may stand for many ticks. After a backfill of its first, a middle or its last tick, each counts once."""
     add(store, folder, expression="* * * * *")
     fire(store, NOON + 2 * DAY)
     row = store.timers.ticks("nightly")[-1]
@@ -112,7 +112,7 @@ def test_ticks_are_taken_out_of_a_row_for_several(store: Store, folder: Path) ->
 
 
 def test_bad_backfills(store: Store, folder: Path) -> None:
-    """Nothing is changed."""
+    """A bad request raises an error and changes nothing."""
     add(store, folder, expression="* * * * *")
     now = NOON + 30 * DAY
     with pytest.raises(UsageError, match=r"nightly: no tick from 2027-03-01 12:00:10 UTC to .*; expected a range"):

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def hours(store: Store, folder: Path, until: int, **cron: Any) -> list[str]:
-    """A job that takes three and a half hours, with a tick each hour; the outcome of each tick, when all is over."""
+    """Run an hourly timer whose job takes three and a half hours. Returns the final outcome of each tick."""
     add(store, folder, **cron)
     running: list[tuple[Any, float]] = []
     now = NOON
@@ -51,7 +51,7 @@ def hours(store: Store, folder: Path, until: int, **cron: Any) -> list[str]:
 
 
 def test_a_tick_submits_a_job(store: Store, folder: Path) -> None:
-    """Its templates are filled in, and it is no timer itself."""
+    """The job's spec has its templates filled in, and no `cron` part."""
     add(store, folder, **{"run.key": "nightly {{ previous_tick:%H }} to {{ tick:%H }}", "run.priority": 7})
     assert fire(store, NOON + HOUR - 1) == []
     (tick,) = fire(store, NOON + HOUR + 2)
@@ -64,7 +64,7 @@ def test_a_tick_submits_a_job(store: Store, folder: Path) -> None:
 
 
 def test_overlap_skip(store: Store, folder: Path) -> None:
-    """While a job runs, no tick gets another; each says which job it was."""
+    """While a job runs, every tick is skipped, and its reason names the running job."""
     found = hours(store, folder, 9, overlap="skip")
     assert found == [SUBMITTED, "skipped", "skipped", "skipped"] * 2 + [SUBMITTED]
     first, second = store.timers.ticks("nightly")[::-1][:2]
@@ -72,7 +72,7 @@ def test_overlap_skip(store: Store, folder: Path) -> None:
 
 
 def test_overlap_queue(store: Store, folder: Path) -> None:
-    """One tick waits and runs next; those that come while it waits are skipped."""
+    """While a job runs, one tick waits and runs next. Ticks that come while it waits are skipped."""
     add(store, folder, overlap="queue")
     (first,) = fire(store, NOON + HOUR)
     job = start(store, first.job or "", NOON + HOUR)
@@ -88,12 +88,12 @@ def test_overlap_queue(store: Store, folder: Path) -> None:
 
 
 def test_overlap_allow(store: Store, folder: Path) -> None:
-    """Every tick gets its job, however many run."""
+    """Every tick gets its job, however many are running."""
     assert hours(store, folder, 5, overlap="allow") == [SUBMITTED] * 5
 
 
 def test_overlap_replace(store: Store, folder: Path) -> None:
-    """The job that runs is asked to stop; the new one comes when it has stopped."""
+    """The running job is asked to stop. The new job is submitted once it has stopped."""
     add(store, folder, overlap="replace")
     (first,) = fire(store, NOON + HOUR)
     job = start(store, first.job or "", NOON + HOUR)
@@ -113,7 +113,7 @@ def test_overlap_replace(store: Store, folder: Path) -> None:
 
 
 def test_catch_up_latest(store: Store, folder: Path) -> None:
-    """After a night away one job runs, for the last tick."""
+    """After a night without workers, one job runs, for the last tick."""
     add(store, folder)
     fire(store, NOON + 8.5 * HOUR)
     assert rows(store) == [(n, "scheduled", "missed") for n in range(1, 8)] + [(8, "catch-up", SUBMITTED)]
@@ -121,7 +121,7 @@ def test_catch_up_latest(store: Store, folder: Path) -> None:
 
 
 def test_catch_up_all(store: Store, folder: Path) -> None:
-    """Each tick runs, one after the other and in order, and so does what is due meanwhile."""
+    """Each late tick runs, one after the other and in order, and so do ticks that become due meanwhile."""
     add(store, folder, catch_up="all")
     fire(store, NOON + 3.5 * HOUR)
     assert rows(store) == [(1, "catch-up", SUBMITTED), (2, "catch-up", "waiting"), (3, "catch-up", "waiting")]
@@ -137,7 +137,7 @@ def test_catch_up_all(store: Store, folder: Path) -> None:
 
 
 def test_catch_up_all_side_by_side(store: Store, folder: Path) -> None:
-    """With `overlap: allow` they come all at once."""
+    """With `overlap: allow`, the jobs of all late ticks are submitted at once."""
     add(store, folder, catch_up="all", overlap="allow")
     fire(store, NOON + 70.5 * HOUR)
     assert rows(store) == [(n, "catch-up", SUBMITTED) for n in range(1, 71)]
@@ -145,7 +145,7 @@ def test_catch_up_all_side_by_side(store: Store, folder: Path) -> None:
 
 
 def test_catch_up_none(store: Store, folder: Path) -> None:
-    """What nobody fired is missed; the next tick runs."""
+    """Late ticks are missed. The next tick on time runs."""
     add(store, folder, catch_up="none")
     fire(store, NOON + 3.5 * HOUR)
     fire(store, NOON + 4 * HOUR)
@@ -153,7 +153,7 @@ def test_catch_up_none(store: Store, folder: Path) -> None:
 
 
 def test_a_tick_that_waits_for_too_long_is_missed(store: Store, folder: Path) -> None:
-    """`grace` counts until the job is submitted."""
+    """`grace` limits how late the job is submitted, including the time that the tick waits for its turn."""
     add(store, folder, overlap="queue", grace="10m")
     (first,) = fire(store, NOON + HOUR)
     start(store, first.job or "", NOON + HOUR)
@@ -164,7 +164,7 @@ def test_a_tick_that_waits_for_too_long_is_missed(store: Store, folder: Path) ->
 
 
 def test_an_edit_never_fires_the_past(store: Store, folder: Path) -> None:
-    """Nor does a resume, though ticks passed while it was paused."""
+    """Neither an edit nor a resume fires ticks that were due before it."""
     add(store, folder)
     add(store, folder, expression="*/10 * * * *", now=NOON + 5.75 * HOUR)
     assert fire(store, NOON + 5.75 * HOUR) == []
@@ -178,7 +178,9 @@ def test_an_edit_never_fires_the_past(store: Store, folder: Path) -> None:
 
 @pytest.mark.parametrize("jump", [HOUR, DAY])
 def test_the_clock_jumps_and_comes_back(store: Store, folder: Path, jump: int) -> None:
-    """No tick gets two jobs, none is without a row, and the timer does not fall silent until the false time is over."""
+    """The clock jumps ahead and is corrected. Every tick has one row and at most one job, and the timer keeps firing
+    instead of waiting for the wrong time to be reached again.
+    """
     add(store, folder, expression="*/10 * * * *", overlap="allow")
     clock = [NOON + n * 5 * MINUTE for n in range(1, 13)]
     clock += [NOON + HOUR + jump + n * 5 * MINUTE for n in range(4)]
@@ -196,7 +198,7 @@ def test_the_clock_jumps_and_comes_back(store: Store, folder: Path, jump: int) -
 
 @pytest.mark.parametrize("jump", [HOUR, DAY])
 def test_the_clock_goes_back_and_forth(store: Store, folder: Path, jump: int) -> None:
-    """A clock that loses time fires nothing again, and makes no tick late once it is right."""
+    """The clock jumps back and is corrected. No tick fires twice, and none counts as late afterwards."""
     add(store, folder, expression="*/10 * * * *", overlap="allow")
     clock = [NOON + n * 5 * MINUTE for n in range(1, 13)]
     clock += [NOON + HOUR - jump + n * 5 * MINUTE for n in range(6)]
@@ -210,7 +212,7 @@ def test_the_clock_goes_back_and_forth(store: Store, folder: Path, jump: int) ->
 
 
 def test_a_clock_of_long_ago_is_not_believed(store: Store, folder: Path) -> None:
-    """A machine that comes up in 1970 runs nothing and forgets nothing, and goes on once its clock is right."""
+    """A machine whose clock starts in 1970 fires nothing and forgets nothing, and continues once its clock is right."""
     add(store, folder, overlap="allow", catch_up="all")
     for hour in range(1, 4):
         fire(store, NOON + hour * HOUR)
@@ -222,7 +224,7 @@ def test_a_clock_of_long_ago_is_not_believed(store: Store, folder: Path) -> None
 
 
 def test_a_row_for_several_is_cut_where_the_clock_went_back(store: Store, folder: Path) -> None:
-    """It stands for what has passed by then, and the rest comes again."""
+    """If the clock is set back into the range of such a row, the row keeps its past ticks. Later ones come again."""
     add(store, folder, expression="* * * * *", overlap="allow")
     fire(store, NOON + 3 * DAY)
     assert sum(tick.count for tick in store.timers.ticks("nightly")) == 3 * 1440
@@ -235,7 +237,7 @@ def test_a_row_for_several_is_cut_where_the_clock_went_back(store: Store, folder
 
 
 def test_a_long_absence_is_bounded(store: Store, folder: Path) -> None:
-    """Five days of minutes: every tick is counted, in few rows."""
+    """Five days without workers, with a tick each minute: every tick is counted, in few rows."""
     add(store, folder, expression="* * * * *")
     fire(store, NOON + 5 * DAY)
     found = store.timers.ticks("nightly")
@@ -257,7 +259,7 @@ def gone_code(folder: Path) -> None:
     [(gone_file, "input.source: no file or folder"), (gone_code, "model.source: no file")],
 )
 def test_what_is_gone_is_said_in_the_row(store: Store, folder: Path, harm: Any, reason: str) -> None:
-    """No job is made of it, and the timer goes on: once it is back, the next tick runs."""
+    """If an input or a model file is gone, the tick gets an error and no job. Once it is back, the next tick runs."""
     folder.mkdir()
     (folder / "code").mkdir()
     (folder / "code" / "net.py").write_text("def make(): ...\n")
@@ -282,7 +284,7 @@ def test_what_is_gone_is_said_in_the_row(store: Store, folder: Path, harm: Any, 
 
 
 def test_code_that_nobody_allows_is_an_error(store: Store, folder: Path) -> None:
-    """The folder of the code was not allowed when the timer was added."""
+    """A tick gets an error if the model's folder was not allowed when the timer was added."""
     folder.mkdir()
     (folder / "net.py").write_text("def make(): ...\n")
     add(store, folder, **{"model.source": f"python:{folder}/net.py:make"})
@@ -292,7 +294,7 @@ def test_code_that_nobody_allows_is_an_error(store: Store, folder: Path) -> None
 
 
 def test_a_damaged_timer_says_so(store: Store, folder: Path) -> None:
-    """Nothing is run of it, the others go on, and adding it again mends it."""
+    """A damaged timer submits nothing, and other timers continue. Adding it again repairs it."""
     add(store, folder)
     add(store, folder, "other")
     broken = update(TimerRow).where(TimerRow.name == "nightly").values(spec="{}")
@@ -308,7 +310,7 @@ def test_a_damaged_timer_says_so(store: Store, folder: Path) -> None:
 
 
 def test_timers_with_much_to_do_do_not_hold_up_others(store: Store, folder: Path) -> None:
-    """A part ends when its time is over, and says that more is left."""
+    """A firer stops at its time budget and says that more is left, so every timer gets its turn."""
     from nimble_jobs.timers import Firer
 
     add(store, folder, "years", expression="* * * * *")

@@ -1,4 +1,4 @@
-"""Expressions, zones, templates and moments of timers: what they mean, and what is said of wrong ones."""
+"""Cron expressions, time zones, templates and dates of timers: their meaning, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at(text: str) -> int:
 
 
 def after(expression: str, zone: str, start: str, count: int) -> list[str]:
-    """The next ticks, by the clocks of the zone."""
+    """The next ticks, as local times of the zone."""
     parsed = Expression.parse(expression, zone)
     found = islice(parsed.after(at(start)), count)
     return [datetime.fromtimestamp(tick, parsed.zone).isoformat(timespec="minutes") for tick in found]
@@ -78,7 +78,7 @@ def test_lord_howe_moves_its_clocks_by_half_an_hour() -> None:
 
 
 def test_a_skipped_day_loses_no_tick() -> None:
-    """Samoa had no 30 December 2011."""
+    """Samoa skipped 30 December 2011. A tick due on that day still comes."""
     assert after("30 2 * * *", "Pacific/Apia", "2011-12-29T13:00", 3) == [
         "2011-12-31T00:00+14:00",
         "2011-12-31T02:30+14:00",
@@ -87,7 +87,7 @@ def test_a_skipped_day_loses_no_tick() -> None:
 
 
 def test_a_range_of_one_number_is_that_number() -> None:
-    """Whatever its step."""
+    """A range such as 5-5 means 5, with any step."""
     assert after("7-7/2 * * * *", "UTC", "2026-01-01T00:00", 2) == ["2026-01-01T00:07+00:00", "2026-01-01T01:07+00:00"]
 
 
@@ -247,7 +247,7 @@ TEXTS = st.one_of(
 @settings(deadline=None)
 @given(TEXTS)
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """By errors of ours alone; what is read as an expression is due."""
+    """Any text is accepted or raises BadTick, never another error. An accepted expression has a next tick."""
     now = at("2026-11-22T12:00")
     with suppress(BadTick):
         found = Expression.parse(text, "America/New_York")

@@ -1,4 +1,4 @@
-"""Ticks are those that a look at every minute of UTC finds, in ten zones, through every change of their clocks."""
+"""Ticks equal a brute-force check of every UTC minute, in ten time zones, through every change of their clocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start_of(zone: str) -> int:
 
 
 def changes(zone: str) -> list[int]:
-    """The hours of five years within which the offset of a zone changes."""
+    """The hours of five years in which a zone's UTC offset changes."""
     rules, start = slow_cron.zone_of(zone), start_of(zone)
     hours = range(start, start + 5 * 366 * DAY, 3600)
     offsets = [(at, datetime.fromtimestamp(at, rules).utcoffset()) for at in hours]
@@ -59,7 +59,7 @@ def spans(low: int, high: int) -> st.SearchStrategy[str]:
 
 @st.composite
 def expressions(draw: st.DrawFn) -> str:
-    """Any expression that is due at times; mostly on every day, and early in the morning, when clocks change."""
+    """Random expressions, mostly due every day and early in the morning, when clocks change."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from(sorted(slow_cron.NAMED)))
     minute = draw(st.one_of(spans(0, 59), st.sampled_from(["0", "30", "0,30", "*/15"])))
@@ -83,7 +83,7 @@ def possible(text: str) -> bool:
 
 
 def pieces(expression: Expression, asked: Sequence[int]) -> Iterator[int]:
-    """What somebody sees who looks at these moments only, each time at all that became due since the last one."""
+    """The ticks that a process sees if it looks only at these moments: at each one, all ticks since the last."""
     for since, until in pairwise(asked):
         yield from takewhile(lambda tick: tick <= until, expression.after(since))  # noqa: B023 - used up at once
 
@@ -96,7 +96,7 @@ def pieces(expression: Expression, asked: Sequence[int]) -> Iterator[int]:
     st.lists(st.integers(1, 6 * DAY - 1), max_size=5),
 )
 def test_ticks_are_those_of_every_minute(data: st.DataObject, zone: str, text: str, absences: list[int]) -> None:
-    """Over six days around a change of the clocks, or anywhere, with absences of any length in between."""
+    """Holds for six days around a clock change, or at a random time, with looks at any distance from each other."""
     anywhere = st.integers(0, 5 * 365 - 6).map(lambda day: start_of(zone) + (day + 3) * DAY)
     around = data.draw(st.one_of(st.sampled_from(CHANGES[zone]), anywhere) if CHANGES[zone] else anywhere)
     first = around - 3 * DAY
@@ -112,9 +112,9 @@ def test_ticks_are_those_of_every_minute(data: st.DataObject, zone: str, text: s
 @pytest.mark.timeout(1200)  # with --all it looks at 2.6 million minutes
 @pytest.mark.parametrize("zone", sorted(YEARS))
 def test_five_years(zone: str, request: pytest.FixtureRequest) -> None:
-    """All ticks of five years, for expressions that are drawn anew in each run and for those that clocks hurt most.
+    """Compares all ticks of five years, for fixed expressions that clock changes affect most, and for random ones.
 
-    Without --all four days around six changes, for fewer expressions.
+    Without --all, compares four days around six clock changes, for the fixed expressions alone.
     """
     complete = request.config.getoption("--all")
     texts = ["30 2 * * *", "0 0 * * *", "*/30 * * * *", "15 1-3 * * SUN", "0 */2 * * *", "59 23 L * *"]

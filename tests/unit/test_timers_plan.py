@@ -1,4 +1,4 @@
-"""Which ticks are fired and which are missed: pure, with every clock an argument."""
+"""Which ticks are fired and which are missed. The planning functions are pure: every time is an argument."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_single_late_tick_is_fired(late_s: float, kind: str) -> None:
 
 
 def test_after_an_absence_latest_fires_the_last() -> None:
-    """Each of the others is missed, and says why."""
+    """The earlier ticks are missed, each with a reason."""
     found = planned(NOON + 5 * HOUR + 100)
     assert fired(found) == [NOON + 5 * HOUR]
     assert missed(found) == [NOON + n * HOUR for n in range(5)]
@@ -52,7 +52,7 @@ def test_after_an_absence_latest_fires_the_last() -> None:
 
 
 def test_after_an_absence_all_fires_each() -> None:
-    """Those within `grace`, where one is given."""
+    """If there is a `grace`, only ticks within it fire."""
     assert len(fired(planned(NOON + 5 * HOUR + 100, catch_up="all"))) == 6
     found = planned(NOON + 5 * HOUR + 100, catch_up="all", grace=2 * HOUR)
     assert fired(found) == [NOON + 4 * HOUR, NOON + 5 * HOUR]
@@ -60,20 +60,20 @@ def test_after_an_absence_all_fires_each() -> None:
 
 
 def test_after_an_absence_none_fires_what_is_on_time() -> None:
-    """Within 30 s, or within `grace`."""
+    """On time means at most 30 s late, or within `grace` if there is one."""
     assert fired(planned(NOON + 5 * HOUR + PUNCTUAL_S, catch_up="none")) == [NOON + 5 * HOUR]
     assert fired(planned(NOON + 5 * HOUR + PUNCTUAL_S + 1, catch_up="none")) == []
     assert fired(planned(NOON + 5 * HOUR + 600, catch_up="none", grace=600.0)) == [NOON + 5 * HOUR]
 
 
 def test_grace_bounds_the_latest_too() -> None:
-    """Eleven minutes late with ten allowed: missed, and nothing runs."""
+    """The latest tick is missed too if it is eleven minutes late and `grace` is ten, so nothing runs."""
     assert fired(planned(NOON + 660, grace=600.0)) == []
     assert fired(planned(NOON + 600, grace=600.0)) == [NOON]
 
 
 def test_ticks_that_have_rows_are_passed_over() -> None:
-    """They were fired before a clock was set back, or somebody asked for them."""
+    """Such ticks were fired before the clock was set back, or by a backfill."""
     found = planned(NOON + 2 * HOUR + 5, taken=(NOON, NOON + 2 * HOUR))
     assert [each.due for each in found.verdicts] == [NOON + HOUR]
     assert found.then is not None
@@ -81,7 +81,7 @@ def test_ticks_that_have_rows_are_passed_over() -> None:
 
 
 def test_jitter_moves_the_start_only() -> None:
-    """A tick is not due before its own delay has passed, and keeps its time."""
+    """Jitter delays the start of a tick's job. The tick itself keeps its time."""
     rhythm, cron = of(jitter=600.0)
     due = rhythm.due(int(NOON))
     assert 0 < due.at - NOON < 600
@@ -91,7 +91,7 @@ def test_jitter_moves_the_start_only() -> None:
 
 
 def test_close_ticks_with_jitter_both_run() -> None:
-    """Ticks that come within seconds of each other are both on time: neither makes the other late."""
+    """Jitter may start two jobs within seconds of each other. Both ticks then count as on time."""
     rhythm, cron = of("* * * * *", jitter=59.0)
     pairs = [(rhythm.due(t), rhythm.due(t + MINUTE)) for t in range(int(NOON), int(NOON) + DAY, MINUTE)]
     early, late = min(pairs, key=lambda pair: pair[1].at - pair[0].at)
@@ -101,7 +101,7 @@ def test_close_ticks_with_jitter_both_run() -> None:
 
 
 def test_start_and_end_bound_the_ticks() -> None:
-    """The bounds themselves are ticks where they match; after the last one nothing comes."""
+    """A bound that matches the expression is a tick itself. After `end`, nothing is due."""
     rhythm, cron = of(start="2027-03-01T14:00", end="2027-03-01T15:30", timezone="Europe/Berlin")
     first = rhythm.first(NOON - 7200)
     assert first is not None
@@ -111,7 +111,7 @@ def test_start_and_end_bound_the_ticks() -> None:
 
 
 def test_days_of_minutes_are_bounded() -> None:
-    """A thousand ticks that nobody fired get one row; together with the last ones each tick is counted once."""
+    """A thousand missed ticks share one row. Together with the rows of the last ones, each tick is counted once."""
     rhythm, cron = of("* * * * *")
     next_due, now, rows, count, parts = int(NOON), NOON + 5 * DAY, 0, 0, 0
     while True:
@@ -133,7 +133,7 @@ def test_days_of_minutes_are_bounded() -> None:
 
 
 def test_all_takes_few_jobs_at_once() -> None:
-    """A transaction submits no more than JOBS_AT_ONCE, and says that more is due."""
+    """One transaction submits at most JOBS_AT_ONCE jobs, and says that more are due."""
     found = planned(NOON + 100 * HOUR, catch_up="all")
     assert fired(found) == [NOON + n * HOUR for n in range(JOBS_AT_ONCE)]
     assert found.more
@@ -152,7 +152,7 @@ def test_all_takes_few_jobs_at_once() -> None:
 def test_no_tick_twice_and_none_lost(
     expression: str, catch_up: str, grace: float | None, jitter: float, waits: list[float]
 ) -> None:
-    """Whenever somebody looks, each tick up to then has exactly one verdict, and the next one is still to come."""
+    """Whenever a worker looks, each tick up to then has exactly one verdict, and the next one lies in the future."""
     rhythm, cron = of(expression, catch_up=catch_up, grace=grace, jitter=jitter, timezone="Europe/Berlin")
     now, seen = NOON, []
     first = rhythm.first(now)

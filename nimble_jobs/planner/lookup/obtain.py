@@ -66,12 +66,11 @@ def obtain(
     check_code: Callable[[], None] = lambda: None,
     waiting: Waiting = lambda _: None,
 ) -> Obtained[T]:
-    """Something that runs the schedule of a key: what `load` takes from the store, or what `build` makes.
+    """Obtain what runs the schedule of a key: `load` takes it from the store, or `build` makes it.
 
-    On a miss `on_miss` says whether to build. Only one process builds a key: whoever finds another at it waits for up
-    to BUILD_WAIT_S, while `waiting` is called again and again, and loads what was stored meanwhile. Before a new
-    schedule is kept, `check_code` raises if the code is not what the key says. Whatever the four functions raise
-    comes through; StoreError too.
+    On a miss, `on_miss` decides whether to build. Only one process builds a key. Another one waits for it for up to
+    BUILD_WAIT_S, calls `waiting` repeatedly meanwhile, and then loads what was stored. Before a new schedule is kept,
+    `check_code` raises if the code is not what the key says. Raises what the four functions raise, and StoreError.
     """
     found: Taken[T] | Miss | Refused | Later = load()
     if isinstance(found, Miss):
@@ -127,10 +126,11 @@ def use_stored(
     *,
     disagrees: Callable[[CheckFailed], Miss | Refused] = _not_used,
 ) -> Taken[T] | Miss | Refused:
-    """What `make` makes of stored material, which is given by key. Counts as a use of each key.
+    """Call `make`, which turns the stored material of these keys into something that runs. Counts a use of each key.
 
-    Material that proves unfit is quarantined, and a miss; `disagrees` answers if it differs from eager. Raises
-    OutOfMemory, DeviceFault, StoreError, and what `disagrees` raises.
+    If the material is unusable, it is quarantined, and the answer is a miss. If the result differs from eager, it is
+    quarantined too, and `disagrees` gives the answer. Raises OutOfMemory, DeviceFault, StoreError, and what
+    `disagrees` raises.
     """
     outcome: Miss | Refused
     try:
@@ -156,7 +156,7 @@ def touch(keys: Mapping[str, object], store: Store) -> None:
 
 
 def check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """What ran must be what the key names: its parts, `before`, were made before the code ran. Raises ModelChanged."""
+    """Raise ModelChanged if the parts of the key from `before` the code ran differ from those `after` it."""
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if changed:
         raise ModelChanged(f"the model changed while it was being loaded: {', '.join(changed)}; retrying may succeed")

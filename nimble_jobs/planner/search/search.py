@@ -34,10 +34,10 @@ _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that
 
 
 class Search:
-    """The search for the fastest schedules of one target. `candidates` holds what was tried, and why not more."""
+    """The search for the fastest schedules of one target. `candidates` lists what was tried or left out, and why."""
 
     def __init__(self, target: Target, options: BuildOptions, *, told: Callable[[str], None] = lambda _: None) -> None:
-        """`told` is called with the name of each source, and of each candidate, as it is begun. What it raises ends the
+        """`told` is called with the name of each source and each candidate before its turn. What it raises ends the
         search.
         """
         self._target = target
@@ -51,7 +51,7 @@ class Search:
         self._refused: Found | None = None  # the first that disagrees with eager, in case none agrees
 
     def run(self, *, only_first: bool = False) -> Found:
-        """The best candidate, or one with a `failure` if none agrees with eager. The weights then lie as it needs them.
+        """The best candidate, or one with a `failure` if none agrees with eager. The weights then have its layout.
 
         With `only_first` no other source is tried. Raises CannotRecord, EngineError, OutOfMemory, and CheckFailed for a
         target that `must_agree`, if the first candidate cannot be used; the weights then lie as they were given.
@@ -116,7 +116,7 @@ class Search:
         return one if one is not None and one.failure is None else None
 
     def _recorded(self, source: Source, *, must: bool) -> Programs | None:
-        """The programs of a source planned on one stream, each task timed; None if that is not worth going on with."""
+        """The programs of a source, planned on one stream, with each task timed; None if it is not worth measuring."""
         target = self._target
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):
@@ -155,8 +155,8 @@ class Search:
                 self._measure(one.source, programs, single=one)
 
     def _on_several_streams(self, one: Found, name: str) -> list[Programs]:
-        """What to try of a source that works on one stream: each plan of its program or, if captures take long, the
-        fastest plans of its programs.
+        """The plans to try for a source that works on one stream: each plan of its program or, if captures take long,
+        the fastest plans of its programs.
         """
         target = self._target
         try:
@@ -172,7 +172,7 @@ class Search:
             return []
 
     def _fastest_plans(self, one: Found, name: str) -> Programs | None:
-        """By program the plan that is fastest alone, of a few; None if that is one stream for all of them."""
+        """For each program, the fastest of a few plans, timed alone. None if one stream is fastest for all programs."""
         chosen: dict[Role, Planned] = {}
         for role, single in one.programs.items():
             chosen[role] = single
@@ -189,7 +189,7 @@ class Search:
         return None if chosen == one.programs else chosen
 
     def _plans(self, single: Planned, name: str, *, few: bool = False) -> list[Planned]:
-        """A program on several streams, as often as that is worth a try."""
+        """The plans of a program on several streams that are worth trying."""
         with self.clock.time("plan"):
             plans, why_not = plans_with_streams(single, self._options, self._target.device)
             if why_not is not None:
@@ -202,8 +202,9 @@ class Search:
     def _measure(
         self, source: Source, programs: Programs, *, must: bool = False, single: Found | None = None
     ) -> Found | None:
-        """Capture, check and time one candidate. It becomes the best if it costs less than all before, and, with
-        several streams, enough less than the `single` one of its source.
+        """Capture, check and time one candidate. It becomes the best if it costs less than all earlier ones.
+
+        With several streams, it must also cost clearly less than `single`, the same source on one stream.
         """
         name, target = _name(source, programs), self._target
         streams = _most_streams(programs)
@@ -250,7 +251,7 @@ class Search:
         return self._judged(found, single) if over is None or failure is not None else None
 
     def _checked(self, captured: Captured, *, must: bool) -> tuple[float | None, str | None]:
-        """The relative norm against eager, and why that is too much, if it is."""
+        """The relative norm against eager, and the reason if it is too large."""
         try:
             with self.clock.time("check"):
                 return captured.check(thorough=must), None
@@ -293,7 +294,7 @@ class Search:
         return True
 
     def _spent(self, name: str, streams: int | None = None) -> bool:
-        """Whether the time is used up; then this candidate has a row that says so."""
+        """Whether the time is used up. If so, adds a row for this candidate that says so."""
         if time.monotonic() <= self._deadline:
             return False
         reason = f"not tried: the budget of {self._options.budget_s:.0f} s was used up"

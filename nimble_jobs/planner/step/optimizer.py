@@ -1,8 +1,8 @@
-"""The second half of a training step: unscale, clip, update. All of its state lies in tensors that never move.
+"""The second half of a training step: unscale, clip, update. All of its state is in tensors that never move.
 
-The updates are torch's own fused kernels. Their state exists before the first step, zero as it would be after none, so
-that all steps are alike and one recording serves for each. Dynamic loss scaling is that of torch.amp.GradScaler
-(Micikevicius et al., Mixed Precision Training, 2018), without a read on the host.
+The updates are torch's own fused kernels. Their state is allocated, with zeros, before the first step, so all steps are
+alike and one recording serves for each. Dynamic loss scaling works as in torch.amp.GradScaler (Micikevicius et al.,
+Mixed Precision Training, 2018), but without a read on the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What one update of the weights found."""
+    """What one update of the weights reports."""
 
     found_inf: torch.Tensor | None  # bool, zero-dimensional: the update was skipped; None without loss scaling
     grad_norm: torch.Tensor | None  # of all gradients, before they were clipped
@@ -59,7 +59,7 @@ class Optimizer:
         return found
 
     def follow_layout(self) -> None:
-        """Lay the slots out as the parameters lie now; fused kernels want them alike. No value changes."""
+        """Give the slots the memory layout of their parameters, as fused kernels require. No value changes."""
         for slot, tensors in self.slots.items():
             if slot != "step":
                 self.slots[slot] = {n: laid_out_as(t, self._parameters[n]) for n, t in tensors.items()}
@@ -141,7 +141,7 @@ class Optimizer:
 
 
 def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Gradients in memory of their own: autograd may hand the same tensor out for two parameters."""
+    """The gradients, each in memory of its own, because autograd may return the same tensor for two parameters."""
     seen: set[int] = set()
     apart = {}
     for name, gradient in gradients.items():
@@ -151,13 +151,13 @@ def _apart(gradients: Tensors) -> dict[str, torch.Tensor]:
 
 
 def laid_out_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it lies as `model` does, else a copy that does. Strides are exactly those of `model`."""
+    """The tensor itself if it has the memory layout of `model`, else a copy in that layout, with equal strides."""
     found = seen_as(tensor, model)
     return found if found is not None else torch.empty_like(model).copy_(tensor)
 
 
 def seen_as(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor | None:
-    """The tensor with the strides of `model`, of the same shape, if both lie alike; else None."""
+    """The tensor with the strides of `model`, if both have the same shape and memory layout, else None."""
     if tensor.stride() == model.stride():
         return tensor
     if all(n == 1 or a == b for n, a, b in zip(model.shape, tensor.stride(), model.stride(), strict=True)):

@@ -1,6 +1,6 @@
-"""Takes checkpoints while the training goes on: a copy of the state now, files and syncs on a thread later.
+"""Takes checkpoints while the training continues: copies the state at once, and has a thread write the files later.
 
-If the disk is full or read-only for a while, that thread waits. The training goes on until the next checkpoint is due.
+If the disk is full or read-only for a while, that thread waits. The training runs until the next checkpoint is due.
 
 Nothing waits for the device. A copy is written once the figures of all its steps have arrived and are finite.
 """
@@ -28,7 +28,7 @@ from nimble_jobs.workloads.training.keep.state import Progress, State, random_st
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """A copy of the state that nobody writes yet."""
+    """A copy of the state that is not being written yet."""
 
     step: int
     sheet: dict[str, Any]
@@ -74,23 +74,25 @@ class Keeper:
 
     @property
     def path(self) -> Path | None:
-        """Where the newest one on the disk is."""
+        """The path of the newest checkpoint on the disk."""
         return None if self.latest is None else self._checkpoints.path(self.latest)
 
     def due_after_step(self, step: int, *, end: bool) -> bool:
-        """Whether to take one now; at the `end` of an epoch `due_after_epoch` decides. Raises what writing raised."""
+        """Whether a checkpoint is due; at the `end` of an epoch `due_after_epoch` decides. Raises an error of the last
+        write.
+        """
         busy, every = self._busy(), self._spec.every_steps if self._spec is not None else None
         self._due = self._due or (every is not None and step % every == 0)
         return self._due and not end and not busy
 
     def due_after_epoch(self, epoch: int) -> bool:
-        """Whether to take one after an epoch that is not the last. Raises what writing raised."""
+        """Whether a checkpoint is due after an epoch that is not the last. Raises what writing raised."""
         every = self._spec.epochs if self._spec is not None else None
         by_steps = self._due and not self._busy()  # if busy, it is taken after a later step
         return by_steps or (every is not None and epoch % every == 0)
 
     def take(self, progress: Progress) -> None:
-        """Copy the state of this moment, unless it is kept already, once the one before is written.
+        """Wait until the checkpoint before is written, then copy the current state, unless it is kept already.
 
         The first `write` with the figures of all its steps begins to write it.
         """
@@ -117,17 +119,17 @@ class Keeper:
         self._writing = self._thread.submit(self._write, taken, steps.tensors(taken.step))
 
     def settle(self) -> None:
-        """Wait until the one that is being written is on the disk. Raises what went wrong with it."""
+        """Wait until the checkpoint that is being written is on the disk. Raises the error of its write."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """End the thread, once it has written what it is writing."""
+        """End the thread, once it has finished its current write."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _busy(self) -> bool:
-        """Whether one is being written or waits for figures. Raises what went wrong with the last one."""
+        """Whether a checkpoint is being written or waits for figures. Raises the error of the last write."""
         if self._writing is None:
             return self._waiting is not None
         if not self._writing.done():
