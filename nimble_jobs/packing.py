@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from nimble_jobs.argument_paths import PATH, check_paths
 from nimble_jobs.preprocess import BITS, FLOATS, Preprocess, of_words
 
 Gives = Literal["float", "integer", "bool"]
 Make = Literal["value", "mask_right", "mask_left"]
 
 LENGTHS = "int32"  # the stored type of a mask's length
-PATH = re.compile(r"(?:[A-Za-z_]\w*|\d+)(?:\.\w+)*")
 ROW_BYTES = 8  # a row is a multiple of this, so that every part of every row is aligned
 
 _WORDS = re.compile(r"(\w+)\[([\d, ]*)\] (float|integer|bool)(?: below (\d+))?(?:: (.+))?")
@@ -138,7 +138,7 @@ class Layout:
     @property
     def text(self) -> str:
         """For people: `attention_mask, input_ids int32[128]`."""
-        return ", ".join(p.path if p.is_made else f"{p.path} {p.dtype}{list(p.shape)}" for p in self.parts)
+        return ", ".join(p.path if p.is_made else f"{p.path} {p.dtype}{list(p.shape) or ''}" for p in self.parts)
 
     @property
     def holds_integers(self) -> bool:
@@ -225,29 +225,3 @@ def part_of_words(path: str, words: str) -> Part:
 def layout_of_words(words: Mapping[str, str]) -> Layout:
     """Inverse of `Layout.words`. Raises ValueError for any other text."""
     return Layout(tuple(part_of_words(path, said) for path, said in words.items()))
-
-
-def check_paths(paths: Sequence[str]) -> None:
-    """Raises ValueError unless the paths can be given to one call, each of them a value of its own.
-
-    No path may be given twice or lie inside another, and positions must be counted from 0.
-    """
-    for path in paths:
-        if not PATH.fullmatch(path):
-            raise ValueError(f"{path!r:.60} names no argument; expected a name such as x, or a dotted one such as x.a")
-    inside: dict[str, set[str]] = {}
-    for path in paths:
-        names = path.split(".")
-        for depth, name in enumerate(names):
-            inside.setdefault(".".join(names[:depth]), set()).add(name)
-    for path in sorted(paths):
-        if path in inside:
-            raise ValueError(f"{path} is given both as a whole and in parts: {path}.{min(inside[path])}")
-        if paths.count(path) > 1:
-            raise ValueError(f"{path} is given twice")
-    for outer, names_inside in inside.items():
-        positions = sorted(int(name) for name in names_inside if name.isdigit())
-        if positions != list(range(len(positions))) or (outer and positions and len(positions) < len(names_inside)):
-            given = ", ".join(sorted(names_inside))
-            where = f"the entries of {outer}" if outer else "the positional arguments"
-            raise ValueError(f"{where} are {given}; expected either names, or positions counted from 0")

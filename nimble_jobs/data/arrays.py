@@ -67,13 +67,12 @@ class ArraySource:
         labels: np.ndarray | None,
         notes: tuple[str, ...] = (),
     ) -> None:
+        where = f"{stamp.path}: input.fields.{spec.fields.which}"
         if isinstance(x, np.ndarray) and x.ndim == 0:
-            raise DataError(
-                f"{stamp.path}: input.fields.x: the array has no axes; expected the records along the first axis"
-            )
+            raise DataError(f"{where}: the array has no axes; expected the records along the first axis")
         self._x = x
         shape = x.shape[1:] if isinstance(x, np.ndarray) else x.shape
-        self._transform = bind(spec.transform, shape, x.dtype, f"{stamp.path}: input.fields.x")
+        self._transform = bind(spec.transform, shape, x.dtype, where)
         self.total = len(x) if isinstance(x, np.ndarray) else x.total
         self.layout: Layout | None = x.layout if isinstance(x, FortranRows) else None
         self._kept = Kept(self.block, keep_bytes)
@@ -162,7 +161,7 @@ def open_arrays(spec: InputSpec, path: Path) -> ArraySource:
                 where = f"{path}: input.fields.{which}: {name!r}"
                 return _read_member(file, archive, members[name], stamp, where, notes)
 
-            x = array("x", spec.fields.x)
+            x = array(spec.fields.which, spec.fields.name)
             total = x.total if not isinstance(x, np.ndarray) else len(x) if x.ndim else 0
             where = f"{path}: input.fields.id: {spec.fields.id!r}"
             ids = None if spec.fields.id is None else as_ids(_whole(array("id", spec.fields.id)), total, where)

@@ -27,8 +27,8 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.plural import count
 
 
-def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
-    """The columns that `fields.x` names. Raises DataError for a name or wildcard that matches none."""
+def choose(path: Path, x: str, known: Sequence[str], which: str = "x") -> list[str]:
+    """The columns that `fields.x`, or one argument of it, names. Raises DataError if a name matches none."""
     names = set(known)
     if x in names:
         return [x]
@@ -36,7 +36,7 @@ def choose(path: Path, x: str, known: Sequence[str]) -> list[str]:
     for part in (p.strip() for p in x.split(",")):
         matching = [part] if part in names else [k for k in known if fnmatchcase(k, part)]
         if not matching:
-            raise unknown_field(path, "x", part, known)
+            raise unknown_field(path, which, part, known)
         chosen.update(dict.fromkeys(matching))
     return list(chosen)
 

@@ -19,9 +19,10 @@ from nimble_jobs import moves
 from nimble_jobs.data.blocks import Layout
 from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
-from nimble_jobs.data.source import record_of
+from nimble_jobs.data.several_columns import source_of
+from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, TableSource
+from nimble_jobs.data.table import OpenTable
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.spec.model import InputSpec
@@ -111,7 +112,7 @@ class _Blocks:
 
 def open_large(
     spec: InputSpec, path: Path, stamp: Stamp, *, known: Sequence[str], names: Sequence[str], extra: Sequence[str]
-) -> TableSource:
+) -> Source:
     """Rows of a CSV file with the columns `known`, of which `names` make x. Raises DataError."""
     with stamp.open() as file:
         first = mapped(
@@ -141,7 +142,7 @@ def open_large(
         bad=bad,
         line=_Lines(blocks, starts),
     )
-    return TableSource(spec, stamp, opened)
+    return source_of(spec, stamp, opened)
 
 
 def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> _Found:

@@ -14,9 +14,10 @@ from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.csv_blocks import lines_of, open_large
 from nimble_jobs.data.csv_cells import Cells, as_text, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import after_header, check_closed
-from nimble_jobs.data.source import record_of
+from nimble_jobs.data.several_columns import source_of
+from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, TableSource, check_columns
+from nimble_jobs.data.table import OpenTable, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
@@ -24,7 +25,7 @@ from nimble_jobs.spec.model import InputSpec
 WHOLE_BYTES = 64 << 20  # files up to this size are read whole and kept in memory
 
 
-def open_csv(spec: InputSpec, path: Path) -> TableSource:
+def open_csv(spec: InputSpec, path: Path) -> Source:
     """Rows of one CSV file (UTF-8, comma). A cell that is not a number, or a line of wrong length, makes a bad record.
 
     Columns with only whole numbers stay whole; transform.scale: 1 makes them float32.
@@ -56,7 +57,7 @@ def open_csv(spec: InputSpec, path: Path) -> TableSource:
         bad=bad,
         line=_Lines(path, stamp, table.num_rows),
     )
-    return TableSource(spec, stamp, opened)
+    return source_of(spec, stamp, opened)
 
 
 class _Lines:

@@ -10,7 +10,7 @@ import numpy as np
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, stamp_of
+from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, packing_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.decoding.work import BAD, Answer, Row
 from nimble_jobs.errors import DataError
@@ -29,6 +29,7 @@ class Unread(Unblocked):
         self._reason = reason
         self.signature: Signature = like.signature
         self.preprocess: Preprocess | None = like.preprocess
+        self.packing = packing_of(like)
         self.ids: Ids | None = Ids([name])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
         # Differs from the fingerprint of the readable file, so that shards of attempts that read it are not reused.

@@ -6,10 +6,11 @@ Files are read, not mapped, so a file that shrinks meanwhile causes an error ins
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +18,15 @@ import pyarrow.parquet as pq
 
 from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
+from nimble_jobs.data.several_columns import source_of
+from nimble_jobs.data.source import Source
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, TableSource, check_columns
+from nimble_jobs.data.table import OpenTable, check_columns
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
+
+T = TypeVar("T")
 
 _READ_BYTES = 1 << 20  # bytes of a column read at a time, if a row group is larger than a block
 _LEVELS = 4  # bytes per number in a list while it is decoded
@@ -29,8 +34,13 @@ _INDEX = 4  # bytes per value of a column whose equal values are held once
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
 
 
-def open_parquet(spec: InputSpec, path: Path) -> TableSource:
+def open_parquet(spec: InputSpec, path: Path) -> Source:
     """Rows of one Parquet file. Raises DataError if the file or a column is missing or unreadable."""
+    return opened_as(source_of, spec, path)
+
+
+def opened_as(make: Callable[[InputSpec, Stamp, OpenTable], T], spec: InputSpec, path: Path) -> T:
+    """What `make` makes of the rows of one Parquet file. Raises DataError."""
     stamp = Stamp.of(path)
     try:
         with open_regular(path) as opened, pq.ParquetFile(name_of(opened)) as file:
@@ -42,7 +52,7 @@ def open_parquet(spec: InputSpec, path: Path) -> TableSource:
         paths = [columns.bytes_path(name, schema.field(name).type) for name in names]
         blocks = _Blocks(stamp, metadata, names, pieces, once=[p for p in paths if p])
         table = OpenTable(names=names, schema=schema, layout=_layout(pieces), read=blocks.read, extra=held)
-        return TableSource(spec, stamp, table)
+        return make(spec, stamp, table)
     except (pa.ArrowException, OSError) as e:
         raise DataError(f"{path}: cannot be read ({e}); expected a complete .parquet file") from e
 

@@ -22,9 +22,10 @@ from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import READY, Form, Joined, Loaded, Source, Wanted, form_of, list_files, placed
+from nimble_jobs.data.source import READY, Form, Joined, Loaded, Source, Wanted, form_of, list_files, packing_of, placed
 from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.errors import DataError
+from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.pipeline import Meter, usable_cores
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
@@ -43,7 +44,7 @@ class Reader:
 
     `signature` describes one record after the transform, `label_names` holds the class names if labels are text, and
     `fingerprint` changes with every file of the input. `preprocess` lists the steps that remain for stored records;
-    None: records are available only after the transform.
+    None: records are available only after the transform. `packing` is the layout of records with several inputs.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Reader:
         self.total: int = source.total
         self.signature: Signature = source.signature
         self.preprocess: Preprocess | None = source.preprocess
+        self.packing: Packing | None = packing_of(source)
         self._crew: Crew | None = None  # processes that decode pictures
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files without records, and the reasons
 
@@ -324,6 +326,10 @@ def _opener(spec: InputSpec) -> Callable[[Path], Source]:
     if spec.format in ("npy", "npz"):
         from nimble_jobs.data.arrays import open_arrays
 
+        if spec.fields.arguments is not None:
+            from nimble_jobs.data.several import open_each
+
+            return lambda path: open_each(spec, path, open_arrays)
         return lambda path: open_arrays(spec, path)
     if spec.format == "parquet":
         from nimble_jobs.data.parquet import open_parquet

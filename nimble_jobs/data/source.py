@@ -18,6 +18,7 @@ from nimble_jobs.data.records import Signature
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.decoding.work import COLUMNS
 from nimble_jobs.errors import DataError
+from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import InputFile
 
@@ -133,6 +134,12 @@ def form_of(source: Source, *, stored: bool) -> Form:
     return Form(shape=source.signature.shape, dtype=source.signature.dtype)
 
 
+def packing_of(source: Source) -> Packing | None:
+    """The layout of rows that hold several inputs each; None if there is one input."""
+    packing: Packing | None = getattr(source, "packing", None)
+    return packing
+
+
 def placed(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
     """The rows, copied to the beginning of `into` if it is given."""
     if into is None:
@@ -200,7 +207,9 @@ class Joined:
 
     def __init__(self, parts: Sequence[Source], first: Source | None = None) -> None:
         first = first or parts[0]
+        self.packing = packing_of(first)
         for part in parts:
+            _check_packing(packing_of(part), self.packing, part, first)
             if part.signature != first.signature:
                 mends = ", or transform.scale: 1 for float32" if part.signature.shape == first.signature.shape else ""
                 raise DataError(
@@ -295,3 +304,14 @@ class Joined:
     def check(self, indexes: np.ndarray) -> None:
         for part in np.unique(np.searchsorted(self._starts, indexes, side="right") - 1).tolist():
             self.parts[part].check(indexes)
+
+
+def _check_packing(found: Packing | None, expected: Packing | None, part: Source, first: Source) -> None:
+    """Raises DataError if two files hold inputs of different types or shapes."""
+    if found == expected or found is None or expected is None:
+        return
+    path, said = next((path, said) for path, said in found.words.items() if said != expected.words[path])
+    raise DataError(
+        f"{part.stamps[0].path}: records of {path} are {said}; "
+        f"expected {expected.words[path]}, as in {first.stamps[0].path}"
+    )

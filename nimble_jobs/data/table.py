@@ -49,7 +49,7 @@ class TableSource:
         self._bad = table.bad
         self._bad_rows = np.array(sorted(self._bad), dtype=np.int64)
         self._kept = Kept(self.block, keep_bytes)
-        self._where = f"{stamp.path}: input.fields.x: {spec.fields.x!r}"
+        self._where = f"{stamp.path}: input.fields.{spec.fields.which}: {spec.fields.name!r}"
         self.layout: Layout | None = layout
         self.notes: tuple[str, ...] = ()
         self._starts = layout.starts
@@ -105,7 +105,7 @@ class TableSource:
 
     def _first_shape(self) -> tuple[int, ...]:
         for number in range(len(self._starts) - 1):
-            shape = columns.first_shape(columns.joined(self._table(number).column(self._names[0])))
+            shape = columns.first_shape(columns.joined(self.table(number).column(self._names[0])))
             if shape is not None:
                 return shape
         raise DataError(f"{self._where}: every record is empty; expected lists of numbers")
@@ -176,7 +176,11 @@ class TableSource:
 
     def block(self, number: int) -> Block:
         """Read one block. Raises DataError if the file has changed or cannot be read."""
-        block = self._make(self._table(number))
+        return self.block_of(number, self.table(number))
+
+    def block_of(self, number: int, table: pa.Table) -> Block:
+        """A block from its rows."""
+        block = self._make(table)
         first = int(self._starts[number])
         a, b = np.searchsorted(self._bad_rows, (first, first + len(block.place)))
         for i in self._bad_rows[a:b].tolist():
@@ -184,7 +188,8 @@ class TableSource:
             block.place[i - first] = -1
         return block
 
-    def _table(self, number: int) -> pa.Table:
+    def table(self, number: int) -> pa.Table:
+        """The rows of a block. Raises DataError if the file has changed or cannot be read."""
         self.stamps[0].check()
         table = self._read(number)
         self.stamps[0].check()
@@ -266,7 +271,12 @@ def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
 
 def check_columns(spec: InputSpec, path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:
     """Columns of x, and the id and label columns. Raises DataError for missing ones."""
-    names = columns.choose(path, spec.fields.x, known)
+    arguments = spec.fields.arguments
+    if arguments is None:
+        names = columns.choose(path, spec.fields.name, known)
+    else:
+        chosen = [columns.choose(path, name, known, f"x.{argument}") for argument, name in arguments.items()]
+        names = list(dict.fromkeys(name for some in chosen for name in some))
     extra = []
     for which in ("id", "label"):
         name = getattr(spec.fields, which)

@@ -17,7 +17,7 @@ from torch import nn
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, same_bytes, tensors_in
-from nimble_jobs.engine.tree import has_own_names, named_leaves
+from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord
 
 _SLACK = 5e-2  # relative norm; two eager calls on the same input may add up sums in a different order
@@ -201,6 +201,7 @@ def _refuse_cached(
 
 def _leaves(result: Any) -> dict[str, Any]:
     """Outputs by name. Tensors are copied, since the model's next call may write into them."""
+    result = opened(result)
     named = named_leaves(result, "" if has_own_names(result) else "output")
     return {n: v.detach().clone() if isinstance(v, torch.Tensor) else v for n, v in named}
 

@@ -21,7 +21,7 @@ from nimble_jobs.engine.private.modules import saved_names
 from nimble_jobs.engine.private.tensors import storage_id, version
 from nimble_jobs.engine.recorder import Recorder, Recording
 from nimble_jobs.engine.state import state_of
-from nimble_jobs.engine.tree import has_own_names, named_leaves
+from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.schedule import BufferKind
 
@@ -191,6 +191,7 @@ def flatten_outputs(result: Any) -> dict[str, torch.Tensor]:
     Raises CannotRecord if there is no tensor, or if two have the same name.
     """
     named: dict[str, torch.Tensor] = {}
+    result = opened(result)
     for name, leaf in named_leaves(result, "" if has_own_names(result) else "output"):
         if isinstance(leaf, torch.Tensor):
             if name in named:

@@ -22,6 +22,19 @@ def named_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     ]
 
 
+def opened(value: Any) -> Any:
+    """The same value with a dict in place of each dataclass that torch does not know; only lists, tuples and dicts are
+    searched.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and tree_children(value) is None:
+        return {f.name: opened(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if type(value) in (list, tuple):
+        return type(value)(opened(item) for item in value)
+    if type(value) is dict:
+        return {key: opened(item) for key, item in value.items()}
+    return value
+
+
 def has_own_names(value: Any) -> bool:
     """Whether a value is a container whose entries have names instead of positions."""
     return isinstance(value, Mapping) or hasattr(value, "_fields") or dataclasses.is_dataclass(value)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.export.passes import move_to_device_pass
 
 from nimble_jobs.errors import ModelError, OutOfMemory
+from nimble_jobs.models.call_arguments import TAKES
 from nimble_jobs.models.identity import opened
 from nimble_jobs.models.permission import check_exported
 from nimble_jobs.models.source import weights_file
@@ -47,6 +48,7 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     weights = weights_file(spec)
     if weights is not None:
         load_weights(module, weights)
+    module.__dict__[TAKES] = _takes(program)
     return _without_modes(module, file)
 
 
@@ -76,6 +78,15 @@ def _placeholders(program: torch.export.ExportedProgram) -> list[Any]:
 
 def _inputs(program: torch.export.ExportedProgram) -> list[str]:
     return [f"{list(t.shape)} {t.dtype}" if isinstance(t, torch.Tensor) else repr(t) for t in _placeholders(program)]
+
+
+def _takes(program: torch.export.ExportedProgram) -> tuple[Any, dict[str, Any]]:
+    """The arguments that the program was exported with, nested as they were, with the dtype of each as its leaves."""
+    kinds = [t.dtype if isinstance(t, torch.Tensor) else None for t in _placeholders(program)]
+    nesting = program.call_spec.in_spec
+    assert nesting is not None
+    positional, named = nesting.unflatten(kinds)
+    return positional, named
 
 
 def _without_modes(module: nn.Module, file: Path) -> nn.Module:

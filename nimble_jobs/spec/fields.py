@@ -23,6 +23,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from nimble_jobs.argument_paths import PATH, check_paths
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show, wrong
 
@@ -76,6 +77,28 @@ def _limit_or_off(value: object) -> object:
     return seconds
 
 
+def _columns(value: object) -> object:
+    """A name, or a mapping from the model's arguments to names."""
+    if isinstance(value, str) and value:
+        return value
+    if not isinstance(value, dict):
+        expected = (
+            "a text that is not empty" if value == "" else "text, or a mapping from the model's arguments to names"
+        )
+        raise BadValue(wrong(value), expected)
+    if not value:
+        raise BadValue("found an empty mapping", "the model's arguments, each with an array or a column")
+    for argument, name in value.items():
+        if not isinstance(name, str) or not name:
+            raise BadValue(f"{argument}: {wrong(name)}", "the name of an array or a column")
+    try:
+        check_paths(list(value))
+    except ValueError as e:
+        problem, _, expected = str(e).partition("; expected ")
+        raise BadValue(problem, expected or "each argument once") from e
+    return value
+
+
 def or_defaults(value: object) -> object:
     """`true` stands for a mapping without fields, `false` for none."""
     if value is True:
@@ -91,7 +114,8 @@ KNOWN_OUTPUTS = (
 
 _NameCheck, _NameSchema = _matching(NAME, NAME_EXPECTED)
 _FieldCheck, _FieldSchema = _matching(
-    r"[A-Za-z_][A-Za-z0-9_]*", f"{', '.join(KNOWN_OUTPUTS)}, or the name of one of the model's outputs"
+    r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*",
+    f"{', '.join(KNOWN_OUTPUTS)}, or the name of one of the model's outputs",
 )
 Whole = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -141,6 +165,23 @@ AutoOrFlag = Annotated[
     Literal["auto"] | bool,
     PlainValidator(_auto_or_flag),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
+]
+Columns = Annotated[
+    str | dict[str, str],
+    PlainValidator(_columns),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": f"^(?:{PATH.pattern})$"},
+                    "additionalProperties": {"type": "string", "minLength": 1},
+                    "minProperties": 1,
+                },
+            ]
+        }
+    ),
 ]
 WeightsFile = Annotated[str, based(paths.weights_file)]
 DataPath = Annotated[str, based(paths.absolute_glob)]

@@ -17,6 +17,7 @@ from nimble_jobs.spec.fields import (
     AfterItem,
     AutoOrCount,
     AutoOrFlag,
+    Columns,
     Device,
     Frozen,
     HeightWidth,
@@ -91,16 +92,32 @@ class ModelSpec(Frozen):
 class FieldsSpec(Frozen):
     """Names of the arrays or columns to read."""
 
-    x: str = Field(
+    x: Columns = Field(
         default="x",
-        min_length=1,
-        description="Array or column that holds the records; or columns of numbers that make a vector, such as a,b,c*.",
-        examples=["images", "c*"],
+        description="Array or column of the records; columns of numbers that make a vector, such as a,b,c*; or a "
+        "mapping from the model's arguments to those.",
+        examples=["images", "c*", {"image": "pixels", "meta.age": "age"}],
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")
     label: str | None = Field(
         default=None, min_length=1, description="Array or column of class labels, or of target numbers."
     )
+
+    @property
+    def arguments(self) -> dict[str, str] | None:
+        """What each argument of a model with several is read from; None for a model with one input."""
+        return self.x if isinstance(self.x, dict) else None
+
+    @property
+    def which(self) -> str:
+        """The field that names the records, for messages."""
+        return "x"
+
+    @property
+    def name(self) -> str:
+        """`x` of a model with one input."""
+        assert isinstance(self.x, str)
+        return self.x
 
 
 class TransformSpec(Frozen):

@@ -34,6 +34,11 @@ NOT_YET = (
         accepted=lambda s: s.kind == "score" or s.schedule.progressive is not True,
         expected="auto or false if kind is finetune",
     ),
+    NotYet(
+        field="input.fields.x",
+        accepted=lambda s: s.kind == "score" or s.input.fields.arguments is None,
+        expected="one array or column if kind is finetune",
+    ),
 )
 
 RULES: list[Rule] = []
@@ -104,6 +109,11 @@ def _progressive(spec: JobSpec) -> Iterator[Finding]:
 def _input_fields(spec: JobSpec) -> Iterator[Finding]:
     fields, format_ = spec.input.fields, spec.input.format
     given = {name: getattr(fields, name) for name in ("x", "id", "label") if getattr(fields, name) is not None}
+    if fields.arguments is not None and format_ in ("images", "npy"):
+        what = "the files are one input" if format_ == "images" else "the file holds one array"
+        problem = f"found a mapping, but input.format is {format_}: {what}"
+        yield Finding("input.fields.x", problem, "none, or format npz, parquet or csv")
+        return
     if format_ in ("images", "npy"):  # their records have no names
         names = {"id": "path", "label": "parent"} if format_ == "images" else {}
         for name, value in given.items():
@@ -116,10 +126,13 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(f"input.fields.{name}", f"{show(given[name])} is given twice", "different arrays or columns")
 
 
-@rule("input.decode", "input.format", "run.device")
+@rule("input.decode", "input.format", "run.device", "input.fields.x")
 def _decode(spec: JobSpec) -> Iterator[Finding]:
     decode, format_ = spec.input.decode, spec.input.format
-    if decode != "auto" and format_ not in ("images", "parquet"):
+    if decode == "gpu" and spec.input.fields.arguments is not None:
+        problem = "found gpu, but input.fields.x is a mapping, whose pictures the CPU decodes"
+        yield Finding("input.decode", problem, "cpu or auto")
+    elif decode != "auto" and format_ not in ("images", "parquet"):
         problem = f"found {decode}, but input.format is {format_}, which holds no pictures"
         yield Finding("input.decode", problem, "no decode")
     elif decode == "gpu" and spec.run.device == "cpu":

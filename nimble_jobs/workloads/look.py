@@ -19,6 +19,8 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, first_line
 from nimble_jobs.models.build import shapes_only
+from nimble_jobs.models.call_arguments import call_of
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.training.batches.augment import Augment
@@ -60,7 +62,8 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
 
 def _input(reader: Reader, seen: Look) -> None:
     signature = reader.signature
-    seen.found |= {"records": reader.total, "record": f"{signature.dtype} {list(signature.shape)}"}
+    record = f"{signature.dtype} {list(signature.shape)}" if reader.packing is None else reader.packing.text
+    seen.found |= {"records": reader.total, "record": record}
     if reader.label_names is not None:
         seen.found["classes"] = len(reader.label_names)
     first = reader.take(np.array([0]))
@@ -92,6 +95,12 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
     kind = getattr(torch, signature.dtype)
     if kind.is_floating_point:
         kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), kind)
+    batch = f"{signature.dtype} {[spec.input.batch_size, *signature.shape]}"
+    if reader.packing is not None:
+        call = call_of(module, [part.path for part in reader.packing.parts])
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        module = Packed(module, reader.packing, dtype, torch.device("meta"), call)
+        batch = f"{spec.input.batch_size}: {reader.packing.text}"
     x = torch.empty((spec.input.batch_size, *signature.shape), dtype=kind, device="meta")
     try:
         with torch.no_grad(), torch.device("meta"):
@@ -102,7 +111,6 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
         if _of_meta(e):
             seen.found["shapes"] = f"not checked: the model needs values, not only shapes: {first_line(e)}"
         else:
-            batch = f"{signature.dtype} {list(x.shape)}"
             seen.problems.append(f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}")
     else:
         seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())

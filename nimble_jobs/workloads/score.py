@@ -189,6 +189,7 @@ def request_of(
         shape=reader.signature.shape,
         dtype=reader.signature.dtype,
         batch_size=spec.input.batch_size,
+        packing=reader.packing,
         preprocess=reader.preprocess if devices.separate_memory(device) else None,
         schedule=spec.schedule,
         embedding="embedding" in spec.output.fields and pooling is None,

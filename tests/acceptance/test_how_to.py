@@ -26,6 +26,7 @@ PRINTED = {
     "read-explain": ["graph.width: 2", "wrote timeline.svg", "key.input"],
     "score-a-table": ['{"id":"c-0000"'],
     "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
+    "several-inputs": ['{"id":"p-000","risk":0.', "history.codes int16[8]"],
     "several-models-on-one-gpu": ["\tresident\t", "uses.resident: 2 of 4"],
 }
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nimble_jobs.engine.inputs import draw
-from nimble_jobs.models.packed import Packed, nested
+from nimble_jobs.models.call_arguments import Call
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.packing import ROW_BYTES, Layout, Part, layout_of_words, part_of_words, text_layout
 from nimble_jobs.preprocess import BITS, FLOATS, of_words
 
@@ -190,7 +191,7 @@ def test_arguments_are_nested_as_their_paths_say() -> None:
     """Positions make positional arguments and lists, names make dicts."""
     t = [torch.tensor(i) for i in range(6)]
     paths = ["1.b", "0", "x.p.1", "x.p.0", "x.q", "y"]
-    assert nested(dict(zip(paths, t, strict=True))) == (
+    assert Call.of_paths(paths).filled(dict(zip(paths, t, strict=True))) == (
         [t[1], {"b": t[0]}],
         {"x": {"p": [t[3], t[2]], "q": t[4]}, "y": t[5]},
     )

@@ -65,7 +65,7 @@ def parts_of(spec: dict[str, Any], memory_bytes: int | None = None) -> dict[str,
     """The parts of the key of a spec's job."""
     spec = copy.deepcopy(spec)
     shape, dtype = tuple(spec.pop("shape")), spec.pop("dtype")
-    reader: Any = SimpleNamespace(signature=SimpleNamespace(shape=shape, dtype=dtype))  # what readers find in files
+    reader: Any = SimpleNamespace(signature=SimpleNamespace(shape=shape, dtype=dtype), packing=None)  # as in files
     parsed = specs.restore(spec)
     folder = Path(parsed.model.source.split(":")[1]).parent
     return key_parts(request_of(parsed, reader, CPU, (folder,), memory_bytes), CPU)

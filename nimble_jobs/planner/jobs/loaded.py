@@ -25,8 +25,9 @@ from nimble_jobs.engine.tail import Head
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.models.build import build
+from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.embedding import WithEmbedding
-from nimble_jobs.models.packed import Packed, check_arguments
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.keys.request import Request, resident_key
@@ -214,14 +215,15 @@ def build_module(request: Request, device: torch.device) -> nn.Module:
             module = build(request.model, device=str(device), allowed_python=allowed, headless=headless)
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
-    if request.packing is not None:
-        check_arguments(module, [part.path for part in request.packing.parts])
+    packing, call = request.packing, None
+    if packing is not None:
+        call = call_of(module, [part.path for part in packing.parts])
     if request.embedding:
         module = WithEmbedding(module)
     if request.pooling is not None:
         module = Pooled(module, request.pooling, Path(parse_source(request.model.source).target)).to(device)
-    if request.packing is not None:
-        return Packed(module, request.packing, request.model_dtype, device)
+    if packing is not None:
+        return Packed(module, packing, request.model_dtype, device, call)
     if request.preprocess is not None:
         module = Preprocessed(module, request.preprocess, request.model_dtype, device)
     return module

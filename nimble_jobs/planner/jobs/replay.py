@@ -42,6 +42,7 @@ from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import ScheduleEntry, Store
 
 _INPUT = re.compile(r"x:(\w+)(\[.*\])")
+_SEVERAL = re.compile(r"\[(\d+)\] .*")
 _IN_FOLDERS = ("python", "exported")  # sources of which a key names the file without its folder
 
 
@@ -164,6 +165,10 @@ def _source(parts: Mapping[str, str], folders: Sequence[Path]) -> str:
 
 def _input(parts: Mapping[str, str]) -> dict[str, Any]:
     """What a request says of its records."""
+    packed = {name.removeprefix(PART): said for name, said in parts.items() if name.startswith(PART)}
+    if packed and (several := _SEVERAL.fullmatch(parts.get("input", ""))):
+        layout = layout_of_words(packed)
+        return {"batch_size": int(several[1]), "shape": (layout.nbytes,), "dtype": "uint8", "packing": layout}
     found = _INPUT.fullmatch(parts.get("input", ""))
     if not found:
         raise ValueError(f"its key names the input {parts.get('input') or 'unnamed'}, which no job can have")
@@ -172,10 +177,6 @@ def _input(parts: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("its input has no batch dimension")
     batch, *record = shape
     words = parts.get("input.preprocess")
-    packed = {name.removeprefix(PART): said for name, said in parts.items() if name.startswith(PART)}
-    if packed:
-        layout = layout_of_words(packed)
-        return {"batch_size": batch, "shape": (layout.nbytes,), "dtype": "uint8", "packing": layout}
     if words is None:
         kind = "int64" if found[1] == "int64" else "float32"
         return {"batch_size": batch, "shape": tuple(record), "dtype": kind}

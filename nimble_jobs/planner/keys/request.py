@@ -73,16 +73,17 @@ class Request:
 
 def key_parts(request: Request, device: torch.device) -> dict[str, str]:
     """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it."""
-    steps = request.preprocess
+    steps, packing = request.preprocess, request.packing
+    size = list(request.input_shape)
     kind = str(request.input_dtype).removeprefix("torch.") if steps is None else steps.dtype
     return {
         **identity(request.model),
         **devices.facts(device),
         "format": str(FORMAT_VERSION),
         "mode": "inference",
-        "input": f"x:{kind}{list(request.input_shape)}",
+        "input": f"x:{kind}{size}" if packing is None else f"[{request.batch_size}] {packing.text}",
         **({} if steps is None else {"input.preprocess": steps.words}),
-        **({} if request.packing is None else {PART + path: said for path, said in request.packing.words.items()}),
+        **({} if packing is None else {PART + path: said for path, said in packing.words.items()}),
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         **({} if request.pooling is None else {"outputs.pooling": request.pooling.words}),
