@@ -19,6 +19,7 @@ from nimble_jobs.settings import Settings, check_targets
 from nimble_jobs.spec import JobSpec, code
 from nimble_jobs.store import NewJob, Store, WorkerInfo, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.tracing import submitter_traceparent
 
 Home = Path | str | None  # state folder; None: chosen as the commands do
 
@@ -42,7 +43,8 @@ def submit(
     """Queue a spec, or a file with one. The job is durable once this returns.
 
     `priority`, `after` and `key` override the spec. `overrides` are `KEY=VALUE` texts for a file. `python:` models and
-    losses may be in folders of `allow_python` and of the settings. Raises SpecError; UsageError for a `python:` file
+    losses may be in folders of `allow_python` and of the settings. If TRACEPARENT is set, the job's traces are part of
+    that trace. Raises SpecError; UsageError for a `python:` file
     outside these folders, and if another spec has the same `key`; NotFound for an unknown job in `after`.
     """
     if not isinstance(spec, JobSpec):
@@ -68,6 +70,7 @@ def submit(
                 after=(*new.after, *after),
                 not_before=now + delay_s if delay_s else 0.0,
                 foreground=foreground,
+                traceparent=submitter_traceparent(),
             ),
             now,
         )

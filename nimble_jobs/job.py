@@ -102,6 +102,7 @@ class Job:
     urgency: int = 0  # the highest priority among the job and all jobs that wait for it
     attempts_before: int = 0  # attempts up to this number came before the last `retry` and no longer count
     skipped_by: str | None = None  # id of the job whose end made this job's wait impossible
+    traceparent: str | None = None  # W3C trace context: the trace that the job is a part of
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON
     schedule: dict[str, Any] = field(default_factory=dict)  # {key, hit, ...}

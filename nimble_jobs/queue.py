@@ -16,6 +16,7 @@ from nimble_jobs.settings.allowed import check_targets
 from nimble_jobs.spec import JobSpec, code, many
 from nimble_jobs.spec.grid import combinations
 from nimble_jobs.store import Again, NewJob, Store
+from nimble_jobs.tracing import submitter_traceparent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ def queue_array(
                     priority=job.priority if priority is None else priority,
                     after=(*job.after, *after),
                     not_before=now + delay_s if delay_s else 0.0,
+                    traceparent=submitter_traceparent(),
                 )
             )
         array, jobs = store.jobs.queue_array(new, now)

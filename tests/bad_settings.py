@@ -31,6 +31,7 @@ notify:
   timeout: 5s
   command_timeout: 2m
   give_up: 12h
+tracing: {endpoint: "http://localhost:4318"}
 """
 
 
@@ -62,6 +63,7 @@ def _bad(name: str, text: str | bytes, *messages: str) -> BadSettings:
 
 _DURATION = "expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m"
 _SIZE = "expected bytes or a size such as 512MiB or 20GB"
+_ENDPOINT = "expected an address such as http://localhost:4318, without user, password or query"
 _ADDRESS = "expected an address such as https://hooks.example.org/new, or a variable such as ${HOOK_URL}"
 _EVENTS = "expected failed, quarantined, missed, recovered or succeeded"
 _CLOCK = "expected an hour of the day, UTC, such as 03:30, or off"
@@ -84,7 +86,7 @@ BAD_SETTINGS = (
     _bad("a version in quotes", "version: '1'\n", "{file}:1: version: found '1'; expected 1"),
     _bad("a field with a typo", "limits: {gracee: 5s}\n", "{file}:1: limits.gracee: unknown field, did you mean grace?"),
     _bad("a field in the wrong section", "grace: 5s\n", "{file}:1: grace: unknown field, did you mean limits.grace?"),
-    _bad("a field of nobody", "telemetry: true\n", "{file}:1: telemetry: unknown field; expected one of version, device, gpu_memory, allow_python, limits, queue, cache, retention, notify"),
+    _bad("a field of nobody", "telemetry: true\n", "{file}:1: telemetry: unknown field; expected one of version, device, gpu_memory, allow_python, limits, queue, cache, retention, notify, tracing"),
     _bad("a section that is a number", "limits: 5\n", "{file}:1: limits: found 5; expected a mapping"),
     _bad("a section that is nothing", "limits:\n", "{file}:1: limits: is empty; expected a mapping"),
     _bad("a device that is none", "device: gpu0\n", "{file}:1: device: found 'gpu0'; expected auto, cpu, cuda or cuda:N"),
@@ -111,6 +113,11 @@ BAD_SETTINGS = (
     _bad("half of a name", "retention: {per_name: 1.5}\n", "{file}:1: retention.per_name: found 1.5; expected a whole number"),
     _bad("an age that is off", "queue: {aging: off}\n", f"{{file}}:1: queue.aging: found 'off'; {_DURATION}"),
     _bad("a cache of nothing", "cache: {size: 0B}\n", "{file}:1: cache.size: found 0; expected more than 0 bytes"),
+    _bad("an endpoint without a scheme", "tracing: {endpoint: 'localhost:4318'}\n", f"{{file}}:1: tracing.endpoint: found 'localhost:4318'; {_ENDPOINT}"),
+    _bad("an endpoint that is a file", "tracing: {endpoint: 'file:///tmp/x'}\n", f"{{file}}:1: tracing.endpoint: found 'file:///tmp/x'; {_ENDPOINT}"),
+    _bad("an endpoint with a password", "tracing: {endpoint: 'http://me:secret@localhost:4318'}\n", f"{{file}}:1: tracing.endpoint: found an address that cannot be used; {_ENDPOINT}"),
+    _bad("an endpoint with a query", "tracing: {endpoint: 'http://localhost:4318/?token=x'}\n", f"{{file}}:1: tracing.endpoint: found 'http://localhost:4318/?token=x'; {_ENDPOINT}"),
+    _bad("an endpoint with a wrong port", "tracing: {endpoint: 'http://localhost:99999'}\n", f"{{file}}:1: tracing.endpoint: found 'http://localhost:99999'; {_ENDPOINT}"),
     _bad("an event that is none", "notify: {on: [failed, started]}\n", f"{{file}}:1: notify.on[1]: found 'started'; {_EVENTS}"),
     _bad("only an event that is none", "notify: {on: [fail]}\n", f"{{file}}:1: notify.on[0]: found 'fail'; {_EVENTS}"),
     _bad("an event by itself", "notify: {on: failed}\n", "{file}:1: notify.on: found 'failed'; expected a list"),

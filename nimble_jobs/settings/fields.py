@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
 
@@ -29,6 +30,19 @@ def _host(text: str) -> str:
     if len(text) > 255 or matched is None or int(matched[1] or 1) not in range(1, 65_536):
         raise BadValue(f"found {show(text)}", "a host such as hooks.example.org, or localhost:8080")
     return text.lower()
+
+
+def _endpoint(text: str) -> str:
+    expected = "an address such as http://localhost:4318, without user, password or query"
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.netloc.lower()) is not None
+        sound = known and parts.port != 0
+    except ValueError:  # a port that is none
+        sound = False
+    if not sound or parts.query or parts.fragment or not text.isprintable() or " " in text or len(text) > 2048:
+        raise BadValue("found an address that cannot be used" if "@" in text else f"found {show(text)}", expected)
+    return text
 
 
 def _folder(text: str, base: Path | None) -> str:
@@ -76,6 +90,7 @@ Size = Annotated[
 Daily = Annotated[
     str, PlainValidator(_daily), WithJsonSchema({"type": "string", "pattern": f"^(?:off|{_CLOCK.pattern})$"})
 ]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Folder = Annotated[str, based(_folder)]
 Limit = Annotated[Seconds, AfterValidator(_positive)]
 Host = Annotated[str, AfterValidator(_host)]

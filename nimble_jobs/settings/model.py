@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from nimble_jobs.patience import DEFAULT_LIMIT_S
-from nimble_jobs.settings.fields import Daily, Folder, Host, Limit, Size, at_most
+from nimble_jobs.settings.fields import Daily, Endpoint, Folder, Host, Limit, Size, at_most
 from nimble_jobs.spec.fields import Device, Frozen, LimitOrOff, Seconds
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.units import BadValue, wrong
@@ -88,6 +88,15 @@ class NotifySettings(NotifySpec):
     give_up: Limit = Field(default=_DAY_S, description="How long a notification is tried before it is given up.")
 
 
+class TracingSettings(Frozen):
+    """OpenTelemetry traces."""
+
+    endpoint: Endpoint | None = Field(
+        default=None,
+        description="OTLP/HTTP collector for traces of attempts; null: the one that OTEL_* variables name, if any.",
+    )
+
+
 class Settings(Frozen):
     """The configuration of one state folder, as `load.read_settings` reads it."""
 
@@ -106,6 +115,7 @@ class Settings(Frozen):
     cache: CacheSettings = Field(default=CacheSettings(), description="Stored schedules.")
     retention: RetentionSettings = Field(default=RetentionSettings(), description="What prune keeps, and when it runs.")
     notify: NotifySettings = Field(default=NotifySettings(), description="Notifications about jobs.")
+    tracing: TracingSettings = Field(default=TracingSettings(), description="Traces of attempts.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

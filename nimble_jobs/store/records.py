@@ -228,6 +228,7 @@ def job_record(row: JobRow, *, spec: bool = True) -> Job:
         records_bad=row.records_bad,
         phase=row.phase,
         error=row.error,
+        traceparent=row.traceparent,
         allow_python=load_list(row.allow_python),
         spec=load_object(row.spec) if spec else {},
         schedule=load_object(row.schedule) if spec else _given(hit=row.hit, runs=row.runs),

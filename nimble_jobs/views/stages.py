@@ -23,7 +23,7 @@ _HELP = {
 
 def without(timings: dict[str, Any]) -> dict[str, Any]:
     """Timings without the stages."""
-    return {name: value for name, value in timings.items() if name not in ("stages", "bottleneck")}
+    return {name: value for name, value in timings.items() if name not in ("stages", "bottleneck", "phases")}
 
 
 def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ class Charge:
     The store may be unusable when an attempt ends. So its result is kept in `owed` until `owed.pay` can write it.
     """
 
-    def __init__(self, store: Store, worker: str) -> None:
+    def __init__(self, store: Store, worker: str, on_over: Callable[[Job], None] = lambda _job: None) -> None:
+        """`on_over` gets each job whose attempt has ended. Its end may be recorded later, when `owed` is paid."""
         self._store = store
+        self._on_over = on_over
         self._worker = worker
         self._busy = False  # the last look gave a job, so another one is likely
         self.running: Running | None = None
@@ -68,7 +70,7 @@ class Charge:
         """The child reports that an attempt is over and recorded. False if it was another attempt."""
         if self.running is None or (self.running.job.id, self.running.job.attempt) != (job_id, attempt):
             return False
-        self.running = None
+        self._leave()
         return True
 
     def watch(self, child: Child, now: float) -> None:
@@ -91,16 +93,23 @@ class Charge:
 
     def lost(self, how: str) -> None:
         """The child died; `how` says how."""
-        running, self.running = self.running, None
+        running = self._leave()
         if running:
             self.owed.add(partial(self._lose, running.job, f"the job's process died ({how})"))
 
     def give_back(self, child: Child, reason: str) -> None:
         """Kill the child; its job, if it has one, goes back to the queue."""
         child.kill()
-        running, self.running = self.running, None
+        running = self._leave()
         if running:
             self.owed.add(partial(endings.requeued, self._store.jobs, running.job, reason))
+
+    def _leave(self) -> Running | None:
+        """The attempt is over; returns it."""
+        running, self.running = self.running, None
+        if running:
+            self._on_over(running.job)
+        return running
 
     def _end(self, running: Running, verdict: Verdict, child: Child) -> None:
         log.warning("%s: %s; its process is killed", running.job.id, verdict)
@@ -108,7 +117,7 @@ class Charge:
         if verdict is Verdict.RESTARTED:
             self.give_back(child, "its process was restarted")
             return
-        self.running = None
+        self._leave()
         if verdict is Verdict.STALLED:
             reason = running.stalled(stopped=not child.end())
             self.owed.add(partial(self._stall, job, reason))

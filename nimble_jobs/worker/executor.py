@@ -103,7 +103,7 @@ def execute(
         with store.patient(patience.unconditional()):  # the attempt has ended and only needs to be recorded
             ended: Job | None = None
             if failure is None:
-                ended = _record(job, store, outcome)
+                ended = _record(job, store, replace(outcome, timings=pulse.timings(outcome.timings)))
             else:
                 endings.failed(jobs, job, failure, retry=retry)
             tidy(store, job.id, ended)

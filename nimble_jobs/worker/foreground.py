@@ -19,6 +19,7 @@ from nimble_jobs.worker.pulse import Pulse
 from nimble_jobs.worker.running import Running, Verdict, stall_of
 from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
 from nimble_jobs.worker.signals import Interrupts, interrupts
+from nimble_jobs.worker.tracing import Trace
 from nimble_jobs.workloads.context import Stop
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 Leave = Callable[[Job], None]
 
 _LOOK_S = 0.1
+_TRACES_S = 2.0  # how long the command may take, after the job has ended, to send its trace
 
 
 def run_inline(
@@ -76,7 +78,15 @@ def run_inline(
                     station.builders.close()
                 if station is not None and station.decoders is not None:
                     station.decoders.close()
+        _trace(store, job, station)
         return store.jobs.get(job.id)
+
+
+def _trace(store: Store, job: Job, station: Station | None) -> None:
+    """Send the attempt as a trace, if traces are on, for a short time at most."""
+    trace = Trace(store)
+    trace.over(job, station.device if station is not None else None)
+    trace.finish(_TRACES_S)
 
 
 def _not_claimed(store: Store, job_id: str) -> Job:
@@ -145,6 +155,7 @@ def _watched(
                 log.warning("recording its end failed: %s", error)
                 continue
             if not over.is_set():  # it may have stopped at the last moment
+                _trace(store, job, None)
                 leave(ended)
             return
 

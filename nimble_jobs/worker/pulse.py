@@ -17,6 +17,7 @@ from nimble_jobs.workloads.context import Stop
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
+_PHASES = 100  # phases whose beginnings are kept; a job that waits for a disk again and again has more
 
 
 class Pulse:
@@ -46,6 +47,7 @@ class Pulse:
         self._deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         self._values: dict[str, Any] = {"done": 0, "total": None, "bad": 0}
         self._phase: str | None = None  # before it began to wait
+        self._phases: list[dict[str, Any]] = []  # each phase that began, and when, in Unix seconds
         self._dirty = False
         self._cancel = False
         self._fenced = False
@@ -96,6 +98,7 @@ class Pulse:
                 if self._deadline is not None:
                     self._deadline += time.monotonic() - since
             self._values["phase"], self._dirty = phase, True
+            self._begin(phase)
             values = dict(self._values)
         if self._on_report:
             self._on_report(values)
@@ -116,6 +119,8 @@ class Pulse:
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
         with self._lock:
             self._values.update((name, value) for name, value in given.items() if value is not None)
+            if phase is not None:
+                self._begin(phase)
             self._dirty = True
             values = dict(self._values)
         if self._on_report:
@@ -123,13 +128,29 @@ class Pulse:
         if phase == "publish":
             self.flush_soon()
 
+    def timings(self, timings: dict[str, Any]) -> dict[str, Any]:
+        """An attempt's timings, with the times at which its phases began."""
+        with self._lock:
+            return self._with_phases(timings)
+
+    def _written(self) -> dict[str, Any]:
+        timings = self._with_phases(self._values.get("timings") or {})
+        return self._values | ({"timings": timings} if timings else {})
+
+    def _with_phases(self, timings: dict[str, Any]) -> dict[str, Any]:
+        return {**timings, "phases": list(self._phases)} if self._phases else timings
+
+    def _begin(self, phase: str) -> None:
+        if len(self._phases) < _PHASES and (not self._phases or self._phases[-1]["phase"] != phase):
+            self._phases.append({"phase": phase, "at": round(time.time(), 3)})
+
     def flush(self, *, always: bool = False) -> None:
         """Write pending values. Raises FencedOut and StoreError."""
         with self._writing:
             with self._lock:
                 if not (self._dirty or always):
                     return
-                values = dict(self._values)
+                values = self._written()
                 self._dirty = False
             try:
                 self._fenced = not self._jobs.progress(self._job.id, self._job.attempt, **values)
@@ -144,7 +165,7 @@ class Pulse:
         with self._writing, self._lock:
             if self._dirty:
                 self._dirty = False
-                self._jobs.progress_soon(self._job.id, self._job.attempt, **self._values)
+                self._jobs.progress_soon(self._job.id, self._job.attempt, **self._written())
 
     def moved(self) -> None:
         """Note progress, if the caller is the computing thread."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from nimble_jobs.courier import Courier
+from nimble_jobs.job import Job
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker import child as child_process
 from nimble_jobs.worker.attend import attend
@@ -19,14 +21,15 @@ from nimble_jobs.worker.reread import Reread
 from nimble_jobs.worker.sending import LAST_NOTICES_S, Send
 from nimble_jobs.worker.signals import StopSignals
 from nimble_jobs.worker.supervisor import Supervisor
+from nimble_jobs.worker.tracing import LAST_TRACES_S, Trace
 from nimble_jobs.worker.upkeep import Recover, Sweep
 
 log = logging.getLogger(__name__)
 
 
-def duties_of(store: Store) -> tuple[Duty, ...]:
-    """The duties of each worker beside its jobs, in order."""
-    return (Recover(store), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store))
+def duties_of(store: Store, *, on_lost: Callable[[Job], None] = lambda _job: None) -> tuple[Duty, ...]:
+    """The duties of each worker beside its jobs, in order. `on_lost` gets the jobs that dead workers left."""
+    return (Recover(store, on_lost), Sweep(store), Fire(store), Reread(store), Ranking(store), Prune(store))
 
 
 def run(
@@ -51,11 +54,22 @@ def run(
 
         log.info("worker %s starts", lease.id)
         courier = Courier(store, lease.id)
-        duties = (*duties_of(store), Send(courier))
+        trace = Trace(store)
+        duties = (*duties_of(store, on_lost=trace.over), Send(courier), trace)
         with closing(
-            Supervisor(store, lease, signals, spawn, duties=duties, max_idle_s=max_idle_s, grace_s=grace_s)
+            Supervisor(
+                store,
+                lease,
+                signals,
+                spawn,
+                duties=duties,
+                max_idle_s=max_idle_s,
+                grace_s=grace_s,
+                on_over=trace.over,
+            )
         ) as supervisor:
             over = supervisor.loop()
+        trace.finish(LAST_TRACES_S)
         courier.finish(LAST_NOTICES_S)
         log.info("worker %s ends", lease.id)
         return over

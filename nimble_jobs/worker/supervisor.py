@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from nimble_jobs.errors import HomeReplaced, NimbleError, StoreError, UsageError
+from nimble_jobs.job import Job
 from nimble_jobs.settings import LimitSettings
 from nimble_jobs.store import Store, Wanted, WorkerLease
 from nimble_jobs.worker.charge import Charge
@@ -48,14 +49,16 @@ class Supervisor:
         duties: Iterable[Duty] = (),
         max_idle_s: float | None,
         grace_s: float | None,
+        on_over: Callable[[Job, str | None], None] = lambda _job, _device: None,
     ) -> None:
+        """`on_over` gets each job whose attempt has ended, and the device that it ran on."""
         self._store = store
         self._lease = lease
         self._signals = signals
         self._seat = Seat(spawn)
         self._max_idle_s = max_idle_s
         self._grace_s = grace_s
-        self._charge = Charge(store, lease.id)
+        self._charge = Charge(store, lease.id, lambda job: on_over(job, self._child.device if self._child else None))
         self._owed = self._charge.owed
         self._heed = Heed(store, lease.id, on_change=self._beat)
         mine = (self._heed, *duties, Reclaim(store, lease.id, lambda: self._charge.job))

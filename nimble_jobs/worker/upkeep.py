@@ -21,12 +21,14 @@ class Recover:
     name = "recover"
     every_s = INTERVAL_S
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, on_lost: Callable[[Job], None] = lambda _job: None) -> None:
         self._store = store
+        self._on_lost = on_lost
 
     def run(self, now: float) -> None:
         for job in self._store.recover(now=now):
             log.warning("%s: its worker is gone; the job is %s", job.id, job.state)
+            self._on_lost(job)
             tidy(self._store, job.id)
 
 

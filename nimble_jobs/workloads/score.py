@@ -118,6 +118,7 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         "load_s": prepared.load_s,
         "build_s": prepared.build_s,
         "run_s": run_s,
+        "replays": scoring.replays,
         "records_per_s": scoring.scored / run_s if run_s > 0 else None,
         **stages,
     }

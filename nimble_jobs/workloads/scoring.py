@@ -108,6 +108,7 @@ class Scoring:
         self._adopted, self._bad_before = tally.done, tally.bad
         self._began = time.perf_counter()
         self._sent = 0  # batches sent to replays
+        self.replays = 0  # batches that a schedule was replayed for; the others ran in eager
         self._heads = heads_of(context.spec)
         self._open: _Shard | None = None  # the shard that collects batches
 
@@ -286,6 +287,8 @@ class Scoring:
         if part.late:
             enforce_threshold(self._context.spec.run, self.tally.bad, self._reader.total, part.batch.bad)
         self._stages.landed(landed)
+        if self.prepared.loaded.instances and len(part.batch):
+            self.replays += 1
         self._context.report(done=self.tally.done, bad=self.tally.bad, timings=self._stages.due())
         return _Result(landed=landed, carries=carries)
 

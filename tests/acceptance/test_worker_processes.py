@@ -26,7 +26,8 @@ def test_jobs_flow(store: Store, start: Start, tmp_path: Path) -> None:
     done = ended(store, *jobs)
     assert [job.state for job in done] == [JobState.SUCCEEDED] * 50
     assert done[0].outputs == {"path": "out"}
-    assert done[0].timings == {"run_s": 0.5}
+    assert {name: v for name, v in done[0].timings.items() if name != "phases"} == {"run_s": 0.5}
+    assert [each["phase"] for each in done[0].timings["phases"]] == ["run", "publish"]
     assert (done[0].records_done, done[0].records_total) == (1, 1)
     assert len({noted(tmp_path, f"job-{i}")[0][1] for i in range(50)}) == 1
     first, last = min(j.started_at or 0 for j in done), max(j.finished_at or 0 for j in done)

@@ -201,12 +201,13 @@ def _train(
             keeper=keeper,
         )
         stop = Loop(plan, stages, progress, context.stop).run()
-    run_s = time.perf_counter() - start
+    run_s, steps = time.perf_counter() - start, len(journal.steps) - earlier
     return stop, {
         "load_s": ready.load_s,
         "build_s": ready.build_s,
         "run_s": run_s,
-        "steps_per_s": (len(journal.steps) - earlier) / run_s,
+        "replays": steps if ready.summary["runs"] == "schedule" else 0,
+        "steps_per_s": steps / run_s,
         "records_per_s": int(journal.steps.column("records")[earlier:].sum()) / run_s,
         **batches.meters.summary(),
     }
