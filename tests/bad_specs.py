@@ -170,7 +170,7 @@ BAD_SPECS = [
     BadSpec(
         name="a key that is a list",
         text=edit(("run:\n", "run:\n  ? [device]\n  : cpu\n")),
-        messages=("{file}:15: run: found a key that is not a plain text; expected a field's name",),
+        messages=("{file}:15: run: found a key that is not plain text; expected a field's name",),
     ),
     BadSpec(
         name="nothing but a version",
@@ -461,8 +461,8 @@ BAD_SPECS = [
             ("  batch_size: 64", "  transform:\n    channels: 1\n    mean: [0.5, 0.5, 0.5]\n    std: [0.5, 0.5, 0.5]")
         ),
         messages=(
-            "{file}:13: input.transform.mean: found 3 numbers; expected 1, for the channels",
-            "{file}:14: input.transform.std: found 3 numbers; expected 1, for the channels",
+            "{file}:13: input.transform.mean: found 3 numbers; expected 1",
+            "{file}:14: input.transform.std: found 3 numbers; expected 1",
         ),
     ),
     BadSpec(
@@ -868,8 +868,8 @@ BAD_SPECS = [
         name="random parts of pictures, with ranges that are none",
         text=FINETUNE + "  augment:\n    random_resized_crop: {scale: [1.0, 0.5], ratio: 2, size: 8}\n",
         messages=(
-            "{file}:19: train.augment.random_resized_crop.scale: found [1.0, 0.5]; expected [least, largest], two shares above 0 and up to 1",
-            "{file}:19: train.augment.random_resized_crop.ratio: found 2; expected [least, largest], width over height, above 0 and up to 100",
+            "{file}:19: train.augment.random_resized_crop.scale: found [1.0, 0.5]; expected [smallest, largest], two fractions above 0 and up to 1",
+            "{file}:19: train.augment.random_resized_crop.ratio: found 2; expected [smallest, largest], width over height, above 0 and up to 100",
             "{file}:19: train.augment.random_resized_crop.size: unknown field; expected one of scale, ratio",
         ),
     ),

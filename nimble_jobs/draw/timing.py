@@ -38,7 +38,7 @@ def simulate(schedule: Schedule) -> Timing:
     measured = bool(schedule.durations_us)
     cost = schedule.durations_us if measured else (1.0,) * dag.n
     if len(cost) != dag.n or not all(0 <= us < float("inf") for us in cost):
-        raise PlanError(f"the schedule holds {len(cost)} task times for {dag.n} tasks, or one that is no time")
+        raise PlanError(f"the schedule holds {len(cost)} task times for {dag.n} tasks, or an invalid time")
     waits: list[list[int]] = [[] for _ in cost]
     for sync in plan.syncs:
         waits[sync.after].append(sync.before)

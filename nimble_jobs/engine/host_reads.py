@@ -74,7 +74,7 @@ class HostReads(TorchFunctionMode):
             self._refuse(name, [leaf for a in nested for leaf in tree_leaves(a)])
         elif name in _HOOKS:
             self._recorder.refuse(
-                f"{name}() at {{source}} has Python called in each backward, which a replay does not do"
+                f"{name}() at {{source}} registers Python for each backward pass, which a replay does not call"
             )
         elif name in _LAYOUT_QUESTIONS and self._recorder.varies(args[:1]):
             self._recorder.note_layout_question(name)

@@ -95,8 +95,8 @@ class Memory(Blame):
             unseen = buffer.kind is BufferKind.INTERMEDIATE and view.buffer not in self._filled | written
             if unseen and 0 not in view.shape:
                 self.refuse(
-                    f"{op} at {{source}} reads memory that no operator before it wrote: was it a kernel that is "
-                    "no operator of torch?"
+                    f"{op} at {{source}} reads memory that no earlier torch operator wrote; "
+                    "if a custom kernel wrote it, register that as a torch operator"
                 )
         for view in mutates:
             if self._buffers[view.buffer].kind is BufferKind.CONSTANT:

@@ -85,7 +85,7 @@ class ModelSpec(Frozen):
     )
     seed: int = Field(default=0, ge=0, description="Seed of random weights and of the order of training records.")
     dtype: Literal["fp32", "fp16", "bf16"] = Field(
-        default="fp32", description="Type of the weights and computation; a fine-tuning keeps its weights in fp32."
+        default="fp32", description="Type of the weights and computation; fine-tuning keeps its weights in fp32."
     )
 
 
@@ -254,7 +254,7 @@ class GroupSpec(Frozen):
 
 
 class RunSpec(Frozen):
-    """Where, when and how patiently the job runs."""
+    """Where and when the job runs, and how often it is tried."""
 
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Higher runs first.")
@@ -299,8 +299,8 @@ class CronSpec(Frozen):
     jitter: Seconds = Field(
         default=0.0, description="Starts are spread over this time, by name and tick: the same on every machine."
     )
-    start: MomentText | None = Field(default=None, description="No tick before: a date, or a date and a time.")
-    end: MomentText | None = Field(default=None, description="No tick after: a date, or a date and a time.")
+    start: MomentText | None = Field(default=None, description="No tick is due before this date, or date and time.")
+    end: MomentText | None = Field(default=None, description="No tick is due after this date, or date and time.")
     keep: int = Field(
         default=30, ge=1, le=1_000_000, description="How many of the timer's finished jobs `prune` keeps."
     )
@@ -318,7 +318,7 @@ class JobSpec(Frozen):
     input: InputSpec = Field(description="The records.")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="How the model's schedule is found and built.")
     output: OutputSpec = Field(description="The folder of results, and its format.")
-    run: RunSpec = Field(default=RunSpec(), description="Where, when and how patiently the job runs.")
+    run: RunSpec = Field(default=RunSpec(), description="Where and when the job runs, and how often it is tried.")
     notify: NotifySpec | None = Field(default=None, description="Notifications about how the job ends.")
     cron: CronSpec | None = Field(default=None, description="A timer that submits the job.")
     train: TrainSpec | None = Field(default=None, description="The fine-tuning; for kind: finetune only.")

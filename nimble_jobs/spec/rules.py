@@ -172,8 +172,8 @@ def _channels(spec: JobSpec) -> Iterator[Finding]:
     channels = transform.channels or (3 if spec.input.format == "images" else None)
     for name, numbers in (("mean", mean), ("std", std)):
         if channels and numbers and len(numbers) not in (1, channels):
-            expected = "1" if channels == 1 else f"1 or {channels}"
-            yield Finding(f"input.transform.{name}", f"found {len(numbers)} numbers", f"{expected}, for the channels")
+            expected = "1" if channels == 1 else f"1 or {channels} (one per channel)"
+            yield Finding(f"input.transform.{name}", f"found {len(numbers)} numbers", expected)
 
 
 @rule("input.transform.resize", "input.transform.center_crop")

@@ -67,10 +67,10 @@ Betas = Annotated[
 
 
 _MOST_STRETCHED = 100.0  # width over height
-_Shares = Annotated[tuple[float, float], *_range(1.0, "[least, largest], two shares above 0 and up to 1")]
+_Shares = Annotated[tuple[float, float], *_range(1.0, "[smallest, largest], two fractions above 0 and up to 1")]
 _Ratios = Annotated[
     tuple[float, float],
-    *_range(_MOST_STRETCHED, f"[least, largest], width over height, above 0 and up to {_MOST_STRETCHED:g}"),
+    *_range(_MOST_STRETCHED, f"[smallest, largest], width over height, above 0 and up to {_MOST_STRETCHED:g}"),
 ]
 
 
@@ -78,7 +78,7 @@ class OptimizerSpec(Frozen):
     """The optimizer, which updates the weights."""
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="The optimizer.")
-    lr: Positive = Field(default=0.01, description="Learning rate, the largest one of the schedule.")
+    lr: Positive = Field(default=0.01, description="Learning rate: the largest value that lr_schedule reaches.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum, for sgd.")
     nesterov: bool = Field(default=False, description="Nesterov momentum, for sgd.")
     betas: Betas = Field(default=(0.9, 0.999), description="Decay of both moments, for adam and adamw.")
@@ -101,8 +101,10 @@ class LrScheduleSpec(Frozen):
 class RandomResizedCropSpec(Frozen):
     """A random part of each picture, resized to the size that the model takes."""
 
-    scale: _Shares = Field(default=(0.08, 1.0), description="Least and largest share of the picture's area.")
-    ratio: _Ratios = Field(default=(0.75, 1.3333), description="Least and largest width over height of the part.")
+    scale: _Shares = Field(default=(0.08, 1.0), description="Smallest and largest fraction of the picture's area.")
+    ratio: _Ratios = Field(
+        default=(0.75, 1.3333), description="Smallest and largest aspect ratio of the part."
+    )
 
 
 class AugmentSpec(Frozen):
@@ -116,7 +118,10 @@ class AugmentSpec(Frozen):
         description="Train on a random part of each picture, resized to the model's size; true: with the defaults.",
     )
     crop_padding: int = Field(
-        default=0, ge=0, le=1024, description="Black pixels added around, before a crop to the old size."
+        default=0,
+        ge=0,
+        le=1024,
+        description="Black pixels added on every side before a random crop.",
     )
     flip: Literal["horizontal", "vertical", "both"] | None = Field(
         default=None, description="Flip each image with probability 0.5; both decides each direction independently."
@@ -138,7 +143,7 @@ class CheckpointSpec(Frozen):
         default=None, description="Epochs between two checkpoints; 1 unless every_steps is given."
     )
     keep_last: int = Field(default=2, ge=1, description="How many checkpoints are kept.")
-    best: Metric | None = Field(default=None, description="The measure whose best epoch becomes model.safetensors.")
+    best: Metric | None = Field(default=None, description="The metric whose best epoch becomes model.safetensors.")
 
     @property
     def epochs(self) -> int | None:
@@ -149,7 +154,7 @@ class CheckpointSpec(Frozen):
 class EarlyStoppingSpec(Frozen):
     """When a training ends before its last epoch."""
 
-    metric: Metric = Field(default="val_loss", description="The measure that must get better.")
+    metric: Metric = Field(default="val_loss", description="The metric that must improve.")
     patience: int = Field(
         ge=1,
         description="Number of measurements in a row without improvement, after which the training ends.",
@@ -165,11 +170,15 @@ class TrainSpec(Frozen):
 
     epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the input.")
     loss: Annotated[str, based(_loss)] = Field(default="cross_entropy", description=f"The loss: {LOSS_EXPECTED}.")
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of each label spread over all classes.")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Fraction of each label spread over all classes."
+    )
     optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="The optimizer and its settings.")
     lr_schedule: LrScheduleSpec = Field(default=LrScheduleSpec(), description="How the learning rate changes.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of all gradients together.")
-    accumulate: int = Field(default=1, ge=1, le=65_536, description="Batches whose gradients make one step.")
+    accumulate: int = Field(
+        default=1, ge=1, le=65_536, description="Batches to average gradients over for one step."
+    )
     last_batch: Literal["keep", "drop"] = Field(
         default="keep", description="What to do with the last batch of an epoch if it is short."
     )
@@ -186,4 +195,4 @@ class TrainSpec(Frozen):
     )
     validation: ValidationSpec | None = Field(default=None, description="Held-out records.")
     early_stopping: EarlyStoppingSpec | None = Field(default=None, description="When the training ends early.")
-    tensorboard: bool = Field(default=False, description="Also write the measures for TensorBoard.")
+    tensorboard: bool = Field(default=False, description="Also write the metrics for TensorBoard.")

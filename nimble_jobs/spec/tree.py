@@ -215,7 +215,7 @@ class _Reader:
         """The text of a key as written, `on` and `1` too, or None if it was refused."""
         problem = expected = ""
         if not isinstance(event, yaml.ScalarEvent) or event.tag not in (None, "!", f"{CORE_TAG}str"):
-            problem, expected = "found a key that is not a plain text", "a field's name"
+            problem, expected = "found a key that is not plain text", "a field's name"
         elif event.value == "<<" and event.implicit[0]:
             problem, expected = "found a merge key", "the fields themselves"
         elif event.anchor is not None:

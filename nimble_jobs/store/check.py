@@ -68,7 +68,7 @@ def _states(store: Contents, database: Database, _newest: int | None) -> Iterato
     strange = select(JobRow.id, JobRow.state).where(JobRow.state.not_in(known)).order_by(JobRow.seq)
     running = select(JobRow.id, JobRow.worker).where(JobRow.state == JobState.RUNNING.value).order_by(JobRow.seq)
     for job, state in database.read(lambda session: session.execute(strange).all()):
-        yield f"job {job}: state {state!r} is none of {', '.join(known)}"
+        yield f"job {job}: state {state!r} is not one of {', '.join(known)}"
     for job, worker in database.read(lambda session: session.execute(running).all()):
         if not store.workers.alive(worker or ""):
             yield f"job {job}: runs on worker {worker}, which is gone; the next worker that starts queues it again"

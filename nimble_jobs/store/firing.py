@@ -174,7 +174,7 @@ class Firing:
             row.moved_at = now
             row.next_due, row.next_at = (then.tick, then.at) if then else (None, None)
             session.flush()
-            ticks = f"{gone:,} {plural(gone, 'tick')} {plural(gone, 'is')} to come again"
+            ticks = f"{gone:,} {plural(gone, 'tick')} {plural(gone, 'is')} due again"
             message = f"{timer.name}: the clock was set back by {back_s:.0f} s; {ticks}"
             record_event(session, "timer", message, now=now, data={"timer": timer.name})
             return True
@@ -260,7 +260,7 @@ def _settled(session: Session, timer: str, planned: Planned, now: float) -> Tick
     except (NotFound, UsageError) as e:
         return _tick(timer, planned, TickOutcome.ERROR, str(e), now)
     if before is not None:
-        return _tick(timer, planned, TickOutcome.SKIPPED, f"run.key: {key!r} belongs to job {before} already", now)
+        return _tick(timer, planned, TickOutcome.SKIPPED, f"run.key: {key!r} already belongs to job {before}", now)
     return replace(_tick(timer, planned, TickOutcome.SUBMITTED, planned.reason, now), job=job.id)
 
 

@@ -189,7 +189,7 @@ def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:
             earlier = parents.setdefault(row.id, (row, after.when))[1]
             if earlier is not after.when:
                 raise UsageError(
-                    f"run.after: job {row.id} ({row.name}) is awaited with {earlier} and {after.when}; expected one"
+                    f"run.after: job {row.id} ({row.name}) is given with {earlier} and {after.when}; expected one"
                 )
     return list(parents.values())
 

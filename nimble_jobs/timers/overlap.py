@@ -41,7 +41,8 @@ def _turn(cron: CronSpec, planned: Planned, there: Standing) -> Turn:
             return Turn(outcome=TickOutcome.WAITING, reason=f"{why}; overlap: queue")
         case "queue":
             return Turn(
-                outcome=TickOutcome.SKIPPED, reason=f"the tick of {utc(waiting[0].due)} waits already; overlap: queue"
+                outcome=TickOutcome.SKIPPED,
+                reason=f"the tick of {utc(waiting[0].due)} is already waiting; overlap: queue",
             )
         case "replace":
             runs = any(job.state is JobState.RUNNING for job in jobs)

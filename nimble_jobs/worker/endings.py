@@ -43,7 +43,7 @@ def failed(jobs: Jobs, job: Job, error: NimbleError, *, retry: bool) -> None:
     """The attempt raised `error`. With `retry=False` every error is final."""
     again = retry and error.retryable
     state = jobs.fail(job.id, job.attempt, error=str(error), retry=again, lost=False, now=time.time())
-    log.info("%s: attempt %d failed; the job is %s", job.id, job.attempt, state or "no longer this attempt's")
+    log.info("%s: attempt %d failed; the job is %s", job.id, job.attempt, state or "no longer owned by this attempt")
 
 
 def timed_out(jobs: Jobs, job: Job) -> None:
@@ -56,7 +56,9 @@ def timed_out(jobs: Jobs, job: Job) -> None:
 def stalled(jobs: Jobs, job: Job, reason: str, *, retry: bool = True) -> None:
     """The attempt made no progress for too long. It counts as an attempt, and another one may succeed."""
     state = jobs.fail(job.id, job.attempt, error=reason, retry=retry, stalled=True, now=time.time())
-    log.warning("%s: attempt %d: %s; the job is %s", job.id, job.attempt, reason, state or "no longer this attempt's")
+    log.warning(
+        "%s: attempt %d: %s; the job is %s", job.id, job.attempt, reason, state or "no longer owned by this attempt"
+    )
 
 
 def requeued(jobs: Jobs, job: Job, reason: str) -> None:

@@ -109,8 +109,8 @@ def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, st
     if said["left"]:
         files = "file was" if len(said["left"]) == 1 else "files were"
         text = (
-            f"{len(said['left']):,} {files} gone or changed when read, and the next run "
-            f"looks again: {_few(list(said['left']))}"
+            f"{len(said['left']):,} {files} gone or changed when read; the next run "
+            f"checks again: {_few(list(said['left']))}"
         )
         context.event("moved", text, {})
     scored = Work(files=work.files, model=said["model"]).scored(said["left"])
@@ -191,9 +191,9 @@ def _keep(context: JobContext, files: FileList) -> FileList:
 
 def _refuse_changed(wanted: OnlyNewSpec, changed: list[str]) -> None:
     if wanted.changed == "fail" and changed:
-        verb = "files have" if len(changed) > 1 else "file has"
+        verb, them = ("files have", "them") if len(changed) > 1 else ("file has", "it")
         raise DataError(
-            f"input.only_new.changed: {len(changed):,} {verb} changed since an earlier run scored it: "
+            f"input.only_new.changed: {len(changed):,} {verb} changed since an earlier run scored {them}: "
             f"{_few(sorted(changed))}; expected unchanged files, or changed: rescore or ignore"
         )
 
@@ -223,7 +223,7 @@ def _published(context: JobContext, files: FileList | None) -> Outcome | None:
     outcome = Outcome(outputs=outputs(path, manifest))
     said = manifest["summary"].get("only_new")
     if files is None or said is None:
-        text = "the list of its files is gone, so none of them is seen: the next run scores them again"
+        text = "the list of its files is gone, so none of them counts as seen; the next run scores them again"
         context.event("list-gone", text, {})
         return outcome
     scored = Work(files=files, model=said["model"]).scored(said["left"])

@@ -193,7 +193,7 @@ def test_a_quick_check_reads_the_newest_jobs(tmp_path: Path, capsys: pytest.Capt
         with store.jobs._db._engine.begin() as connection:
             connection.exec_driver_sql(f"UPDATE jobs SET spec = spec || ' ' WHERE id IN ('{ids[4]}', '{ids[15]}')")
             connection.exec_driver_sql(f"UPDATE jobs SET outputs = 'x', state = 'odd' WHERE id = '{ids[0]}'")
-        odd = f"job {ids[0]}: state 'odd' is none of {', '.join(JobState)}"
+        odd = f"job {ids[0]}: state 'odd' is not one of {', '.join(JobState)}"
         new, old = (f"job {ids[n]}: its stored spec is damaged" for n in (15, 4))
         assert store.check(newest=5) == [odd, new]
         assert store.check() == [odd, new, old, f"job {ids[0]}: column outputs is damaged"]

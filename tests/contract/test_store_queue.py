@@ -164,7 +164,7 @@ def test_one_who_waits_for_the_end_of_a_skipped_job(store: Store) -> None:
 def test_a_wait_with_two_ends(store: Store) -> None:
     """Nobody waits for two ends of one job."""
     parent = submit(store, "parent")
-    with pytest.raises(UsageError, match=r"run.after: job .* \(parent\) is awaited with success and failure"):
+    with pytest.raises(UsageError, match=r"run.after: job .* \(parent\) is given with success and failure"):
         submit(store, after=[parent.id, After(job="parent", when=When.FAILURE)])
     assert len(store.jobs.list()) == 1
 

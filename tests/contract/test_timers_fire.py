@@ -79,7 +79,9 @@ def test_overlap_queue(store: Store, folder: Path) -> None:
     for hour in (2, 3):
         fire(store, NOON + hour * HOUR)
     assert [outcome for _, _, outcome in rows(store)] == [SUBMITTED, "waiting", "skipped"]
-    assert store.timers.ticks("nightly")[0].reason == "the tick of 2027-03-01 14:00 UTC waits already; overlap: queue"
+    assert (
+        store.timers.ticks("nightly")[0].reason == "the tick of 2027-03-01 14:00 UTC is already waiting; overlap: queue"
+    )
     end(store, job, NOON + 3.5 * HOUR)
     (second,) = fire(store, NOON + 3.5 * HOUR)
     assert (second.due, second.outcome) == (NOON + 2 * HOUR, SUBMITTED)

@@ -225,7 +225,7 @@ def test_a_resume_says_that_other_kernels_validate(tmp_path: Path, monkeypatch: 
     second = Attempt(spec, number=2)
     assert second.run().schedule["validation"] == "schedule"
     (text,) = second.said("resumed")
-    assert 'not bit for bit like an undisturbed training: validation.digest was "eager" and is' in text
+    assert 'not bit for bit like an uninterrupted training: validation.digest was "eager" and is' in text
 
 
 def test_the_key_is_of_the_forward_pass_alone() -> None:

@@ -48,9 +48,11 @@ def test_an_operator_that_may_vary(folder: Path, on_miss: str) -> None:
     second.run()
     for attempt in (first, second):
         (said,) = attempt.said("not-repeatable")
-        assert said.startswith("put_ can give other bits in each run on this device;")
+        assert said.startswith("put_ can give different bits in each run on this device;")
     (resumed,) = [event for event in second.events if event[0] == "resumed"]
-    assert resumed[1].endswith("; not bit for bit like an undisturbed training: put_ can give other bits in each run")
+    assert resumed[1].endswith(
+        "; not bit for bit like an uninterrupted training: put_ can give different bits in each run"
+    )
     assert resumed[2]["exact"] is False
     assert spec.output.path.exists()
 

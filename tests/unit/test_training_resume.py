@@ -164,7 +164,7 @@ def test_a_change_of_the_machine_is_said(folder: Path, monkeypatch: pytest.Monke
     (said,) = second.said("resumed")
     there = facts(torch.device("cpu"))["device.threads"]
     assert said.endswith(
-        f'; not bit for bit like an undisturbed training: device.threads was "{there}" and is "999" now'
+        f'; not bit for bit like an uninterrupted training: device.threads was "{there}" and is "999" now'
     )
 
 

@@ -248,7 +248,7 @@ def test_other_machine_code_under_the_same_key_is_said(folder: Path, store: Stor
 
     outcome, (message, data) = resumed(folder, "other", replaced)
     assert (outcome.schedule["hit"], data["exact"]) == ("stored", False)
-    assert "not bit for bit like an undisturbed training: schedule.digest was" in message
+    assert "not bit for bit like an uninterrupted training: schedule.digest was" in message
 
 
 def test_another_source_under_the_same_key_is_left_to_others(folder: Path, store: Store) -> None:

@@ -80,7 +80,7 @@ class LiveStep:
         """Raises CannotRecord if a step had its batch require grad, as some do for reentrant checkpoints."""
         for name, tensor in self.inputs.items():
             if tensor.requires_grad:
-                raise CannotRecord(f"the model has its input {name!r} require grad, which a replay would not")
+                raise CannotRecord(f"the model makes its input {name!r} require grad, which a replay would not")
 
     def objective(self, source: Source) -> Callable[..., Any]:
         """The module with its loss, in the source's kernels."""

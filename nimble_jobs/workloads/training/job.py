@@ -128,7 +128,7 @@ def _prepared(session: Session, kept: Checkpoint | None) -> Iterator[Ready]:
     _check_metrics(spec, ready.classes)
     varying = setup.unsteady(ready.request)
     if varying:
-        text = f"{', '.join(varying)} can give other bits in each run on this device; a resumed training may differ"
+        text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
         context.event("not-repeatable", text, {"operators": list(varying)})
     load_s = time.perf_counter() - session.began
     began_with = resume.began_with(kept, ready.request.options)

@@ -128,7 +128,7 @@ def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, var
     text = f"continues after step {kept.step} of {steps}, from {kept.path} by attempt {by['attempt']} of {by['id']}"
     lines = differences(kept.sheet["environment"], now)
     if varying:
-        lines.append(f"{', '.join(varying)} can give other bits in each run")
+        lines.append(f"{', '.join(varying)} can give different bits in each run")
     if lines:
-        text += f"; not bit for bit like an undisturbed training: {'; '.join(lines)}"
+        text += f"; not bit for bit like an uninterrupted training: {'; '.join(lines)}"
     event("resumed", text, {"step": kept.step, "exact": not lines, "checkpoint": str(kept.path)})
