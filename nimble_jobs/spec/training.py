@@ -102,9 +102,7 @@ class RandomResizedCropSpec(Frozen):
     """A random part of each picture, resized to the size that the model takes."""
 
     scale: _Shares = Field(default=(0.08, 1.0), description="Smallest and largest fraction of the picture's area.")
-    ratio: _Ratios = Field(
-        default=(0.75, 1.3333), description="Smallest and largest aspect ratio of the part."
-    )
+    ratio: _Ratios = Field(default=(0.75, 1.3333), description="Smallest and largest aspect ratio of the part.")
 
 
 class AugmentSpec(Frozen):
@@ -176,9 +174,7 @@ class TrainSpec(Frozen):
     optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="The optimizer and its settings.")
     lr_schedule: LrScheduleSpec = Field(default=LrScheduleSpec(), description="How the learning rate changes.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of all gradients together.")
-    accumulate: int = Field(
-        default=1, ge=1, le=65_536, description="Batches to average gradients over for one step."
-    )
+    accumulate: int = Field(default=1, ge=1, le=65_536, description="Batches to average gradients over for one step.")
     last_batch: Literal["keep", "drop"] = Field(
         default="keep", description="What to do with the last batch of an epoch if it is short."
     )
