@@ -80,7 +80,7 @@ class Gate:
 
 @contextlib.contextmanager
 def changed_by_calls(module: nn.Module, *, training: bool) -> Iterator[set[str]]:
-    """Goes around a call. Afterwards its set holds the attributes that the call changed, by dotted name."""
+    """A context for a call. Afterwards the set that it gave holds the changed attributes, by dotted name."""
     before = Facts.of(module, training=training)
     found: set[str] = set()
     yield found

@@ -174,7 +174,9 @@ class TrainSpec(Frozen):
     optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="The optimizer and its settings.")
     lr_schedule: LrScheduleSpec = Field(default=LrScheduleSpec(), description="How the learning rate changes.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of all gradients together.")
-    accumulate: int = Field(default=1, ge=1, le=65_536, description="Batches to average gradients over for one step.")
+    accumulate: int = Field(
+        default=1, ge=1, le=65_536, description="Batches whose gradients are averaged into one step."
+    )
     last_batch: Literal["keep", "drop"] = Field(
         default="keep", description="What to do with the last batch of an epoch if it is short."
     )

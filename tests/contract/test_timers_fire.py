@@ -226,7 +226,7 @@ def test_a_clock_of_long_ago_is_not_believed(store: Store, folder: Path) -> None
 
 
 def test_a_row_for_several_is_cut_where_the_clock_went_back(store: Store, folder: Path) -> None:
-    """If the clock is set back into the range of such a row, the row keeps its past ticks. Later ones come again."""
+    """If the clock is set back into the middle of a row, the row keeps only its past ticks. The others come again."""
     add(store, folder, expression="* * * * *", overlap="allow")
     fire(store, NOON + 3 * DAY)
     assert sum(tick.count for tick in store.timers.ticks("nightly")) == 3 * 1440

@@ -78,7 +78,7 @@ def test_lord_howe_moves_its_clocks_by_half_an_hour() -> None:
 
 
 def test_a_skipped_day_loses_no_tick() -> None:
-    """Samoa skipped 30 December 2011. A tick due on that day still comes."""
+    """Samoa skipped 30 December 2011. A tick due on that day comes right after it."""
     assert after("30 2 * * *", "Pacific/Apia", "2011-12-29T13:00", 3) == [
         "2011-12-31T00:00+14:00",
         "2011-12-31T02:30+14:00",

@@ -73,7 +73,7 @@ def test_grace_bounds_the_latest_too() -> None:
 
 
 def test_ticks_that_have_rows_are_passed_over() -> None:
-    """Such ticks were fired before the clock was set back, or by a backfill."""
+    """A tick with a row, from before the clock was set back or from a backfill, gets no second verdict."""
     found = planned(NOON + 2 * HOUR + 5, taken=(NOON, NOON + 2 * HOUR))
     assert [each.due for each in found.verdicts] == [NOON + HOUR]
     assert found.then is not None

@@ -116,7 +116,7 @@ class Search:
         return one if one is not None and one.failure is None else None
 
     def _recorded(self, source: Source, *, must: bool) -> Programs | None:
-        """The programs of a source, planned on one stream, with each task timed; None if it is not worth measuring."""
+        """A source's programs, planned on one stream, with each task timed; None if time or memory runs out first."""
         target = self._target
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):

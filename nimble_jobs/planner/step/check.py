@@ -91,7 +91,7 @@ def check_step(
             worst = max(worst, compare("loss", instance.outputs["loss"], loss, tolerance, 0.0))
             flips = abs(int(instance.outputs["correct"]) - int(correct))
             if flips > 1 + _FLIPS * y.shape[0]:
-                raise CheckFailed(f"the number of records classified right differs from eager's by {flips}")
+                raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
         worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
         lr = _small_rate(arithmetic.parameters, before, expected)
     put(live, before)

@@ -92,7 +92,7 @@ class Keeper:
         return by_steps or (every is not None and epoch % every == 0)
 
     def take(self, progress: Progress) -> None:
-        """Wait until the checkpoint before is written, then copy the current state, unless it is kept already.
+        """Wait until the previous checkpoint is written, then copy the current state, unless it is kept already.
 
         The first `write` with the figures of all its steps begins to write it.
         """
