@@ -110,7 +110,8 @@ def _packed(part: Part, count: int, generator: torch.Generator | None, turn: int
         lengths = torch.randint(1, longest + 1, shape, generator=generator, dtype=torch.int32)
         return {1: torch.full_like(lengths, longest), 2: torch.ones_like(lengths)}.get(turn % 4, lengths).numpy()
     if part.is_flags:
-        flags = _mask(torch.ones(shape, dtype=torch.bool), generator, turn)
+        flags = _mask(torch.ones(shape, dtype=torch.bool), generator, turn).clone()
+        flags[..., 0] |= ~flags.any(-1)  # a model may divide by their number
         return flags.numpy().astype(part.dtype)
     kind: torch.dtype = getattr(torch, SIGNED.get(part.dtype, part.dtype))
     if part.gives == "float":

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.models.call_arguments import Call
-from nimble_jobs.models.preprocessed import MASKS, Preprocessed, crossing_name
+from nimble_jobs.models.preprocessed import MASKS, Preprocessed, crossing_name, memory_format, shown_layout
 from nimble_jobs.packing import Layout, Part
 
 
@@ -29,12 +29,11 @@ class Packed(nn.Module):
         self._call = Call.of_paths([part.path for part in layout.parts]) if call is None else call
         self.model = model
         self.layout = layout
-        self._dtype = dtype
-        self.steps = nn.ModuleList(
-            nn.Identity() if part.preprocess is None else Preprocessed(nn.Identity(), part.preprocess, dtype, device)
-            for part in layout.parts
-        )
-        self.train(model.training)
+        self.steps = nn.ModuleList(_Argument(layout, part, dtype, device) for part in layout.parts)
+        self._paths = tuple(part.path for part in layout.parts)
+        self._laid_out = shown_layout(model)
+        for module in (self, *self.steps.modules()):
+            module.training = model.training  # and nothing of the model's
 
     def forward(self, rows: torch.Tensor) -> Any:
         """The model's own outputs."""
@@ -46,28 +45,45 @@ class Packed(nn.Module):
         return self.model(*positional, **named)
 
     def arguments(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model is given, by path: each [n, *part.result]."""
+        """What the model is given, by path: each [n, *part.result]. Images lie in the memory format of its weights."""
+        layout = memory_format(self.model, self._laid_out)
         found = {}
-        for part, step in zip(self.layout.parts, self.steps, strict=True):
-            x = self._stored(rows, part)
-            found[part.path] = step(x) if part.preprocess is not None else self._given(x, part)
+        for path, step in zip(self._paths, self.steps, strict=True):
+            x = step(rows)
+            found[path] = x.to(memory_format=layout) if x.dim() == 4 and step.is_image else x
         return found
 
-    def _stored(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
-        """The part's own bytes as [n, *part.stored], a view of the rows in the type that torch has for them."""
-        kind = getattr(torch, crossing_name(part.dtype))
-        begin = self.layout.offset(part.path)
-        x = rows[:, begin : begin + kind.itemsize * math.prod(part.stored)].view(kind)
-        return x.unflatten(1, part.stored) if part.stored else x[:, 0]
 
-    def _given(self, x: torch.Tensor, part: Part) -> torch.Tensor:
-        if part.is_made:
-            places = torch.arange(part.shape[0], dtype=x.dtype, device=x.device)
+class _Argument(nn.Module):
+    """Makes one argument [n, *part.result] of rows. It knows its part as plain numbers, for the sake of compilers."""
+
+    def __init__(self, layout: Layout, part: Part, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self._stored = part.stored
+        self._kind: torch.dtype = getattr(torch, crossing_name(part.dtype))
+        self._begin = layout.offset(part.path)
+        self._end = self._begin + self._kind.itemsize * math.prod(part.stored)
+        self._make, self._length = part.make, part.shape[0] if part.is_made else 0
+        self._mask = MASKS.get(part.dtype)
+        self._given = {"float": dtype, "integer": torch.int64, "bool": torch.bool}[part.gives]
+        self.is_image = part.preprocess is not None and part.preprocess.layout is not None
+        self.preprocessed: nn.Module | None = None
+        if part.preprocess is not None:
+            self.preprocessed = Preprocessed(nn.Identity(), part.preprocess, dtype, device)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows` uint8 [n, layout.nbytes]."""
+        x = rows[:, self._begin : self._end].view(self._kind)
+        x = x.unflatten(1, self._stored) if self._stored else x[:, 0]
+        if self.preprocessed is not None:
+            made: torch.Tensor = self.preprocessed(x)
+            return made
+        if self._make != "value":
+            places = torch.arange(self._length, dtype=x.dtype, device=x.device)
             lengths = x.unsqueeze(1)
-            x = places < lengths if part.make == "mask_right" else places >= part.shape[0] - lengths
-        elif part.dtype in MASKS:
-            wide, mask = MASKS[part.dtype]
+            x = places < lengths if self._make == "mask_right" else places >= self._length - lengths
+        elif self._mask is not None:
+            wide, mask = self._mask
             x = x.to(wide) & mask
-        kind = {"float": self._dtype, "integer": torch.int64, "bool": torch.bool}[part.gives]
         # Contiguous, as a tensor of the caller's would be: rows lie `nbytes` apart.
-        return x.to(kind).contiguous()
+        return x.to(self._given).contiguous()

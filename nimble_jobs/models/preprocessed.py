@@ -51,7 +51,7 @@ class Preprocessed(nn.Module):
             if values is not None:  # on the device: torch multiplies by the inverse of a divisor on the host
                 held = torch.tensor(values, dtype=torch.float32).reshape(-1, *[1] * trailing).to(device)
             self.register_buffer(name, held, persistent=False)
-        self._laid_out = _shows_layout(model)
+        self._laid_out = shown_layout(model)
         self.training = model.training  # and nothing of the model's
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -79,7 +79,7 @@ class Preprocessed(nn.Module):
             x = x.unsqueeze(1)
         elif steps.layout == "hwc":
             x = x.permute(0, 3, 1, 2)
-        layout = self._memory_format()
+        layout = memory_format(self.model, self._laid_out)
         if steps.resize is not None:
             x = x.to(torch.float32, memory_format=torch.contiguous_format)
             x = F.interpolate(x, size=steps.resize, mode="bilinear", antialias=True)
@@ -91,14 +91,16 @@ class Preprocessed(nn.Module):
             x = _to_channels(x, steps.channels)
         return x.to(torch.float32, memory_format=layout)
 
-    def _memory_format(self) -> torch.memory_format:
-        if self._laid_out:
-            weight: Any = self.model
-            for name in self._laid_out:
-                weight = getattr(weight, name)
-            if weight.is_contiguous(memory_format=torch.channels_last):
-                return torch.channels_last
-        return torch.contiguous_format
+
+def memory_format(model: nn.Module, shown: tuple[str, ...]) -> torch.memory_format:
+    """The memory format of the weight that `shown_layout` found; contiguous if it found none."""
+    if shown:
+        weight: Any = model
+        for name in shown:
+            weight = getattr(weight, name)
+        if weight.is_contiguous(memory_format=torch.channels_last):
+            return torch.channels_last
+    return torch.contiguous_format
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -106,7 +108,7 @@ def inner(module: nn.Module) -> nn.Module:
     return module.model if isinstance(module, Preprocessed) else module
 
 
-def _shows_layout(model: nn.Module) -> tuple[str, ...]:
+def shown_layout(model: nn.Module) -> tuple[str, ...]:
     """The path to a weight whose strides are either contiguous or channels-last, never both; empty if there is none."""
     for name, weight in model.named_parameters():
         if weight.dim() == 4 and weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1:

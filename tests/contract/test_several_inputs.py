@@ -20,6 +20,7 @@ from nimble_jobs.data import Reader, csv_cuts, csv_file, open_reader, parquet
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
 from nimble_jobs.models.packed import Packed
+from nimble_jobs.seen import Counts, FileList, InputFile
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 N = 23
@@ -290,3 +291,21 @@ def test_files_that_differ(tmp_path: Path) -> None:
     with open_reader(spec) as reader:
         values, _, _ = unpacked(reader)
     np.testing.assert_array_equal(values["a"], np.concatenate([AGE, AGE + 1]))
+
+
+def test_files_that_were_listed_earlier(tmp_path: Path) -> None:
+    """One that cannot be read is a bad record, beside the rows of the others."""
+    for number in (1, 2):
+        np.savez(tmp_path / f"{number}.npz", a=AGE + number, b=COUNT)
+    files = []
+    for path in sorted(tmp_path.iterdir()):
+        found = path.stat()
+        files.append(InputFile(path=path.name, size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino))
+    (tmp_path / "1.npz").write_bytes(b"nothing")
+    listed = FileList(root=str(tmp_path), listed_at=0.0, after_run=0, counts=Counts(), files=files)
+    spec = InputSpec(source=str(tmp_path), format="npz", fields=FieldsSpec(x={"a": "a", "c": "b"}))
+    with open_reader(spec, files=listed) as reader:
+        values, ids, bad = unpacked(reader)
+    assert list(bad) == ["1.npz"]
+    assert ids[0] == "2.npz:0"
+    np.testing.assert_array_equal(values["a"], AGE + 2)

@@ -222,7 +222,7 @@ def rows_of(layout: Layout, turn: int, scale: float = 1.0) -> dict[str, np.ndarr
 def test_checks_draw_rows_that_a_model_can_take() -> None:
     """Numbers below their bounds; masks that are full, of one token, and of random lengths; scaled fractions."""
     extra = (
-        Part(path="own_mask", dtype="uint8", shape=(9,)),
+        Part(path="own_mask", dtype="uint8", shape=(4,)),
         Part(path="age", shape=(2,), dtype="float64", gives="float"),
     )
     layout = Layout((*text_layout(9, vocabulary=5, token_types=True).parts, *extra))
@@ -237,5 +237,49 @@ def test_checks_draw_rows_that_a_model_can_take() -> None:
     assert (np.diff(right, axis=1) <= 0).all()
     assert (full == 1).all()
     assert 0.3 < random.mean() < 0.7
+    assert random.any(axis=1).all()
     assert (np.diff(left, axis=1) >= 0).all()
     assert 90 < rows_of(layout, 0, 100.0)["age"].std() < 110
+
+
+def test_a_compiler_takes_the_module_whole() -> None:
+    """Otherwise no compiled kernels could be tried."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.image = nn.Embedding(50, 4), nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Any, meta: Any, mask: Any) -> dict[str, Any]:
+            text = self.words(meta["ids"]) * mask.unsqueeze(-1)
+            return {"sum": self.image(image).mean((2, 3)) + text.sum(1), "age": [meta["age"]]}
+
+    steps = of_words((8, 8, 3), "uint8", "hwc, /255, mean 0.5")
+    parts = (
+        Part(path="image", shape=(8, 8, 3), dtype="uint8", gives="float", preprocess=steps),
+        Part(path="meta.ids", shape=(6,), dtype="uint16", below=50),
+        Part(path="meta.age", shape=(), dtype="float64", gives="float"),
+        Part(path="mask", shape=(6,), make="mask_left"),
+    )
+    layout = Layout(parts)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        module = Packed(Model().to(memory_format=memory_format), layout, torch.float32, CPU).eval()  # type: ignore[call-overload]
+        rows = torch.from_numpy(layout.pack(values_of(layout, 2, 0) | {"meta.ids": np.full((2, 6), 7)}))
+        torch._dynamo.reset()
+        compiled = torch.compile(module, fullgraph=True, dynamic=False, backend="aot_eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(rows), module(rows))
+            image = module.arguments(rows)["image"]
+        assert image.is_contiguous(memory_format=memory_format)
+
+
+def test_the_modes_of_the_model_stay_as_they_are() -> None:
+    """Also those of its parts, one of which may train."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    model.eval()
+    model[1].train()
+    layout = Layout((Part(path="input", shape=(2,), dtype="float32", gives="float"),))
+    packed = Packed(model, layout, torch.float32, CPU)
+    assert not packed.training
+    assert [module.training for module in model.modules()] == [False, False, True]
+    assert list(packed.state_dict()) == ["model.0.weight", "model.0.bias"]
