@@ -14,9 +14,10 @@ from nimble_jobs.cli import (
     options,
     output,
 )
-from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, rows_of, wanted_line
+from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, wanted_line
 from nimble_jobs.cli.listing import Selection, print_rows
 from nimble_jobs.views import figures
+from nimble_jobs.views.schedules import rows_of
 
 _EXPLAINED = 5  # reasons under a list
 

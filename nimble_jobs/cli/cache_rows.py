@@ -17,6 +17,7 @@ from nimble_jobs.cli.listing import Column
 from nimble_jobs.plural import count
 from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
+from nimble_jobs.views.schedules import brief
 
 if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store, WantedSchedule
@@ -52,37 +53,6 @@ KEYS: Keys = {
     "reason": Kind.TEXT,
     "resident": Kind.TEXTS,
 }
-
-
-def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
-    """The JSON rows of `cache ls`."""
-    residents = store.schedules.residents([worker.id for worker in store.workers.live()])
-    return [
-        {
-            "key": entry.key,
-            "model": entry.model,
-            "device": entry.device,
-            "input": entry.input,
-            "dtype": entry.dtype,
-            "mode": entry.mode,
-            "streams": entry.streams,
-            "syncs": entry.syncs,
-            "replay_us": entry.replay_us,
-            "eager_us": entry.eager_us,
-            "runs": entry.runs,
-            "speedup": round(entry.eager_us / entry.replay_us, 3) if entry.replay_us else None,
-            "bytes": entry.bytes,
-            "hits": entry.hits,
-            "resident_hits": entry.resident_hits,
-            "build_s": entry.build_s,
-            "created_at": figures.iso(entry.created_at),
-            "last_used_at": figures.iso(entry.last_used_at),
-            "state": entry.state.value,
-            "reason": entry.reason,
-            "resident": residents.get(entry.key, []),
-        }
-        for entry in entries
-    ]
 
 
 def wanted_line(wanted: WantedSchedule) -> str:
@@ -128,11 +98,6 @@ def with_reason(head: str, reason: str, stream: TextIO) -> str:
     if not stream.isatty() or len(line) <= width:
         return line
     return f"{head}\n{textwrap.fill(reason, width, initial_indent=' ' * 4, subsequent_indent=' ' * 4)}"
-
-
-def brief(entry_key: str, reason: str | None) -> str:
-    """A reason without the name of its schedule, for lines that name it already."""
-    return (reason or "no reason was recorded").removeprefix(f"schedule {entry_key}: ")
 
 
 def removed_for_room(keys: Sequence[str]) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output, render
-from nimble_jobs.cli.cache_rows import brief, removed_for_room, rows_of, shape, with_reason
+from nimble_jobs.cli.cache_rows import removed_for_room, shape, with_reason
 from nimble_jobs.cli.telling import telling
 from nimble_jobs.cli.ticked import as_of_a_tick
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
 from nimble_jobs.views import figures
+from nimble_jobs.views.schedules import brief, rows_of
 
 if TYPE_CHECKING:
     from nimble_jobs.planner.jobs.ahead import Ahead

@@ -9,9 +9,10 @@ import typer
 from nimble_jobs.cli import options, output, render
 from nimble_jobs.plural import count
 from nimble_jobs.views import figures
+from nimble_jobs.views.schedules import statistics
 
 if TYPE_CHECKING:
-    from nimble_jobs.store import Store
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -25,39 +26,11 @@ def stats(ctx: typer.Context, json: options.Json = False) -> None:
     for schedules that have been removed since.
     """
     with options.store(ctx) as store:
-        found = _statistics(store)
+        found = statistics(store)
     if json:
         output.emit_json(found)
     else:
         render.sections(_sections(found))
-
-
-def _statistics(store: Store) -> dict[str, Any]:
-    """Of the stored schedules: how many in each state, hits, bytes, artifacts. Of all uses since the state folder was
-    made: how many of each kind, misses by reason, and the seconds of building that the hits saved.
-    """
-    from nimble_jobs.store import ScheduleState
-    from nimble_jobs.store.prune import aged, stored_bytes
-
-    entries = aged(store.schedules.list())
-    artifacts = store.schedules.artifacts()
-    uses = store.schedules.uses()
-    return {
-        "schedules": len(entries),
-        **{state.value: sum(entry.state == state for entry in entries) for state in ScheduleState},
-        "hits": sum(entry.hits for entry in entries),
-        "resident_hits": sum(entry.resident_hits for entry in entries),
-        "bytes": stored_bytes(entries, artifacts),
-        "artifacts": len({ref.name for refs in artifacts.values() for ref in refs}),
-        "uses": {
-            "resident": uses.resident,
-            "stored": uses.stored,
-            "miss": sum(uses.misses.values()),
-            "total": uses.total,
-        },
-        "misses": uses.misses,
-        "saved_s": uses.saved_s,
-    }
 
 
 def _sections(found: dict[str, Any]) -> list[render.Section]:

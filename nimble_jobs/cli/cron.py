@@ -9,7 +9,7 @@ import typer
 
 from nimble_jobs.cli import cron_change, cron_health, cron_rows, options, output, render
 from nimble_jobs.cli.listing import Selection, print_rows
-from nimble_jobs.views import figures
+from nimble_jobs.views import figures, timers
 
 if TYPE_CHECKING:
     from nimble_jobs.cron import Added
@@ -47,7 +47,7 @@ def add(
 
 
 def _say_added(added: Added, now: float, *, json: bool) -> None:
-    rows = cron_rows.due_rows(added.name, added.zone, added.next, now)
+    rows = timers.due_rows(added.name, added.zone, added.next, now)
     change = added.change.value if added.change else None
     if json:
         told = {"name": added.name, "change": change, "changed": added.changed, "file_before": added.file_before}
@@ -76,7 +76,7 @@ def ls(
     selection = Selection(filters=filters or (), sort=sort, limit=limit)
     with options.store(ctx) as store:
         found = cron.timers(store=store, now=selection.now)
-        rows = [cron_rows.timer_row(watched, selection.now) for watched in found]
+        rows = [timers.timer_row(watched, selection.now) for watched in found]
         empty = "no timer matches" if rows else "no timers; add one with: nimble-jobs cron add SPEC"
         rows = selection.apply(rows, cron_rows.KEYS)
         print_rows(rows, cron_rows.COLUMNS, id_key="name", json=json, quiet=quiet, empty=empty)
@@ -92,12 +92,12 @@ def show(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False) -
     now = time.time()
     with options.store(ctx) as store:
         watched = cron.show(name, store=store, now=now)
-        row = cron_rows.timer_row(watched, now)
-        zone = cron_rows.zone_of(watched.timer)
+        row = timers.timer_row(watched, now)
+        zone = timers.zone_of(watched.timer)
         ticks = cron.history(name, store=store, limit=_TICKS_SHOWN)
         ahead = [due for _, due in cron.upcoming(name, _AHEAD, store=store, now=now)] if watched.cron else []
-        past = [cron_rows.tick_row(tick, zone, cron.job_of(store, tick)) for tick in ticks]
-        coming = cron_rows.due_rows(name, zone, ahead, now)
+        past = [timers.tick_row(tick, zone, cron.job_of(store, tick)) for tick in ticks]
+        coming = timers.due_rows(name, zone, ahead, now)
         if json:
             spec = watched.timer.spec
             output.emit_json(
@@ -124,9 +124,7 @@ def next_(
         ticks = cron.upcoming(name, count, store=store, now=now)
         if name is not None and store.timers.get(name).state == "paused":
             output.note(f"{name} is paused; if you resume it, its next ticks are:")
-        rows = [
-            row for timer, due in ticks for row in cron_rows.due_rows(timer.name, cron_rows.zone_of(timer), [due], now)
-        ]
+        rows = [row for timer, due in ticks for row in timers.due_rows(timer.name, timers.zone_of(timer), [due], now)]
         print_rows(rows, cron_rows.DUE_COLUMNS, id_key="name", json=json, quiet=False, empty="no more ticks")
         if rows:
             cron_health.warn(store)

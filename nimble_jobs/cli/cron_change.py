@@ -10,7 +10,7 @@ import typer
 
 from nimble_jobs.cli import cron_health, cron_rows, options, output
 from nimble_jobs.plural import count
-from nimble_jobs.views import figures
+from nimble_jobs.views import figures, timers
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, Timer
@@ -37,7 +37,7 @@ def resume(ctx: typer.Context, names: cron_rows.Names, json: options.Json = Fals
     with options.store(ctx) as store:
         now = time.time()
         for timer in _change(store, names, cron.resume, "resumed", json=json):
-            rows = cron_rows.upcoming_rows(timer, 1, now)
+            rows = timers.upcoming_rows(timer, 1, now)
             if rows and not json:
                 output.note(f"  next: {cron_rows.line(rows[0])}")
         cron_health.warn(store)
@@ -50,7 +50,7 @@ def trigger(ctx: typer.Context, name: cron_rows.Name, json: options.Json = False
     with options.store(ctx) as store:
         tick = cron.trigger(name, store=store)
         if json:
-            output.emit_json({"name": name} | cron_rows.tick_row(tick, cron_rows.zone_of(store.timers.get(name))))
+            output.emit_json({"name": name} | timers.tick_row(tick, timers.zone_of(store.timers.get(name))))
         else:
             output.emit(str(tick.job))
         cron_health.warn_idle(store)
@@ -105,7 +105,7 @@ def backfill(
 
     with options.store(ctx) as store:
         plan = cron.backfill(name, since, until, max_running=max_running, dry_run=dry_run, store=store)
-        zone = cron_rows.zone_of(plan.timer)
+        zone = timers.zone_of(plan.timer)
         if json:
             output.emit_json(_backfill_json(plan, zone, kept=not dry_run))
         else:

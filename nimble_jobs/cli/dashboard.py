@@ -11,7 +11,12 @@ import typer
 from nimble_jobs.cli import options, output
 from nimble_jobs.errors import UsageError
 
-_NEEDED = ("starlette", "uvicorn")
+_NEEDED = {
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "prometheus_client": "prometheus-client",
+    "pynvml": "nvidia-ml-py",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,21 +37,17 @@ def dashboard(
             help="Another host name under which browsers may ask, for instance that of a proxy. Repeatable.",
         ),
     ] = None,
-    open_metrics: Annotated[
-        bool, typer.Option("--open-metrics", help="Answer /metrics without the token.", hidden=True)
-    ] = False,
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Answer /metrics without the token.")] = False,
 ) -> None:
     """Serve a page that shows queue, jobs, stored schedules, timers and workers, until Ctrl-C.
 
     Prints the page's address on stdout. The token in it lets whoever has it do what you can do on the page, so keep it
     to yourself. The page never submits a job.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise UsageError(
-            f"the dashboard needs {' and '.join(missing)}, which are not installed; "
-            "install them with: pip install 'nimble-jobs[dashboard]'"
-        )
+        names = ", ".join(missing)
+        raise UsageError(f"dashboard: not installed: {names}; expected: pip install 'nimble-jobs[dashboard]'")
     from nimble_jobs.dashboard import serve
 
     def ready(address: str) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import cron_health, notifications, options, output
+from nimble_jobs.cli import options, output
 from nimble_jobs.cli.cache_rows import wanted_line
 from nimble_jobs.errors import JobFailed, NimbleError, UsageError
 from nimble_jobs.plural import count
 from nimble_jobs.version import __version__
-from nimble_jobs.views import figures
+from nimble_jobs.views import figures, health
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -134,11 +134,11 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
                 yield Finding(name="config.yaml", detail=detail, status="problem")
             yield from (
                 Finding(name="notifications", detail=text, status=status)
-                for status, text in notifications.warnings(store)
+                for status, text in health.notification_findings(store)
             )
             yield from (
                 Finding(name="timers", detail=text, status=status)
-                for status, text in cron_health.findings(store, time.time())
+                for status, text in health.timer_findings(store, time.time())
             )
             workers = client.live_workers(store=store)
             for found in (health_of(worker, home) for worker in workers):

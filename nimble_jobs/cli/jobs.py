@@ -16,6 +16,7 @@ from nimble_jobs.job import Attempt, Job, JobState, When
 from nimble_jobs.views import figures, file_counts, job_notes, stages, waits
 from nimble_jobs.views import jobs as job_view
 from nimble_jobs.views.figures import Row
+from nimble_jobs.views.shown import look
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -55,25 +56,14 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         if len(chosen) > 1:
             show_array(store, chosen, json=json)
             return
-        job = chosen[0]
-        attempts, events = store.jobs.attempts(job.id), store.jobs.events(job.id)
-        notices, tick = store.outbox.list(job=job.id), store.timers.tick_of(job.id)
         now = time.time()
-        why = waits.reasons(store, [job], now).get(job.id)
-        if why and waits.in_line(why) and (ahead := store.jobs.ahead_of(job, now)):
-            why = f"{why}; {ahead:,} queued {'job comes' if ahead == 1 else 'jobs come'} first, by priority and age"
+        shown = look(store, chosen[0], now)
     if json:
-        output.emit_json(
-            job_view.job_json(job, attempts, events, now, why)
-            | {
-                "tick": job_notes.tick_json(tick),
-                "settings": job_notes.settings_of(events),
-                "notifications": job_notes.notices_json(notices),
-            }
-        )
+        output.emit_json(shown.json(now))
         return
-    row = job_view.job_row(job, now, why)
-    parts = [("Job", _facts(job, row) + job_notes.tick_lines(tick) + job_view.weights(events))]
+    job, events = shown.job, shown.events
+    row = job_view.job_row(job, now, shown.why)
+    parts = [("Job", _facts(job, row) + job_notes.tick_lines(shown.tick) + job_view.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
@@ -85,10 +75,10 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Outputs", figures.flat(outputs)))
     if settings := job_notes.settings_of(events):
         parts.append(("From the configuration", job_notes.settings_lines(settings)))
-    if notices:
-        parts.append(("Notifications", job_notes.notice_lines(notices)))
-    if len(attempts) > 1:
-        parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in attempts]))
+    if shown.notices:
+        parts.append(("Notifications", job_notes.notice_lines(shown.notices)))
+    if len(shown.attempts) > 1:
+        parts.append(("Attempts", [(str(attempt.number), _attempt(attempt)) for attempt in shown.attempts]))
     parts.append(("Events", job_view.history(events)))
     render.sections(parts)
 

@@ -16,7 +16,6 @@ from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
-    from nimble_jobs.store import Store
     from nimble_jobs.store.notices import Notice
 
 app = typer.Typer(name="notifications", help="See, retry and test notifications about jobs.", no_args_is_help=True)
@@ -121,22 +120,6 @@ def send_test(
         output.emit(f"{channel} {target}: {error or 'delivered'}")
     if any(error for _, _, error in results):
         raise JobFailed("some targets did not accept the test notification")
-
-
-def warnings(store: Store) -> list[tuple[str, str]]:
-    """What an operator should know, for `doctor`: status and text."""
-    from nimble_jobs.store.notices import NoticeState
-
-    counts = store.outbox.counts()
-    findings: list[tuple[str, str]] = []
-    given_up = counts.get(NoticeState.GIVEN_UP, 0)
-    if given_up:
-        text = f"{given_up} given up; list them with: nimble-jobs notifications ls --filter state=given_up"
-        findings.append(("problem", text))
-    failing = [n for n in store.outbox.list(states=[NoticeState.PENDING], limit=1000) if n.error]
-    if failing:
-        findings.append(("note", f"{len(failing)} will be retried; the newest error: {failing[0].error}"))
-    return findings
 
 
 def _row(notice: Notice, now: float) -> Row:

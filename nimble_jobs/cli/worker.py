@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +12,10 @@ from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Selection, print_rows
 from nimble_jobs.views import figures, waits
 from nimble_jobs.views.figures import Row
+from nimble_jobs.views.workers import worker_rows
 
 if TYPE_CHECKING:
-    from nimble_jobs.job import Job
-    from nimble_jobs.store import Order, Store, WorkerInfo
-    from nimble_jobs.store.health import Health
+    pass
 
 app = typer.Typer(name="worker", help="Start, list and control the processes that run jobs.", no_args_is_help=True)
 
@@ -38,7 +36,6 @@ KEYS = {
 }
 
 _STILL_S = 60.0  # from here on, `worker ls` says in minutes how long there was no progress
-_STATUS = {"pause": "paused", "drain": "draining"}
 
 COLUMNS = (
     Column(header="ID", cell=lambda row: row["id"], flexible=True),
@@ -114,7 +111,7 @@ def ls(
 ) -> None:
     """List the running workers."""
     with options.store(ctx) as store:
-        rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(_rows(store), KEYS)
+        rows = Selection(filters=filters or (), sort=sort, limit=limit).apply(worker_rows(store), KEYS)
         problem = store.settings.problem
     for row in rows:
         if row["health_words"]:
@@ -155,43 +152,6 @@ def stop(
     output.note("stopped")
 
 
-def _rows(store: Store) -> list[Row]:
-    from nimble_jobs import client
-    from nimble_jobs.store.health import health_of
-
-    now = time.time()
-    live = client.live_workers(store=store)
-    ids = [worker.id for worker in live]
-    residents = store.schedules.residents(ids)
-    orders = store.orders.of_each(ids)
-    running = {job.worker: job for job in store.jobs.running()}
-    health = {worker.id: health_of(worker, store.home) for worker in live}
-    return [
-        _row(worker, running.get(worker.id), health[worker.id], orders[worker.id], now)
-        | {"residents": sorted(key for key, holders in residents.items() if worker.id in holders)}
-        for worker in live
-    ]
-
-
-def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now: float) -> Row:
-    return {
-        "id": worker.id,
-        "pid": worker.pid or None,
-        "device": worker.device,
-        "status": _STATUS.get(order.wanted, worker.status),
-        "job": job.id if job else None,
-        "phase": job.phase if job else None,
-        "health": health.state,
-        "health_words": health.words or None,
-        "seen_s": _rounded(health.seen_s),
-        "progress_s": _rounded(health.progress_s),
-        "stall_s": worker.info.get("stall_s"),
-        "failing": worker.info.get("failing") or {},
-        "started_at": figures.iso(worker.started_at),
-        "up_s": round(now - worker.started_at, 3),
-    }
-
-
 def _progress(row: Row) -> str:
     """The time of the job's last progress, or a warning if there was none for long."""
     seconds = row["progress_s"]
@@ -200,7 +160,3 @@ def _progress(row: Row) -> str:
     if seconds < _STILL_S:
         return f"{figures.duration(seconds)} ago"
     return f"no progress for {figures.duration(seconds - seconds % _STILL_S).removesuffix(' 00s')}"
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)

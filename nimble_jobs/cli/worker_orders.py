@@ -10,10 +10,11 @@ import typer
 from nimble_jobs.cli import options, output
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.errors import NotFinishedInTime
+from nimble_jobs.views import workers
 from nimble_jobs.views.figures import Row
 
 if TYPE_CHECKING:
-    from nimble_jobs.store import Store, WorkerInfo
+    from nimble_jobs.store import Store
 
 Ids = Annotated[
     list[str] | None,
@@ -44,7 +45,7 @@ def drain(
     limit_s = options.duration(timeout, "--timeout")
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.DRAIN, _named(store, worker_ids))
-        rows = _answers(store, asked, "finishes {job}, then stops", "stops")
+        rows = workers.answers(store, asked, workers.DRAINS)
         _say(rows, json=json, empty="no worker is running")
         if wait:
             left = client.still_there(store, asked, limit_s)
@@ -64,7 +65,7 @@ def pause(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = False
 
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.PAUSE, _named(store, worker_ids))
-        rows = _answers(store, asked, "paused; {job} continues", "paused")
+        rows = workers.answers(store, asked, workers.PAUSES)
     _say(rows, json=json, empty="no worker is running; workers that start later will be paused")
 
 
@@ -75,7 +76,7 @@ def resume(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = Fals
 
     with options.store(ctx) as store:
         asked = control.ask(store, Wanted.RUN, _named(store, worker_ids))
-        rows = _answers(store, asked, "takes jobs again", "takes jobs again")
+        rows = workers.answers(store, asked, workers.RESUMES)
     _say(rows, json=json, empty="no worker is running; workers that start later will take jobs")
 
 
@@ -88,40 +89,13 @@ def restart(ctx: typer.Context, worker_ids: Ids = None, json: options.Json = Fal
 
     with options.store(ctx) as store:
         asked = control.restart(store, _named(store, worker_ids))
-        rows = _answers(store, asked, "restarts its process once {job} is given back", "restarts its process")
+        rows = workers.answers(store, asked, workers.RESTARTS)
     _say(rows, json=json, empty="no worker is running")
 
 
 def _named(store: Store, worker_ids: Sequence[str] | None) -> list[str] | None:
 
     return [worker.id for worker in chosen(store.workers.live("worker"), worker_ids)] if worker_ids else None
-
-
-def _answers(store: Store, asked: Sequence[WorkerInfo], busy: str, idle: str) -> list[Row]:
-    from nimble_jobs import control
-
-    answered = control.answered(store, asked)
-    running = {job.worker: job for job in store.jobs.running()}
-
-    def words(worker: WorkerInfo) -> str:
-        job = running.get(worker.id)
-        if worker.id not in answered:
-            return "has not answered yet; it obeys once it is responsive again (see nimble-jobs worker ls)"
-        if answered[worker.id] is None:
-            return "has stopped"
-        return busy.format(job=f"{job.name} {job.id}") if job else idle
-
-    return [
-        {
-            "id": worker.id,
-            "pid": worker.pid or None,
-            "answered": worker.id in answered,
-            "left": worker.id in answered and answered[worker.id] is None,
-            "job": running[worker.id].id if worker.id in running else None,
-            "words": words(worker),
-        }
-        for worker in asked
-    ]
 
 
 def _say(rows: Sequence[Row], *, json: bool, empty: str) -> None:

@@ -16,10 +16,29 @@ from nimble_jobs.dashboard.desk import Desk
 from nimble_jobs.dashboard.files import file_route
 from nimble_jobs.dashboard.gate.gate import Gate
 from nimble_jobs.dashboard.gate.hosts import Hosts
-from nimble_jobs.dashboard.routes import changes, jobs, overview
+from nimble_jobs.dashboard.routes import (
+    changes,
+    job_changes,
+    job_files,
+    jobs,
+    metrics,
+    overview,
+    schedules,
+    timers,
+    workers,
+)
 from nimble_jobs.dashboard.stream.response import Abort
 
-_ROUTES = (*overview.ROUTES, *jobs.ROUTES)
+_ROUTES = (
+    *overview.ROUTES,
+    *job_files.ROUTES,
+    *job_changes.ROUTES,
+    *jobs.ROUTES,
+    *schedules.ROUTES,
+    *timers.ROUTES,
+    *workers.ROUTES,
+    *metrics.ROUTES,
+)
 
 
 def application(desk: Desk, hosts: Hosts, *, abort: Abort, open_metrics: bool = False) -> Gate:
@@ -36,6 +55,7 @@ def application(desk: Desk, hosts: Hosts, *, abort: Abort, open_metrics: bool = 
             with suppress(asyncio.CancelledError):
                 await task
             desk.hub.close()
+            desk.gpus.close()
 
     app = Starlette(
         routes=[*(make(desk) for make in _ROUTES), changes.stream(abort)(desk), file_route()],

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from anyio import CapacityLimiter
 
 from nimble_jobs.dashboard.gate.keys import Keys
 from nimble_jobs.dashboard.stream.hub import Hub
+from nimble_jobs.metrics import Gpus
 from nimble_jobs.store import Store
 
+T = TypeVar("T")
+
 THREADS = 8  # requests that read the store at once; more would only wait for each other
+_MOST_KEPT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +30,20 @@ class Desk:
     hub: Hub
     limiter: CapacityLimiter  # of threads that read the store
     read_only: bool
+    gpus: Gpus = field(default_factory=Gpus)
+    _kept: dict[str, tuple[float, Any]] = field(default_factory=dict)  # by name, until when and what
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def kept(self, name: str, seconds: float, make: Callable[[], T]) -> T:
+        """What `make` returned at most so long ago. For what is slow to find out and the same for every page."""
+        now = time.monotonic()
+        with self._lock:
+            until, value = self._kept.get(name, (0.0, None))
+        if now < until:
+            return cast(T, value)
+        value = make()
+        with self._lock:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[name] = (now + seconds, value)
+        return value

@@ -22,6 +22,8 @@ _ORDERS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     ">=": operator.ge,
 }
 AT_ONCE = 500  # most rows in one transaction
+EXAMINED = 10_000  # most jobs that one page reads
+_INDEXED = {"state": 0, "kind": 1}  # columns with an index in the order of submission, the better one first
 TEXT = "text"  # of Match.column: the name or the error
 _JSON = ("spec", "schedule", "timings", "outputs")  # long, and not shown
 _BRIEF = tuple(column for column in JobRow.__table__.columns if column.key not in _JSON)
@@ -59,10 +61,33 @@ class Wanted:
     now: float
 
 
-def numbers_of(session: Session, wanted: Wanted, *, before: int | None = None) -> list[int]:
-    """The `seq` of each job that passes every match, in order; `limit` of them at most, and only those `before` one."""
-    query = _query(session, JobRow.seq, wanted)
-    return list(session.scalars(query if before is None else query.where(JobRow.seq < before)))
+def numbers_of(session: Session, wanted: Wanted) -> list[int]:
+    """The `seq` of each job that passes every match, in order; `limit` of them at most."""
+    return list(session.scalars(_query(session, JobRow.seq, wanted)))
+
+
+def page_of(session: Session, wanted: Wanted, *, before: int | None) -> tuple[list[int], int | None]:
+    """The `seq` of `limit` jobs at most, the newest first, from `before` on, and where the next page begins.
+
+    An index serves the first match on state or kind. The other matches are checked for at most EXAMINED jobs, so that
+    rare ones do not read the whole table: the page may then be short, or empty, though another one follows.
+    """
+    assert wanted.limit is not None
+    sqlite = session.get_bind().dialect.name == "sqlite"
+    matches = sorted(wanted.matches, key=lambda match: _INDEXED.get(match.column, len(_INDEXED)))
+    served = matches[:1] if matches and matches[0].column in _INDEXED and matches[0].compare == "=" else []
+    others = [_clause(match, wanted.now, sqlite=sqlite) for match in matches[len(served) :]]
+    some = select(JobRow.seq).where(*(_clause(match, wanted.now, sqlite=sqlite) for match in served))
+    some = some.where(JobRow.seq < before) if before is not None else some
+    some = some.order_by(JobRow.seq.desc())
+    most = wanted.limit
+    if not others:
+        numbers = list(session.scalars(some.limit(most + 1)))
+        return numbers[:most], numbers[most - 1] if len(numbers) > most else None
+    last = session.scalar(some.offset(EXAMINED - 1).limit(1))  # None: fewer are left
+    least = [JobRow.seq >= last] if last is not None else []
+    numbers = list(session.scalars(some.where(*least, *others).limit(most + 1)))
+    return numbers[:most], numbers[most - 1] if len(numbers) > most else last
 
 
 def ids_of(session: Session, wanted: Wanted) -> list[str]:

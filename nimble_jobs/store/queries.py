@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session, defer
 from nimble_jobs.errors import NotFound, UsageError
 from nimble_jobs.job import Attempt, Event, Job, JobState
 from nimble_jobs.store.changes import batched, run
-from nimble_jobs.store.database import Database
 from nimble_jobs.store.groups import fullness
 from nimble_jobs.store.ids import LENGTH, MIN_PREFIX, is_prefix, is_start
 from nimble_jobs.store.listed import AT_ONCE, Match, Wanted, count_of, ids_of, jobs_of, numbers_of
+from nimble_jobs.store.pages import JobPages
 from nimble_jobs.store.ranks import aging_s
 from nimble_jobs.store.records import attempt_record, event_record, job_record
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
@@ -82,11 +82,8 @@ def find_jobs(session: Session, reference: str) -> list[JobRow]:
         raise
 
 
-class JobQueries:
+class JobQueries(JobPages):
     """Queries about jobs, which change nothing."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def get(self, reference: str) -> Job:
         """A job by id, name (the newest), or prefix of at least 4 characters. Raises NotFound, UsageError."""
@@ -137,12 +134,6 @@ class JobQueries:
             query = query.where(EventRow.job == job_id)
         return self._db.read(lambda session: tuple(event_record(row) for row in session.scalars(query)))
 
-    def event_span(self) -> tuple[int, int]:
-        """The numbers of the oldest and the newest event that are kept; 0 and 0 if there are none."""
-        first = select(EventRow.seq).order_by(EventRow.seq).limit(1)
-        last = select(EventRow.seq).order_by(EventRow.seq.desc()).limit(1)  # two statements use the key, one would scan
-        return self._db.read(lambda session: (session.scalar(first) or 0, session.scalar(last) or 0))
-
     def messages(self, kind: str, job_ids: Sequence[str]) -> list[str]:
         """Messages of events of a kind about these jobs, each once, oldest first."""
 
@@ -186,22 +177,6 @@ class JobQueries:
             if some := numbers[end : end + AT_ONCE]:
                 page = self._db.read(partial(jobs_of, numbers=some))
         return jobs[: wanted.limit]
-
-    def page(self, wanted: Wanted, *, before: int | None = None) -> tuple[list[Job], int | None]:
-        """At most `limit` jobs, the newest first, and where the next page begins: pass it as `before`. None: it ends.
-
-        Jobs that are submitted or removed meanwhile do not shift the following pages. Without specs, as `listed`.
-        """
-        assert wanted.limit is not None
-        assert wanted.sort is None
-        asked = replace(wanted, limit=wanted.limit + 1)
-
-        def work(session: Session) -> tuple[list[Job], int | None]:
-            numbers = numbers_of(session, asked, before=before)
-            shown = numbers[: wanted.limit]
-            return jobs_of(session, shown), shown[-1] if len(numbers) > len(shown) else None
-
-        return self._db.read(work)
 
     def ids(self, wanted: Wanted) -> list[str]:
         """The ids of the jobs that are wanted."""

@@ -228,6 +228,12 @@ class Schedules:
                 workers.setdefault(key, []).append(worker)
         return workers
 
+    def resident_bytes(self) -> dict[str, int]:
+        """By worker, the device memory of the schedules that it holds, as far as it was told."""
+        query = select(ResidentRow.worker, func.sum(ResidentRow.bytes)).group_by(ResidentRow.worker)
+        rows = self._db.read(lambda session: session.execute(query).all())
+        return {worker: int(nbytes or 0) for worker, nbytes in rows}
+
     def verified(self, key: str) -> StoredSchedule:
         """A schedule in any state, verified. Changes nothing. Raises NotFound, Damaged."""
         row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
@@ -238,6 +244,21 @@ class Schedules:
     def total_bytes(self) -> int:
         """An upper bound for the bytes of all schedules and artifacts: a shared artifact counts several times."""
         return int(self._db.read(lambda session: session.scalar(select(func.sum(ScheduleRow.bytes)))) or 0)
+
+    def page(
+        self, *, model: str | None = None, device: str | None = None, before: int | None = None, limit: int
+    ) -> tuple[list[ScheduleEntry], int | None]:
+        """At most `limit` schedules, the newest first, and where the next page begins: pass it as `before`.
+
+        `model` and `device` are parts of names, whatever their case. A position counts the schedules shown before.
+        """
+        query = select(ScheduleRow).order_by(ScheduleRow.created_at.desc(), ScheduleRow.key)
+        for column, part in ((ScheduleRow.model, model), (ScheduleRow.device, device)):
+            if part is not None:
+                query = query.where(func.lower(column).contains(part.lower(), autoescape=True))
+        shown = before or 0
+        rows = self._db.read(lambda s: [entry_record(row) for row in s.scalars(query.offset(shown).limit(limit + 1))])
+        return rows[:limit], shown + limit if len(rows) > limit else None
 
     def list(self) -> list[ScheduleEntry]:
         """Every stored schedule, oldest first."""

@@ -51,6 +51,7 @@ class JobRow(Base):
         Index("ix_jobs_name", "name", "seq"),
         Index("ix_jobs_open", "name", "state"),
         Index("ix_jobs_state", "state", "seq"),
+        Index("ix_jobs_kind", "kind", "seq"),
         # For `figures`: what a scrape asks, so that it reads no row, whose JSON is long.
         Index("ix_jobs_figures", "state", "kind", "foreground", "held", "blockers", "not_before", "queued_at"),
         {"sqlite_autoincrement": True},

@@ -224,6 +224,10 @@ class Timers(Asked):
         newest = self._db.read(lambda session: session.scalar(kept))
         return None if newest is None else _to_prune(name, before, newest)
 
+    def names(self) -> list[str]:
+        """The names of all timers, in order."""
+        return self._db.read(lambda session: [*session.scalars(select(TimerRow.name).order_by(TimerRow.name))])
+
     def list(self) -> list[Timer]:
         """All timers, by name."""
         query = select(TimerRow).order_by(TimerRow.name)

@@ -15,9 +15,9 @@ def check(asked: Asked) -> Refused | None:
         return Refused(status=431, kind="headers", message=f"too many headers; expected at most {_HEADERS}")
     if asked.all("transfer-encoding"):
         return Refused(status=411, kind="body", message="the size of the body is not given; expected Content-Length")
-    length = asked.one("content-length") or "0"
-    if asked.all("content-length") and not (length.isascii() and length.isdigit()):
-        return Refused(status=400, kind="body", message="Content-Length is not a number")
+    length = asked.one("content-length") if asked.all("content-length") else "0"
+    if length is None or not (length.isascii() and length.isdigit()):
+        return Refused(status=400, kind="body", message="Content-Length is not one number")
     if len(length) > 9 or int(length) > BODY_BYTES:
         return Refused(status=413, kind="body", message=f"the body is too large; expected at most {BODY_BYTES} bytes")
     return None

@@ -22,7 +22,8 @@ from nimble_jobs.dashboard.routing import get
 from nimble_jobs.job import JobState
 from nimble_jobs.store.listed import TEXT, Match, Wanted
 from nimble_jobs.views import waits
-from nimble_jobs.views.jobs import event_json, job_json, job_row, progress_row
+from nimble_jobs.views.jobs import event_json, job_row, progress_row
+from nimble_jobs.views.shown import TOLD_BY_EVENTS, look
 
 KINDS = ("score", "finetune")
 
@@ -45,8 +46,8 @@ def jobs(desk: Desk, query: Query, now: float) -> dict[str, Any]:
 
 def job(desk: Desk, query: Query, now: float) -> dict[str, Any]:
     found = desk.store.jobs.get(query.job())
-    why = waits.reasons(desk.store, [found], now).get(found.id)
-    value = job_json(found, desk.store.jobs.attempts(found.id), (), now, why) | progress_row(found, now)
+    some = desk.store.jobs.events_of_kind(found.id, *TOLD_BY_EVENTS)
+    value = look(desk.store, found, now, events=some).json(now) | progress_row(found, now)
     del value["events"]
     return {"job": value, "spec_yaml": yaml.safe_dump(found.spec, sort_keys=False, allow_unicode=True)}
 
