@@ -303,6 +303,8 @@ def test_specs_are_frozen(tmp_path: Path) -> None:
 
 
 def test_known_outputs_are_all_accepted(tmp_path: Path) -> None:
-    """Each documented output field can be asked for."""
-    text = edit(("output:\n", f"output:\n  fields: [{', '.join(KNOWN_OUTPUTS)}]\n"))
+    """Each documented output field can be asked for; names of classes need a model that has them."""
+    (tmp_path / "net.py").touch()
+    model = ("source: torchvision:resnet18\n  args: {num_classes: 10}", "source: python:net.py:make")
+    text = edit(model, ("output:\n", f"output:\n  fields: [{', '.join(KNOWN_OUTPUTS)}]\n"))
     assert loads(text, tmp_path).output.fields == KNOWN_OUTPUTS
