@@ -27,6 +27,7 @@ PRINTED = {
     "score-a-table": ['{"id":"c-0000"'],
     "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
     "several-inputs": ['{"id":"p-000","risk":0.', "history.codes int16[8]"],
+    "watch-in-the-browser": ["?token=", "watched succeeded 256"],
     "several-models-on-one-gpu": ["\tresident\t", "uses.resident: 2 of 4"],
 }
 

@@ -1,0 +1,157 @@
+"""What changes while the page is open, and what the reader changes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from nimble_jobs.job import JobState
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from tests.browser.conftest import Dashboard, Tab, Tabs
+from tests.browser.seed import Seeded
+from tests.store_samples import many_jobs
+
+# Collects the numbers of the events that the page was told.
+NOTE_NUMBERS = """() => {
+    window.numbers = [];
+    document.addEventListener("nimble:change", (event) => window.numbers.push(event.detail.seq));
+}"""
+
+
+def row(page: Page, job: str) -> Any:
+    return page.locator(f'tr[data-key="{job}"]')
+
+
+def test_a_running_job_moves(seeded: Seeded, tab: Tab) -> None:
+    """Its bar, rate and log follow what the worker writes, and its end is shown without a reload."""
+    store = seeded.store
+    page = tab.go("queue")
+    job = seeded.submit("runs-now", priority=9)
+    row(page, job.id).wait_for()
+    job = seeded.take(job)
+    row(page, job.id).locator('.badge:text("running")').wait_for()
+    progress: Any = {"total": 1000, "bad": 0, "phase": "run", "timings": {"records_per_s": 50.0}}
+    for done in (250, 500):
+        store.jobs.progress(job.id, job.attempt, done=done, **progress)
+        row(page, job.id).locator(f'progress[value="{done}"]').wait_for()
+    assert "10s left" in row(page, job.id).inner_text()
+    seeded.log(job.id, "INFO the first line\n")
+    page = tab.go(f"job/{job.id}")
+    page.wait_for_selector('#log:text("the first line")')
+    page.click("summary:text('Spec')")
+    seeded.log(job.id, "INFO the second line\n")
+    store.jobs.progress(job.id, job.attempt, done=750, **progress)
+    page.wait_for_selector('#log:text("the second line")')
+    page.keyboard.press("p")
+    seeded.log(job.id, "INFO the third line\n")
+    store.jobs.progress(job.id, job.attempt, done=800, **progress)
+    page.wait_for_selector('progress[value="800"]')
+    assert "third" not in page.locator("#log").inner_text()
+    page.keyboard.press("p")
+    store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=time.time())
+    page.wait_for_selector('.head .badge:text("succeeded")')
+    page.wait_for_selector('#log:text("the third line")')
+    assert "torchvision:resnet18" in page.locator("details[open] .spec").inner_text()  # what was opened stays open
+
+
+def test_hold_release_cancel_retry(seeded: Seeded, tab: Tab) -> None:
+    """The buttons do what the commands do; cancel asks first."""
+    job = seeded.submit("ordered-about", priority=-9)
+    page = tab.go("queue")
+    mine = row(page, job.id)
+    mine.locator('button:text("Hold")').click()
+    mine.locator('.badge:text("held")').wait_for()
+    assert seeded.store.jobs.get(job.id).held
+    mine.locator('button:text("Release")').click()
+    mine.locator('.badge:text("queued")').wait_for()
+    mine.locator('button:text("Cancel")').click()
+    page.click("#confirm-no")
+    assert seeded.store.jobs.get(job.id).state is JobState.QUEUED
+    mine.locator('button:text("Cancel")').click()
+    page.click("#confirm-yes")
+    mine.locator('.badge:text("cancelled")').wait_for()
+    mine.locator('button:text("Retry")').click()
+    mine.locator('.badge:text("queued")').wait_for()
+    assert not seeded.store.jobs.get(job.id).held
+    seeded.store.jobs.cancel(job.id, time.time())
+
+
+def test_a_refusal_is_shown_in_the_words_of_the_command_line(seeded: Seeded, tab: Tab) -> None:
+    """A button that comes too late: the job has ended meanwhile, though the page does not know yet."""
+    job = seeded.submit("too-late", priority=-9)
+    tab.freeze("**/api/jobs?*")
+    page = tab.go("queue")
+    hold = row(page, job.id).locator('button:text("Hold")')
+    hold.wait_for()
+    seeded.store.jobs.cancel(job.id, time.time())
+    hold.click()
+    page.wait_for_selector(f'#toast:has-text("{job.id}")')
+    tab.errors.clear()  # the console notes the 409
+
+
+def test_timers_and_workers_obey(seeded: Seeded, tab: Tab) -> None:
+    """Pause, resume and run a timer; pause, resume and drain a worker."""
+    seeded.alive()
+    page = tab.go("timers")
+    unused = page.locator('tr[data-key="unused"]')
+    unused.locator('button:text("Pause")').click()
+    unused.locator('.badge:text("paused")').wait_for()
+    unused.locator('button:text("Resume")').click()
+    unused.locator('.badge:text("active")').wait_for()
+    unused.locator('button:text("Run now")').click()
+    unused.locator(".ticks a").wait_for()
+    [tick] = seeded.store.timers.ticks("unused")
+    assert tick.kind.value == "manual"
+    assert tick.job is not None
+    seeded.store.jobs.cancel(tick.job, time.time())
+    page = tab.go("workers")
+    page.click('button:text("Pause")')
+    page.wait_for_selector('main .badge:text("paused")')
+    page.click('button:text("Resume")')
+    page.wait_for_selector('main .badge:text("idle")')
+    assert seeded.store.orders.of_each([seeded.lease.id])[seeded.lease.id].wanted == "run"
+
+
+def test_a_restart_misses_nothing(seeded: Seeded, tabs: Tabs, started: list[Dashboard], tmp_path: Path) -> None:
+    """The server is killed and comes back: the page says so, and then has every event, each once and in order."""
+    started.append(server := Dashboard(seeded.store.home, tmp_path / "log"))
+    page = tabs.open(server).go("queue")
+    page.evaluate(NOTE_NUMBERS)
+    first = seeded.submit("before-the-fall", priority=-9)
+    row(page, first.id).wait_for()
+    server.kill()
+    page.wait_for_selector('#connection[data-state="reconnecting"]')
+    jobs = [seeded.submit(f"while-away-{n}", priority=-9) for n in range(5)]
+    server.start()
+    page.wait_for_selector('#connection[data-state="live"]')
+    for job in jobs:
+        row(page, job.id).wait_for()
+    with closing(sqlite3.connect(seeded.store.home / "nimble-jobs.db")) as database:
+        after = "SELECT seq FROM events WHERE seq >= (SELECT min(seq) FROM events WHERE job = ?) ORDER BY seq"
+        written = [number for (number,) in database.execute(after, [first.id])]
+    assert page.evaluate("window.numbers") == written
+    for job in [first, *jobs]:
+        seeded.store.jobs.cancel(job.id, time.time())
+    tabs.errors.clear()  # the console notes that the server was away
+
+
+def test_a_hundred_thousand_jobs(tabs: Tabs, started: list[Dashboard], tmp_path: Path) -> None:
+    """The queue shows its first page, filters and turns pages, and its document stays small."""
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        ids = many_jobs(store, 100_000, now=time.time() - 200_000)
+        started.append(Dashboard(store.home, tmp_path / "log"))
+    page = tabs.open(started[0]).go("queue")
+    row(page, ids[-1]).wait_for()
+    assert page.locator("tr[data-key]").count() == 50
+    page.click('a:text("Next page")')
+    row(page, ids[-51]).wait_for()
+    page.click(".states a:has-text('failed')")
+    expect(page.locator("tr[data-key] .badge[data-tone=bad]")).to_have_count(50)
+    assert page.evaluate("document.querySelectorAll('*').length") < 3000
+    assert "10,000" in page.locator(".states a[aria-current]").inner_text()
