@@ -1,7 +1,7 @@
 """The source of records with several inputs: one source for each, whose values are packed into rows of bytes.
 
-An input is an image if it holds encoded pictures, or uint8 arrays of two or three axes. Images
-take `input.transform`; everything else reaches the model as it is stored.
+An input is an image if it holds encoded pictures, or uint8 arrays of two or three axes and is no mask. Images take
+`input.transform`; everything else reaches the model as it is stored.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.plural import count
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+
+_NO_IMAGES = ("mask", "ids")  # end the names of arguments whose bytes are flags or numbers of tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,9 +159,10 @@ def open_each(spec: InputSpec, path: Path, open_one: Callable[[InputSpec, Path],
 def parts_of(spec: InputSpec) -> dict[str, InputSpec]:
     """By argument, the spec of a job that had this input alone. The first one has the ids and labels."""
     made: dict[str, InputSpec] = {}
-    transform = OfImages.model_validate(spec.transform.model_dump())
+    images = spec.transform.model_dump()
     for argument, name in (spec.fields.arguments or {}).items():
         others = {} if made else {"id": spec.fields.id, "label": spec.fields.label}
         fields = OfArgument(x=name, argument=argument, **others)
+        transform = OfImages(**images, arrays=not argument.endswith(_NO_IMAGES))
         made[argument] = spec.model_copy(update={"fields": fields, "transform": transform})
     return made

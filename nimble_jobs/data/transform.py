@@ -48,6 +48,8 @@ class Arithmetic:
 class OfImages(TransformSpec):
     """The transform of one of several inputs: only images take it, and only uint8 arrays are taken for images."""
 
+    arrays: bool = True  # whether arrays may be images at all
+
 
 def arithmetic(spec: TransformSpec, *, eight_bit: bool, channels: int, trailing: int, where: str) -> Arithmetic:
     """Raises DataError unless mean and std have 1 value or `channels` values. `trailing` axes follow the channels."""
@@ -168,7 +170,7 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
         raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
     if 0 in shape:
         raise DataError(f"{where}: records have shape {shape}; expected at least one value")
-    if isinstance(spec, OfImages) and not (dtype == np.uint8 and len(shape) in (2, 3)):
+    if isinstance(spec, OfImages) and not (spec.arrays and dtype == np.uint8 and len(shape) in (2, 3)):
         spec = TransformSpec()
         done = arithmetic(spec, eight_bit=False, channels=1, trailing=0, where=where) if dtype.kind == "f" else None
         signature = Signature(shape=shape, dtype="int64" if done is None else "float32")

@@ -161,7 +161,10 @@ def _with_one_input(model: Any) -> nn.Module:
         output = cls.forward(self, **(named if x is None else {name: x}), return_dict=True)
         return {key: _of_records(key, value) for key, value in output.items() if isinstance(value, Tensor)}
 
-    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    # Without its open keywords, into which a misspelt mask would vanish.
+    takes = inspect.signature(cls.forward)
+    known = [p for p in takes.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    forward.__signature__ = takes.replace(parameters=known)  # type: ignore[attr-defined]
     model.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
     assert isinstance(model, nn.Module)
     return model

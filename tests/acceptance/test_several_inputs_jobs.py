@@ -214,6 +214,16 @@ def test_a_transformers_model_with_a_column_for_its_mask(store: Store, tmp_path:
         torch.testing.assert_close(torch.tensor(table["pooler_output"][row].as_py()), alone, atol=1e-5, rtol=1e-4)
 
 
+def test_a_misspelt_mask_is_refused(store: Store, tmp_path: Path) -> None:
+    """transformers' models ignore arguments that they do not know."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")
+    x = {"input_ids": "tokens", "attention_msk": "kept"}
+    error = failed(store, tmp_path, job(tmp_path, npz(tmp_path), x, "transformers:bert", ["id", "pooler_output"]))
+    assert "input.fields.x.attention_msk: no such argument; the model takes: input_ids, attention_mask," in error
+
+
 def failed(store: Store, folder: Path, spec: dict[str, Any]) -> str:
     made = queued(
         store, spec=spec, name="n", kind="score", foreground=True, allow_python=[str(folder)], now=time.time()

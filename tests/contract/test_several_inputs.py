@@ -191,7 +191,7 @@ def test_uint8_arrays_are_images_and_nothing_else_takes_the_transform(tmp_path: 
     grey = images[..., 0]
     types, grid = images[:, 0, :, 0], RANDOM.random((N, 5, 6, 3)).astype(np.float32)
     path = npz(tmp_path, {"images": images, "grey": grey, "types": types, "grid": grid})
-    arguments = {"a": "images", "b": "grey", "token_type_ids": "types", "grid": "grid"}
+    arguments = {"a": "images", "b": "grey", "token_type_ids": "types", "grid": "grid", "x.pair_mask": "grey"}
     with opened(path, arguments, transform=TransformSpec(scale=0.5)) as reader:
         assert reader.packing is not None
         assert reader.packing.words == {
@@ -199,6 +199,7 @@ def test_uint8_arrays_are_images_and_nothing_else_takes_the_transform(tmp_path: 
             "b": "uint8[5, 6] float: hw, *0.5",
             "grid": "float32[5, 6, 3] float",
             "token_type_ids": "uint8[6] integer",
+            "x.pair_mask": "uint8[5, 6] integer",
         }
 
 
