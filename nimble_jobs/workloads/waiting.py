@@ -15,9 +15,7 @@ def waiting(context: JobContext) -> Waiting:
 
     def tell(wait: Wait) -> None:
         who = f"process {wait.pid}" if wait.pid else "another process"
-        context.event(
-            "wait", f"{who} is building this schedule; the job waits for it for at most {wait.limit_s:.0f} s", {}
-        )
+        context.event("wait", f"{who} is building this schedule; the job waits for at most {wait.limit_s:.0f} s", {})
         context.report(phase="wait")
 
     return told_once(context, tell)

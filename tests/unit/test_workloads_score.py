@@ -155,4 +155,4 @@ def test_a_job_waits_for_the_builder_of_its_schedule(tmp_path: Path, end: str) -
         ended.result()
         assert store.jobs.get(job.id).state is (JobState.CANCELLED if end == "cancel" else JobState.SUCCEEDED)
         (event,) = [e for e in store.jobs.events(job.id) if e.kind == "wait"]
-        assert event.message == f"process {os.getpid()} is building this schedule; the job waits for it, 600 s at most"
+        assert event.message == f"process {os.getpid()} is building this schedule; the job waits for at most 600 s"
