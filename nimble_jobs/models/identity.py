@@ -88,7 +88,8 @@ def _weights_of(folder: Path) -> list[Path]:
     places = [transformer_folder(folder)]
     if is_folder(folder):
         said_by = folder / MODULES
-        places += [inside(folder, entry["path"], said_by) for entry in modules_of(folder)[1:] if entry["path"]]
+        layers = [entry["path"] for entry in modules_of(folder) if entry["type"].endswith(".Dense")]
+        places += [inside(folder, path, said_by) for path in layers]
     return [p for place in places for p in sorted(place.glob("*")) if p.suffix in (".safetensors", ".bin")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -349,3 +350,17 @@ def test_an_imported_package_that_is_upgraded_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(machine, "installed_version", lambda _name: "99.0")
     with pytest.raises(ModelChanged, match=r"version of torchvision changed .* 99\.0 now"):
         identity(spec)
+
+
+def test_weights_of_sentence_models(tmp_path: Path) -> None:
+    """Those of linear layers count too. Modules without weights need no folder: archives leave empty ones out."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
+    entries = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    (tmp_path / "2_Dense").mkdir()
+    for name in ("config.json", "model.safetensors", "2_Dense/model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    found = weights_identity(ModelSpec(source=f"transformers:{tmp_path}"))
+    assert [part.split(":")[0] for part in found.split()] == [
+        str(tmp_path / "model.safetensors"), str(tmp_path / "2_Dense/model.safetensors"),
+    ]  # fmt: skip
