@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from anyio import CapacityLimiter
 
+from nimble_jobs import client
 from nimble_jobs.dashboard.gate.keys import Keys
 from nimble_jobs.dashboard.stream.hub import Hub
 from nimble_jobs.metrics import Gpus
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 THREADS = 8  # requests that read the store at once; more would only wait for each other
 _MOST_KEPT = 1000
+_RECOVER_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,11 @@ class Desk:
     gpus: Gpus = field(default_factory=Gpus)
     _kept: dict[str, tuple[float, Any]] = field(default_factory=dict)  # by name, until when and what
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def recover(self) -> None:
+        """End attempts whose process died, every few seconds, as `ls` does. Without a worker nothing else notices."""
+        if not self.read_only:
+            self.kept("recovered", _RECOVER_S, lambda: client.recover(self.store))
 
     def kept(self, name: str, seconds: float, make: Callable[[], T]) -> T:
         """What `make` returned at most so long ago. For what is slow to find out and the same for every page."""

@@ -27,6 +27,7 @@ from nimble_jobs.errors import UsageError
 from nimble_jobs.store import open_store
 
 _LEAVE_S = 3  # for open requests to end
+_PATIENCE_S = 5.0  # while others hold the database; a page that waits for longer says what is wrong
 _CONNECTIONS = STREAMS + 200
 _BACKLOG = 1024
 
@@ -49,7 +50,10 @@ def run(wish: Wish, *, ready: Callable[[str], None]) -> None:
     Raises UsageError for a host or port that cannot be used, and StoreError.
     """
     _log_to_stderr()
-    with closing(_listening(wish.host, wish.port)) as listener, closing(open_store(wish.home)) as store:
+    with (
+        closing(_listening(wish.host, wish.port)) as listener,
+        closing(open_store(wish.home, patience_s=_PATIENCE_S)) as store,
+    ):
         port = listener.getsockname()[1]
         keys = Keys(token_of(store.home), port)
         hosts = Hosts(port, wish.allow_hosts)

@@ -5,7 +5,9 @@ GET /api/jobs?state=&kind=&q=&before=&limit=
     and `steps_per_s`, as in the stream's `progress`. `waits` says why a queued job does not run yet. `q` searches
     names and errors.
 GET /api/jobs/{id}
-    {"job": the object of `show --json` without its events, "spec_yaml": text}
+    {"job": the object of `show --json` without its events, with the keys of `progress`, "spec_yaml": text,
+     "words": {"summary", "schedule", "speed": texts or null, "first_run", "stages": lists of [name, text]}}
+    `words` is what `show` says. The last of `stages` names the bottleneck, and what would help.
 GET /api/jobs/{id}/events?after=&limit=
     {"events": [{"seq", "at", "attempt", "kind", "message", "data"}], "next"}: oldest first; pass `next` as `after`.
 """
@@ -21,14 +23,15 @@ from nimble_jobs.dashboard.query import Query
 from nimble_jobs.dashboard.routing import get
 from nimble_jobs.job import JobState
 from nimble_jobs.store.listed import TEXT, Match, Wanted
-from nimble_jobs.views import waits
-from nimble_jobs.views.jobs import event_json, job_row, progress_row
+from nimble_jobs.views import figures, stages, waits
+from nimble_jobs.views.jobs import event_json, first_run, job_row, progress_row, schedule_state, summary
 from nimble_jobs.views.shown import TOLD_BY_EVENTS, look
 
 KINDS = ("score", "finetune")
 
 
 def jobs(desk: Desk, query: Query, now: float) -> dict[str, Any]:
+    desk.recover()
     limit = query.limit()
     matches = [
         Match(column=column, compare="=", value=value)
@@ -49,7 +52,17 @@ def job(desk: Desk, query: Query, now: float) -> dict[str, Any]:
     some = desk.store.jobs.events_of_kind(found.id, *TOLD_BY_EVENTS)
     value = look(desk.store, found, now, events=some).json(now) | progress_row(found, now)
     del value["events"]
-    return {"job": value, "spec_yaml": yaml.safe_dump(found.spec, sort_keys=False, allow_unicode=True)}
+    return {
+        "job": value,
+        "spec_yaml": yaml.safe_dump(found.spec, sort_keys=False, allow_unicode=True),
+        "words": {
+            "summary": summary(found) if found.state.final else None,
+            "schedule": schedule_state(found) or None,
+            "speed": figures.speedup(found.schedule) or None,
+            "first_run": first_run(found),
+            "stages": stages.lines(found.timings),
+        },
+    }
 
 
 def events(desk: Desk, query: Query, now: float) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _KEPT_S = 1.0
 
 
 def overview(desk: Desk, query: Query, now: float) -> dict[str, Any]:
+    desk.recover()
     last_seq = desk.store.jobs.event_span()[1]  # first, so that whatever changes from here on is in the stream
     return desk.kept(f"overview at {last_seq}", _KEPT_S, lambda: _overview(desk, now)) | {
         "now": figures.iso(now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 from anyio import CancelScope, create_task_group
@@ -10,6 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nimble_jobs.dashboard.stream.hub import Hub
+from nimble_jobs.errors import NimbleError
+
+log = logging.getLogger(__name__)
 
 SEND_S = 20.0  # for the client to take a message when its buffers are full
 
@@ -39,6 +43,8 @@ class StreamResponse(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except* TimeoutError:
             self._abort(scope)
+        except* NimbleError as group:  # the page comes back, and is told once it asks for anything
+            log.warning("a stream ended: %s", "; ".join(map(str, group.exceptions)))
 
     async def _pour(self, messages: AsyncIterator[bytes], send: Send) -> None:
         async for message in messages:
