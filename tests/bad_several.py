@@ -24,7 +24,7 @@ OF_X = [
             "found a list; expected text, or a mapping from the model's arguments to names",
         ),
         ("nothing", "null", "is empty; expected text, or a mapping from the model's arguments to names"),
-        ("an empty name", "''", "found ''; expected a text that is not empty"),
+        ("an empty name", "''", "found ''; expected text that is not empty"),
         (
             "an empty mapping",
             "{}",

@@ -82,9 +82,7 @@ def _columns(value: object) -> object:
     if isinstance(value, str) and value:
         return value
     if not isinstance(value, dict):
-        expected = (
-            "a text that is not empty" if value == "" else "text, or a mapping from the model's arguments to names"
-        )
+        expected = "text that is not empty" if value == "" else "text, or a mapping from the model's arguments to names"
         raise BadValue(wrong(value), expected)
     if not value:
         raise BadValue("found an empty mapping", "the model's arguments, each with an array or a column")
