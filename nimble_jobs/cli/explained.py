@@ -13,6 +13,8 @@ _HITS = {"stored": "stored hit", "miss": "miss"}
 def explained(answer: dict[str, Any]) -> list[render.Section]:
     """Panels for the answer of `planner.explain_schedule`; fewer panels for a miss that was not built."""
     parts: list[render.Section] = [("Schedule", _head(answer))]
+    if "buckets" in answer:
+        parts.append(("Buckets", [(f"{b['length']:,} tokens", _bucket(b)) for b in answer["buckets"]]))
     if "graph" in answer:
         parts += [
             ("Stages", _stages(answer["stages"])),
@@ -24,6 +26,14 @@ def explained(answer: dict[str, Any]) -> list[render.Section]:
     if "accumulate" in answer:
         parts += _accumulating(answer["accumulate"])
     return [*parts, ("Key", figures.flat(answer["key_parts"]))]
+
+
+def _bucket(bucket: dict[str, Any]) -> str:
+    """One of the schedules for texts."""
+    words = [f"{bucket['batch']:,} in a batch", f"{bucket['share']:.1%} of the texts", _HITS[bucket["hit"]]]
+    if bucket["replay_us"] is not None:
+        words.append(f"a replay takes {figures.micros(bucket['replay_us'])}")
+    return ", ".join([*words, bucket["key"][:12]]) + (f": {bucket['fallback']}" if bucket["fallback"] else "")
 
 
 def _accumulating(answer: dict[str, Any]) -> list[render.Section]:

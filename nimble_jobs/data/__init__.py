@@ -1,6 +1,7 @@
 """Reads records, writes shards, and publishes folders whole. Formats are imported when first used."""
 
-from nimble_jobs.data.reader import Reader, open_reader
+from nimble_jobs.data.opening import open_reader
+from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.source import Wanted

@@ -42,7 +42,7 @@ _NUMBERS = {pa.int64(), pa.float64()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class Found:
     """The first pass's results for a block."""
 
     cut: Cut
@@ -53,13 +53,13 @@ class _Found:
 
 
 @dataclass(kw_only=True)
-class _Blocks:
+class Blocks:
     """The blocks of one file and the types of their columns."""
 
     stamp: Stamp
     known: Sequence[str]
     names: Sequence[str]
-    found: list[_Found]
+    found: list[Found]
     kinds: dict[str, pa.DataType] = field(default_factory=dict)
     texts: dict[str, Text] = field(default_factory=dict)
 
@@ -122,11 +122,11 @@ def open_large(
             depth=2 * usable_cores(),
             name="nimble-read-csv",
         )
-        found: list[_Found] = []
+        found: list[Found] = []
         for one in first:
             found.append(one)
             moves.made()
-    blocks = _Blocks(stamp=stamp, known=known, names=names, found=found)
+    blocks = Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
     bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
     blocks.kinds = {name: blocks.kind_of(name, {one.kinds[i] for one in found}) for i, name in enumerate(names)}
@@ -138,19 +138,19 @@ def open_large(
         schema=pa.schema([(n, blocks.kinds[n]) for n in names]),
         layout=Layout(starts=starts, chains=np.arange(len(found)), block_bytes=8 * most * len(names)),
         read=blocks.read,
-        extra=_extra(found, starts, extra, spec.fields.id),
+        extra=extra_of(found, starts, extra, spec.fields.id),
         bad=bad,
-        line=_Lines(blocks, starts),
+        line=Lines(blocks, starts),
     )
     return source_of(spec, stamp, opened)
 
 
-def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> _Found:
+def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> Found:
     types = dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
     wanted = [*names, *(e for e in extra if e not in names)]
     table, odd = parse(data, known, wanted, types)
     kinds = tuple(table.schema.field(n).type for n in names)
-    return _Found(cut=cut, rows=table.num_rows, kinds=kinds, extra=table.select(list(extra)), odd=odd)
+    return Found(cut=cut, rows=table.num_rows, kinds=kinds, extra=table.select(list(extra)), odd=odd)
 
 
 @dataclass(kw_only=True)
@@ -163,7 +163,7 @@ class _Column:
     any_number: bool = False
 
 
-def _texts(blocks: _Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
+def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
     """Examine columns of text, and add their bad cells to `bad`. Raises DataError for a column without any number."""
     columns = {name: _Column() for name in names}
     for number in range(len(blocks.found)) if names else ():
@@ -191,7 +191,7 @@ def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> No
         column.any_number = any(map(is_number, held))
 
 
-def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:
+def extra_of(found: Sequence[Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:
     """The whole id and label columns. A line that is not a record gets its number as id."""
     if not found:
         return pa.table({name: pa.array([], pa.string()) for name in extra})
@@ -207,10 +207,10 @@ def _extra(found: Sequence[_Found], starts: np.ndarray, extra: Sequence[str], id
     return pa.concat_tables(tables)
 
 
-class _Lines:
+class Lines:
     """The line of each record, as FILE:LINE. Blocks with bad records are read for this, and the last one is kept."""
 
-    def __init__(self, blocks: _Blocks, starts: np.ndarray) -> None:
+    def __init__(self, blocks: Blocks, starts: np.ndarray) -> None:
         self._blocks, self._starts = blocks, starts
         self._last: tuple[int, np.ndarray] | None = None
 

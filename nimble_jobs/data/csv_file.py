@@ -32,7 +32,7 @@ def open_csv(spec: InputSpec, path: Path) -> Source:
     """
     stamp = Stamp.of(path)
     try:
-        known = _header(path)
+        known = header(path)
         names, extra = check_columns(spec, path, known)
         if stamp.size > WHOLE_BYTES:
             return open_large(spec, path, stamp, known=known, names=names, extra=extra)
@@ -83,7 +83,8 @@ class _Lines:
             return np.empty(0, dtype=np.int64)
 
 
-def _header(path: Path) -> list[str]:
+def header(path: Path) -> list[str]:
+    """The names of the columns. Raises DataError."""
     # Later lines may be in another encoding, which does not matter for the columns' names.
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:

@@ -55,11 +55,11 @@ class Ids(Sequence[str]):
 
 
 class Numbered(Ids):
-    """NAME:NUMBER for each record, from 0."""
+    """NAME:NUMBER for each record, from `first`; without a name, the number alone."""
 
-    def __init__(self, name: str, total: int) -> None:
+    def __init__(self, name: str, total: int, *, first: int = 0) -> None:
         super().__init__(())
-        self._name, self._total = name, total
+        self._before, self._total, self._first = f"{name}:" if name else "", total, first
 
     def __len__(self) -> int:
         return self._total
@@ -69,8 +69,8 @@ class Numbered(Ids):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        numbers = range(self._total)[index]
-        return f"{self._name}:{numbers}" if isinstance(numbers, int) else [f"{self._name}:{i}" for i in numbers]
+        numbers = range(self._first, self._first + self._total)[index]
+        return f"{self._before}{numbers}" if isinstance(numbers, int) else [f"{self._before}{i}" for i in numbers]
 
 
 class JoinedIds(Ids):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -20,19 +19,17 @@ from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, C
 from nimble_jobs.data.encoded import decoders_of, pictures_of, row_bytes
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
-from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.records import BadRecord, Batch, Signature
-from nimble_jobs.data.source import READY, Form, Joined, Loaded, Source, Wanted, form_of, list_files, packing_of, placed
+from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of, packing_of, placed
 from nimble_jobs.data.stamps import fingerprint
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.pipeline import Meter, usable_cores
 from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.seen import FileList
-from nimble_jobs.spec.model import SUFFIXES, InputSpec
 from nimble_jobs.spec.units import format_bytes
 
 if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
+    from nimble_jobs.data.text.reading import Texts
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.decoding.recipe import Recipe
 
@@ -180,6 +177,34 @@ class Reader:
             return None
         return Window(self._source.block, layout, bounds[-1][1], threads=usable_cores())
 
+    def texts(self, ranges: Sequence[tuple[int, int]], *, meter: Meter | None = None) -> Generator[Texts]:
+        """The texts of ascending ranges of positions, read ahead, with the reasons for bad records by position.
+
+        Only if the input's format is text. Closing the generator ends its threads. Raises DataError when the input
+        changed or vanished.
+        """
+        from nimble_jobs.data.text import read_texts
+
+        unlabelled = self._labels.bad if self._labels is not None else {}
+        for texts in read_texts(self._source, ranges, meter=meter):
+            for index, why in unlabelled.items():
+                if texts.start <= index < texts.stop:
+                    texts.bad.setdefault(index, why)
+            yield texts
+
+    def ids(self, indexes: np.ndarray) -> list[str]:
+        """The ids of the records at these positions."""
+        return [str(i) for i in indexes.tolist()] if self._source.ids is None else self._source.ids.take(indexes)
+
+    def labels(self, indexes: np.ndarray) -> np.ndarray | None:
+        """The labels of the records at these positions; None if the input has none."""
+        return None if self._labels is None else self._labels.values[indexes]
+
+    def bad_record(self, index: int, why: str) -> BadRecord:
+        """The record at a position, left out for this reason."""
+        reason = f"{self.place(index)}: {why}" if self._source.lines else why
+        return BadRecord(index=index, id=self.id(index), reason=reason)
+
     def take(self, indexes: np.ndarray) -> Batch:
         """The records at these positions, in this order, as one batch."""
         positions = np.asarray(indexes, dtype=np.int64)
@@ -229,18 +254,16 @@ class Reader:
         good: list[np.ndarray] = []
         for indexes, loaded in parts:
             for i in sorted(loaded.bad):
-                index = int(indexes[i])
-                reason = f"{self.place(index)}: {loaded.bad[i]}" if self._source.lines else loaded.bad[i]
-                bad.append(BadRecord(index=index, id=self.id(index), reason=reason))
+                bad.append(self.bad_record(int(indexes[i]), loaded.bad[i]))
             good.append(np.delete(indexes, list(loaded.bad)) if loaded.bad else indexes)
         kept = np.concatenate(good) if good else np.empty(0, dtype=np.int64)
         return Batch(
             start=room.start,
             stop=room.stop,
             indexes=kept,
-            ids=[str(i) for i in kept.tolist()] if self._source.ids is None else self._source.ids.take(kept),
+            ids=self.ids(kept),
             x=room.rows[: 0 if encoded else len(kept)],
-            labels=None if self._labels is None else self._labels.values[kept],
+            labels=self.labels(kept),
             bad=tuple(bad),
             buffer=room.buffer,
             pictures=pictures_of(room.rows, parts) if encoded else None,
@@ -290,51 +313,3 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def open_reader(
-    spec: InputSpec,
-    *,
-    label_names: Sequence[str] | None = None,
-    targets: Targets = "classes",
-    files: FileList | None = None,
-) -> Reader:
-    """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
-
-    `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
-    `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
-    numbers if it holds fractions.
-    Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
-    """
-    return Reader(_open(spec, files), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
-
-
-def _open(spec: InputSpec, files: FileList | None) -> Source:
-    # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
-    if spec.format == "images":
-        from nimble_jobs.data.images import open_images
-
-        return open_images(spec, files)
-    open_one = _opener(spec)
-    if files is not None:
-        return open_listed(files, open_one)
-    parts = [open_one(path) for path in list_files(spec.source, SUFFIXES[spec.format])]
-    return parts[0] if len(parts) == 1 else Joined(parts)
-
-
-def _opener(spec: InputSpec) -> Callable[[Path], Source]:
-    if spec.format in ("npy", "npz"):
-        from nimble_jobs.data.arrays import open_arrays
-
-        if spec.fields.arguments is not None:
-            from nimble_jobs.data.several import open_each
-
-            return lambda path: open_each(spec, path, open_arrays)
-        return lambda path: open_arrays(spec, path)
-    if spec.format == "parquet":
-        from nimble_jobs.data.parquet import open_parquet
-
-        return lambda path: open_parquet(spec, path)
-    from nimble_jobs.data.csv_file import open_csv
-
-    return lambda path: open_csv(spec, path)

@@ -2,6 +2,7 @@
 
     .NAME.JOB/attempt-2/part-00000.parquet     the files to publish, in their final form
     .NAME.JOB/shards-2/00000.json              a sheet per finished shard: its files with their SHA-256, its bad records
+    .NAME.JOB/shards-2/note                    what a later attempt must do as this one did
 
 A shard is finished once its sheet exists. Attempts share no writable file, so a stale attempt that still runs does no
 harm. Once a newer attempt has removed its folder, its next write raises FencedOut.
@@ -31,6 +32,7 @@ from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
 
 ERRORS = "errors.jsonl"
+_NOTE = "note"  # beside the sheets
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -162,6 +164,23 @@ class Staging:
         self._clear()
         return self.finished
 
+    def note(self, value: Any) -> None:
+        """Keep a JSON-able value that later attempts of the same basis are to find by `noted`. Raises DataError."""
+        data = json.dumps({"basis": self._basis, "value": value}).encode()
+        with self._writing():
+            write_file(self._sheets / _NOTE, data)
+
+    def noted(self) -> Any:
+        """What the newest attempt of the same basis has noted; None if none has."""
+        for _, sheets in sorted(self._attempts("shards"), reverse=True):
+            try:
+                found = json.loads(read_regular(sheets / _NOTE))
+                if found["basis"] == self._basis:
+                    return found["value"]
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # not there, or damaged by a power failure
+        return None
+
     def discard(self) -> None:
         """Remove the staging folders of this attempt and earlier ones."""
         with reported(self._root):
@@ -278,6 +297,7 @@ class Staging:
         try:
             for index in self.done:
                 (self._sheets / f"{index:05d}.json").unlink()
+            (self._sheets / _NOTE).unlink(missing_ok=True)
             self._sheets.rmdir()
             self._root.rmdir()
         except OSError:

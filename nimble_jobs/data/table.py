@@ -272,7 +272,11 @@ def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
 def check_columns(spec: InputSpec, path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:
     """Columns of x, and the id and label columns. Raises DataError for missing ones."""
     arguments = spec.fields.arguments
-    if arguments is None:
+    if spec.format == "text":
+        names = list(spec.fields.columns)
+        if missing := [name for name in names if name not in known]:
+            raise unknown_field(path, "x", missing[0], known)
+    elif arguments is None:
         names = columns.choose(path, spec.fields.name, known)
     else:
         chosen = [columns.choose(path, name, known, f"x.{argument}") for argument, name in arguments.items()]

@@ -35,6 +35,10 @@ class Packed(nn.Module):
         for module in (self, *self.steps.modules()):
             module.training = model.training  # and nothing of the model's
 
+    def packed_as(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> Packed:
+        """The same model for rows of another layout with the same arguments."""
+        return Packed(self.model, layout, dtype, device, self._call)
+
     def forward(self, rows: torch.Tensor) -> Any:
         """The model's own outputs."""
         return self.call(self.arguments(rows))

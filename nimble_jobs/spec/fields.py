@@ -78,9 +78,11 @@ def _limit_or_off(value: object) -> object:
 
 
 def _columns(value: object) -> object:
-    """A name, or a mapping from the model's arguments to names."""
+    """A name, a mapping from the model's arguments to names, or a list of names of columns of text."""
     if isinstance(value, str) and value:
         return value
+    if isinstance(value, list | tuple) and value and all(isinstance(name, str) and name for name in value):
+        return tuple(value)
     if not isinstance(value, dict):
         expected = "text that is not empty" if value == "" else "text, or a mapping from the model's arguments to names"
         raise BadValue(wrong(value), expected)
@@ -95,6 +97,11 @@ def _columns(value: object) -> object:
         problem, _, expected = str(e).partition("; expected ")
         raise BadValue(problem, expected or "each argument once") from e
     return value
+
+
+def listed(value: object) -> object:
+    """A tuple as a list, for JSON; anything else as it is."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def or_defaults(value: object) -> object:
@@ -165,8 +172,9 @@ AutoOrFlag = Annotated[
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
 ]
 Columns = Annotated[
-    str | dict[str, str],
+    str | dict[str, str] | tuple[str, ...],
     PlainValidator(_columns),
+    PlainSerializer(listed, return_type=str | dict[str, str] | list[str]),
     WithJsonSchema(
         {
             "anyOf": [
@@ -177,6 +185,7 @@ Columns = Annotated[
                     "additionalProperties": {"type": "string", "minLength": 1},
                     "minProperties": 1,
                 },
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
             ]
         }
     ),

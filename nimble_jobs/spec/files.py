@@ -104,6 +104,8 @@ def _missing_checkpoint(spec: JobSpec, known: Known) -> Iterator[Finding]:
 def _suffix(field: str, path: str, format_: InputFormat) -> Iterator[Finding]:
     """A suffix of another format is a mistake. The reader judges unknown suffixes."""
     suffix = Path(path).suffix.lower()
+    if suffix in SUFFIXES[format_]:
+        return
     owner = next((name for name, suffixes in SUFFIXES.items() if suffix in suffixes), format_)
     if owner != format_ and not isdir(path):
         yield Finding(field, f"{show(Path(path).name)} is not {format_}", f"{' or '.join(SUFFIXES[format_])}")

@@ -31,17 +31,19 @@ from nimble_jobs.spec.fields import (
     or_defaults,
 )
 from nimble_jobs.spec.notify import NotifySpec
+from nimble_jobs.spec.text import TextSpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, wrong
 
-InputFormat = Literal["images", "npy", "npz", "parquet", "csv"]
+InputFormat = Literal["images", "npy", "npz", "parquet", "csv", "text"]
 SUFFIXES: dict[InputFormat, tuple[str, ...]] = {  # of the files of each format
     "npy": (".npy",),
     "npz": (".npz",),
     "parquet": (".parquet", ".pq"),
     "csv": (".csv",),
     "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
+    "text": (".parquet", ".pq", ".csv", ".jsonl", ".ndjson", ".txt", ".gz"),  # .gz of jsonl and txt
 }
 
 
@@ -94,9 +96,9 @@ class FieldsSpec(Frozen):
 
     x: Columns = Field(
         default="x",
-        description="Array or column of the records; columns of numbers that make a vector, such as a,b,c*; or a "
-        "mapping from the model's arguments to those.",
-        examples=["images", "c*", {"image": "pixels", "meta.age": "age"}],
+        description="Array or column of the records; columns of a vector, such as a,b,c*; a mapping from arguments to "
+        "those; or two columns of text.",
+        examples=["images", "c*", {"image": "pixels", "meta.age": "age"}, ["question", "passage"]],
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")
     label: str | None = Field(
@@ -118,6 +120,11 @@ class FieldsSpec(Frozen):
         """`x` of a model with one input."""
         assert isinstance(self.x, str)
         return self.x
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of texts: one, or two that make a pair."""
+        return (self.x,) if isinstance(self.x, str) else tuple(self.x)
 
 
 class TransformSpec(Frozen):
@@ -160,7 +167,7 @@ class InputSpec(Frozen):
         examples=["digits.npz"],
     )
     format: InputFormat = Field(
-        description="Format of the records: images, npy, npz, parquet or csv.", examples=["npz"]
+        description="Format of the records: images, npy, npz, parquet, csv or text.", examples=["npz"]
     )
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Names of the arrays or columns to read.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
@@ -170,6 +177,7 @@ class InputSpec(Frozen):
         description="What decodes pictures: the CPU, or a CUDA device with a decoder; auto: the device if possible.",
     )
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
+    text: TextSpec | None = Field(default=None, description="How texts become tokens; for format: text only.")
     only_new: Annotated[
         OnlyNewSpec | None,
         BeforeValidator(or_defaults, json_schema_input_type=OnlyNewSpec | bool | None),

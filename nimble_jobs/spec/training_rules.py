@@ -41,7 +41,7 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind != "finetune":
         return
     if spec.input.format == "npy":
-        *others, last = (name for name in SUFFIXES if name != "npy")
+        *others, last = (name for name in SUFFIXES if name not in ("npy", "text"))
         yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} if kind is finetune")
     elif spec.input.fields.label is None:
         parent = spec.input.format == "images"

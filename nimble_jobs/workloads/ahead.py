@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.jobs.ahead import Ahead, Told, build_ahead
@@ -19,27 +21,57 @@ from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
+from nimble_jobs.workloads.text.job import TextPlan, plan_of
+from nimble_jobs.workloads.text.setup import set_up
 from nimble_jobs.workloads.training import ahead as training
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """What a scoring job will ask of the planner: one schedule, or for texts one for each bucket."""
+
+    requests: tuple[Request, ...]
+    device: torch.device
+    texts: TextPlan | None  # None if the records are no texts
+
+    @property
+    def main(self) -> int:
+        """The one that most records are for."""
+        return 0 if self.texts is None else int(np.argmax(self.texts.shares))
 
 
 def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
 ) -> tuple[Request, torch.device]:
+    """What a scoring job will ask of the planner, if its records are no texts. See `asked_each`."""
+    with open_reader(spec.input) as reader:
+        device = devices.resolve(spec.run.device)
+        return request_of(spec, reader, device, allowed_python, memory_bytes), device
+
+
+def asked_each(
+    spec: JobSpec, *, store: Store, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
+) -> Asked:
     """What a scoring job will ask of the planner.
 
     `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
     """
     with open_reader(spec.input) as reader:
         device = devices.resolve(spec.run.device)
-        return request_of(spec, reader, device, allowed_python, memory_bytes), device
+        request = request_of(spec, reader, device, allowed_python, memory_bytes)
+        if spec.input.format != "text":
+            return Asked(requests=(request,), device=device, texts=None)
+        plan = plan_of(reader, set_up(spec), request, fields=spec.output.fields, device=device, store=store)
+        return Asked(requests=plan.requests, device=device, texts=plan)
 
 
 def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:
-    """Hit or miss, and what differs. Nothing is built."""
+    """Hit or miss, and what differs. Nothing is built. Of the buckets of texts, the first miss answers."""
     if spec.kind == "finetune":
         return training.why(spec, store=store)
-    request, device = asked(spec, memory_bytes=memory_bytes)
-    return planner_why(request, device=device, store=store)
+    wanted = asked_each(spec, store=store, memory_bytes=memory_bytes)
+    answers = [planner_why(request, device=wanted.device, store=store) for request in wanted.requests]
+    return next((answer for answer in answers if not answer.hit), answers[wanted.main])
 
 
 def build(
@@ -51,17 +83,28 @@ def build(
     memory_bytes: int | None = None,
     told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
-    """Build the schedule for one batch size after the other; without `batch_sizes`, for the spec's own.
+    """Build the schedule for one batch size after the other; without `batch_sizes`, for the spec's own. For texts,
+    build those of all buckets.
 
-    `told` hears what is going on.
+    `told` hears what is going on. Raises UsageError for batch sizes of texts.
     """
     permission.check(spec.model, allowed_python)
     if spec.kind == "finetune":
         yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
         return
-    request, device = asked(spec, allowed_python, memory_bytes)
-    for size in batch_sizes or (request.batch_size,):
-        yield build_ahead(replace(request, batch_size=size), device=device, store=store, told=told)
+    wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
+    if batch_sizes and wanted.texts is not None:
+        raise UsageError(
+            "--batch-size: batches of texts are counted in tokens; set input.text.tokens_per_batch instead"
+        )
+    requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes] or wanted.requests
+    for number, request in enumerate(requests):
+        before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""
+        yield build_ahead(request, device=wanted.device, store=store, told=_prefixed(told, before))
+
+
+def _prefixed(told: Told, before: str) -> Told:
+    return lambda doing: told(before + doing)
 
 
 def replay_stored(

@@ -17,9 +17,10 @@ from nimble_jobs.workloads.pooling import pooling_of
 _NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # fields of `train` that do not change the weights
 
 
-def basis(spec: JobSpec, reader: Reader, decode: Decode | None = None) -> str:
-    """SHA-256, in hex, of `basis_parts`."""
-    return digest(basis_parts(spec, reader, decode=decode))
+def basis(spec: JobSpec, reader: Reader, decode: Decode | None = None, texts: dict[str, Any] | None = None) -> str:
+    """SHA-256, in hex, of `basis_parts`, and of what decides the tokens of texts."""
+    parts = basis_parts(spec, reader, decode=decode)
+    return digest(parts if texts is None else {**parts, "texts": texts})
 
 
 def basis_parts(

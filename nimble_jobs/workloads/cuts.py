@@ -15,6 +15,12 @@ class Bounds:
     stop: int
     last: bool  # of its shard
     left: int  # records that are to be scored from `start` on
+    since: int | None = None  # the first shard of its window, which ends with `shard`; None: the shard is alone
+
+    @property
+    def shards(self) -> range:
+        """The shards that are complete after the last batch."""
+        return range(self.shard if self.since is None else self.since, self.shard + 1)
 
 
 def shards_of(total: int, size: int) -> list[tuple[int, int]]:

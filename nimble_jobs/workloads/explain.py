@@ -11,7 +11,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
-from nimble_jobs.workloads.ahead import asked
+from nimble_jobs.workloads.ahead import asked_each
 from nimble_jobs.workloads.forecast import forecast
 from nimble_jobs.workloads.training import ahead as training
 
@@ -28,7 +28,8 @@ def explain(
     """Key, hit, graph, memory and candidates of the spec's schedule, and the schedule itself if there is one.
 
     On a miss it is built and stored if `build` is set. For a fine-tuning, it is the schedule of the step that updates
-    the weights; `accumulate` describes the one for batches that only accumulate. `memory_bytes` is the `--gpu-memory`
+    the weights; `accumulate` describes the one for batches that only accumulate. For texts, it is the schedule of the
+    bucket with most records; `buckets` lists all. `memory_bytes` is the `--gpu-memory`
     of the worker that will run the job, if you set one. `told` hears what is going on. Raises ModelError, DataError,
     OutOfMemory.
     """
@@ -38,7 +39,17 @@ def explain(
         if Role.ACCUMULATE in found:
             answer["accumulate"] = planner.explained(found[Role.ACCUMULATE])
     else:
-        request, device = asked(spec, allowed_python, memory_bytes)
-        answer, schedule = planner.explain_schedule(request, device=device, store=store, build=build, told=told)
-        answer["first_run"] = forecast(spec, request, device, answer, store)
+        wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
+        found_all = [
+            planner.explain_schedule(request, device=wanted.device, store=store, build=build, told=told)
+            for request in wanted.requests
+        ]
+        answer, schedule = found_all[wanted.main]
+        answer["first_run"] = forecast(spec, wanted.requests[wanted.main], wanted.device, answer, store)
+        if wanted.texts is not None:
+            answer["buckets"] = [
+                {"length": bucket.length, "batch": bucket.rows, "share": share, "key": one["key"], "hit": one["hit"]}
+                | {name: one.get(name) for name in ("fallback", "runs", "replay_us", "eager_us")}
+                for bucket, share, (one, _) in zip(wanted.texts.buckets, wanted.texts.shares, found_all, strict=True)
+            ]
     return answer, schedule

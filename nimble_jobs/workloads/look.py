@@ -23,6 +23,7 @@ from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.text.setup import set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
 
@@ -53,6 +54,9 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
         seen.problems.append(str(e))
     try:
         _model(spec, allowed_python, reader, seen)
+        if spec.input.format == "text":
+            setup = set_up(spec)
+            seen.found["tokens"] = f"at most {setup.limit:,} a record, {setup.tokenizer.vocabulary:,} in the vocabulary"
     except ModelError as e:
         seen.problems.append(str(e))
     if reader is not None:
@@ -62,6 +66,11 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
 
 def _input(reader: Reader, seen: Look) -> None:
     signature = reader.signature
+    if signature.dtype == "text":
+        seen.found |= {"records": reader.total, "record": "text"}
+        (texts,) = reader.texts([(0, 1)])
+        seen.found["first"] = f"{reader.id(0)} ({reader.place(0)})" + "".join(f": {why}" for why in texts.bad.values())
+        return
     record = f"{signature.dtype} {list(signature.shape)}" if reader.packing is None else reader.packing.text
     seen.found |= {"records": reader.total, "record": record}
     if reader.label_names is not None:
@@ -92,6 +101,9 @@ def _model(spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None,
 
 def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> None:
     signature = reader.signature
+    if signature.dtype == "text":
+        seen.found["shapes"] = "not checked: texts get theirs when they are tokenized"
+        return
     kind = getattr(torch, signature.dtype)
     if kind.is_floating_point:
         kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), kind)

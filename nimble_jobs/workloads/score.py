@@ -12,7 +12,7 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
-from nimble_jobs.planner import Loaded, Prepared, Request, leave, prepare
+from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.spec import JobSpec, ModelSpec
@@ -20,9 +20,15 @@ from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.cuts import shards_of
+from nimble_jobs.workloads.cuts import cut, shards_of
+from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.pooling import pooling_of
+from nimble_jobs.workloads.record_feed import RecordFeed
 from nimble_jobs.workloads.scoring import Scoring, Tally
+from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.text import job as text
+from nimble_jobs.workloads.text.feed import TextFeed
+from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.waiting import waiting
 
 
@@ -54,9 +60,10 @@ class _Attempt:
     decode: decodes.Decode | None  # what decodes pictures; None if there are none
     why_not: str | None  # why the device does not decode them, if it might have
     work: only_new.Work | None  # which files, with `input.only_new`
+    texts: TextSetup | None  # how texts become tokens; None if there are none
 
     def request(self) -> Request:
-        """What the job asks of the planner."""
+        """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
         context = self.context
         return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
 
@@ -65,7 +72,9 @@ def _claimed(context: JobContext, device: torch.device, reader: Reader, work: on
     """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
     spec, job, ledger = context.spec, context.job, context.store.publications
     decode, why_not = decodes.choose(spec, reader, device)
-    how, decoded_by = basis(spec, reader, decode), str(decode) if decode is not None else None
+    texts = set_up(spec) if spec.input.format == "text" else None
+    how = basis(spec, reader, decode, texts.to_json() if texts is not None else None)
+    decoded_by = str(decode) if decode is not None else None
     if context.decoders is not None:
         reader.hire(context.decoders)
     staging = context.patience.through(
@@ -76,7 +85,14 @@ def _claimed(context: JobContext, device: torch.device, reader: Reader, work: on
     for note in reader.notes():
         context.event("input", note, {})
     return _Attempt(
-        context=context, device=device, reader=reader, staging=staging, decode=decode, why_not=why_not, work=work
+        context=context,
+        device=device,
+        reader=reader,
+        staging=staging,
+        decode=decode,
+        why_not=why_not,
+        work=work,
+        texts=texts,
     )
 
 
@@ -87,67 +103,111 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         return already_published(context, staging), {}
     _tell_restart(context, staging)
     try:
-        prepared = prepare(
+        scoring, feed, plan = _ready(attempt)
+    except Stopped:
+        return Outcome(stop=context.stop()), {}
+    context.report(phase="run", schedule=scoring.prepared.summary())
+    loads, builds = (sum(getattr(lane.prepared, name) for lane in scoring.lanes) for name in ("load_s", "build_s"))
+    start = time.perf_counter()
+    try:
+        stages = scoring.run()
+        run_s = time.perf_counter() - start
+        summary, how_made = scoring.prepared.summary(), dict[str, Any]()
+        if plan is not None and isinstance(feed, TextFeed):
+            stages["text"] = text.figures(feed, plan, scoring.lanes, run_s)
+            summary["buckets"] = stages["text"].pop("buckets")
+            how_made["text"] = {**plan.setup.to_json(), "truncated": stages["text"]["truncated"]}
+            text.tell_figures(context, stages["text"])
+    except Stopped:
+        return Outcome(stop=context.stop(), schedule=scoring.prepared.summary()), {}
+    finally:
+        leave([lane.prepared for lane in scoring.lanes], context.residents)
+    if context.decoders is not None and context.decoders.trouble is not None and attempt.decode is not None:
+        context.event("fallback", context.decoders.trouble, {})
+    timings = {
+        "load_s": loads,
+        "build_s": builds,
+        "run_s": run_s,
+        "replays": scoring.replays,
+        "records_per_s": scoring.scored / run_s if run_s > 0 else None,
+        **stages,
+    }
+    outputs, left = _published(attempt, scoring.tally, summary, how_made)
+    return Outcome(outputs=outputs, timings=timings, schedule=summary), left
+
+
+def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
+    """Prepare the model, for texts once for each bucket. Raises Stopped."""
+    context, staging, reader = attempt.context, attempt.staging, attempt.reader
+    plan = None
+    if attempt.texts is not None:
+        plan = text.plan_of(
+            reader,
+            attempt.texts,
             attempt.request(),
+            fields=context.spec.output.fields,
+            device=attempt.device,
+            store=context.store,
+            noted=staging.noted(),
+        )
+        context.patience.through(lambda: staging.note(plan.to_json()))
+    lanes: list[Lane] = []
+    siblings = Siblings() if plan is not None else None
+    for number, request in enumerate(plan.requests if plan is not None else (attempt.request(),)):
+        prepared = prepare(
+            request,
             device=attempt.device,
             store=context.store,
             residents=context.residents,
             report=context.report,
             waiting=waiting(context),
             builders=context.builders,
+            siblings=siblings,
         )
-    except Stopped:
-        return Outcome(stop=context.stop()), {}
+        if siblings is not None and prepared.loaded.siblings is not None:  # those of an earlier job, if any are left
+            siblings = prepared.loaded.siblings
+        lanes.append(Lane(prepared=prepared, share=plan.shares[number] if plan is not None else 1.0))
     tell_weights(context, context.spec.model)
     decodes.tell(context, attempt.decode, attempt.why_not)
-    tell(context, prepared)
-    context.report(phase="run", schedule=prepared.summary())
-    scoring = _scoring(attempt, prepared)
-    start = time.perf_counter()
-    try:
-        stages = scoring.run()
-        summary = scoring.prepared.summary()
-    except Stopped:
-        return Outcome(stop=context.stop(), schedule=scoring.prepared.summary()), {}
-    finally:
-        leave(scoring.prepared, context.residents)
-    if context.decoders is not None and context.decoders.trouble is not None and attempt.decode is not None:
-        context.event("fallback", context.decoders.trouble, {})
-    run_s = time.perf_counter() - start
-    timings = {
-        "load_s": prepared.load_s,
-        "build_s": prepared.build_s,
-        "run_s": run_s,
-        "replays": scoring.replays,
-        "records_per_s": scoring.scored / run_s if run_s > 0 else None,
-        **stages,
-    }
-    outputs, left = _published(attempt, scoring.tally, summary)
-    return Outcome(outputs=outputs, timings=timings, schedule=summary), left
-
-
-def _scoring(attempt: _Attempt, prepared: Prepared) -> Scoring:
-    context, reader, staging = attempt.context, attempt.reader, attempt.staging
-    limits = _limits(context, prepared.loaded)
+    for number, lane in enumerate(lanes):
+        tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
     shards = shards_of(reader.total, context.spec.output.shard_size)
+    tally = tally_of(staging, shards)
+    if plan is not None:
+        feed: Feed
+        feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, device=attempt.device)
+    else:
+        feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, tally)
+    return Scoring(context, staging, feed, lanes, shards=shards, tally=tally, stages=stages), feed, plan
+
+
+def _record_feed(
+    attempt: _Attempt, loaded: Loaded, shards: list[tuple[int, int]], tally: Tally
+) -> tuple[RecordFeed, Stages]:
+    context, reader = attempt.context, attempt.reader
+    limits = _limits(context, loaded)
+    bounds = cut(shards, frozenset(attempt.staging.done), loaded.request.batch_size)
+    decode = decodes.on_device(attempt.decode, reader, loaded, context.residents)
+    in_flight = max(1, len(loaded.instances))
+    stages = Stages(context, alone=len(bounds) <= 1, in_flight=in_flight, decodes=decode is not None)
+    run, bad_before = context.spec.run, tally.bad
+    feed = RecordFeed(reader, loaded, bounds, stages, run=run, limits=limits, bad_before=bad_before, decode=decode)
+    return feed, stages
+
+
+def tally_of(staging: Staging, shards: list[tuple[int, int]]) -> Tally:
+    """The records in shards that earlier attempts finished."""
     adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
-    return Scoring(
-        context,
-        reader,
-        staging,
-        prepared,
-        shards=shards,
-        tally=Tally(done=adopted, bad=len(staging.bad)),
-        limits=limits,
-        decode=decodes.on_device(attempt.decode, reader, prepared.loaded, context.residents),
-    )
+    return Tally(done=adopted, bad=len(staging.bad))
 
 
-def _published(attempt: _Attempt, tally: Tally, summary: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _published(
+    attempt: _Attempt, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
     context, reader, staging, work = attempt.context, attempt.reader, attempt.staging, attempt.work
     context.report(phase="publish", done=tally.done, bad=tally.bad)
-    how_made = {"schedule": summary["key"], "runs": summary["runs"]}
+    how_made |= {"schedule": summary["key"], "runs": summary["runs"]}
     if attempt.decode is not None:
         how_made["decode"] = attempt.decode.to_json()
     left = {} if work is None else only_new.left_over(work, reader, staging.bad)
@@ -213,17 +273,17 @@ def tell_unchecked(context: JobContext, limits: Limits) -> None:
         context.event("unchecked", f"the input is not checked for out-of-range numbers: {limits.unchecked}", {})
 
 
-def tell(context: JobContext, prepared: Prepared) -> None:
-    """Record how the job came by its schedule, and any fallback."""
+def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
+    """Record how the job came by its schedule, and any fallback. `what` says which one, if it has several."""
     loaded = prepared.loaded
     if loaded.fallback is not None:
-        context.event("fallback", f"runs in eager: {loaded.fallback}", {"key": loaded.key})
+        context.event("fallback", f"{what}runs in eager: {loaded.fallback}", {"key": loaded.key})
         return
     reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
     context.event(
         "schedule",
-        f"{prepared.hit.value} {loaded.key[:12]}{reason}: load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s"
-        + faster_in_eager(loaded.schedule),
+        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: "
+        f"load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s{faster_in_eager(loaded.schedule)}",
         {"key": loaded.key, "hit": prepared.hit.value},
     )
 

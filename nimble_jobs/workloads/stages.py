@@ -25,20 +25,27 @@ class Stages:
         alone: bool,
         in_flight: int = 1,
         decodes: bool = False,
+        texts: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._now = now
-        self._alone = alone
+        self.alone = alone  # a single batch, for which a thread costs more than it saves
         self._next_at = now() + _APART_S
         on_device = context.device.startswith("cuda")
-        self.read = Meter("read" if decodes else "read and decode", now=now)
+        self.read = Meter("read" if decodes or texts else "read and decode", now=now)
+        self.tokenise = Meter("tokenise", now=now)
         self.decode = Meter("decode", workers=THREADS, now=now)
         self.upload = Meter("upload", unit="copy engine", now=now)
         self.replay = Meter("replay", workers=in_flight, unit="replay in flight", now=now)
         self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
         self.shards = Meter("shards", now=now)
-        here = [(self.read, True), (self.decode, decodes), (self.upload, on_device and not decodes)]
+        here = [
+            (self.read, True),
+            (self.tokenise, texts),
+            (self.decode, decodes),
+            (self.upload, on_device and not decodes),
+        ]
         here += [(self.replay, True), (self.download, on_device), (self.columns, True), (self.shards, True)]
         self._meters = [meter for meter, is_here in here if is_here]
 
@@ -52,14 +59,14 @@ class Stages:
 
     def due(self) -> dict[str, Any] | None:
         """The figures, if it is time to report them; None most of the time."""
-        if self._alone or self._now() < self._next_at:
+        if self.alone or self._now() < self._next_at:
             return None
         self._next_at = self._now() + _APART_S
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
         """`summary_of` all meters; empty for a single batch."""
-        return {} if self._alone else summary_of(self._meters)
+        return {} if self.alone else summary_of(self._meters)
 
 
 def summary_of(meters: Sequence[Meter]) -> dict[str, Any]:

@@ -32,7 +32,11 @@ from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import Stop
+from nimble_jobs.workloads.cuts import cut
+from nimble_jobs.workloads.parts import Lane
+from nimble_jobs.workloads.record_feed import RecordFeed
 from nimble_jobs.workloads.scoring import Scoring, Tally
+from nimble_jobs.workloads.stages import Stages
 from tests.store_samples import queued
 
 
@@ -83,22 +87,18 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
     prepared: Any = SimpleNamespace(loaded=AllInFlight(), progress=None)
     tally, staging = Tally(), Written()
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader:
-        scoring = Scoring(
-            context,
-            reader,
-            staging,
-            prepared,
-            shards=[(0, 16)],
-            tally=tally,
-            limits=Limits(),  # type: ignore[arg-type]
-        )
+        stages = Stages(context, alone=False)
+        bounds = cut([(0, 16)], frozenset(), prepared.loaded.request.batch_size)
+        feed = RecordFeed(reader, prepared.loaded, bounds, stages, run=spec.run, limits=Limits())
+        lanes = [Lane(prepared=prepared)]
+        scoring = Scoring(context, staging, feed, lanes, shards=[(0, 16)], tally=tally, stages=stages)  # type: ignore[arg-type]
         if fails:
             with pytest.raises(DataError, match=r"^4 of 16 records are bad"):
                 scoring.run()
         else:
-            stages = scoring.run()
+            summary = scoring.run()
             assert (len(staging.columns["id"]), len(staging.bad), tally.done, tally.bad) == (12, 4, 16, 4)
-            assert [stage["name"] for stage in stages["stages"]] == ["read and decode", "replay", "columns", "shards"]
+            assert [stage["name"] for stage in summary["stages"]] == ["read and decode", "replay", "columns", "shards"]
 
 
 def tiny_job(folder: Path) -> dict[str, Any]:

@@ -154,9 +154,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, store: Store, job: Job, shards:
     written = []
     whole = Scoring._counted
 
-    def counted(self: Scoring, landed: Any) -> Any:
+    def counted(self: Scoring, landed: Any, lane: Any) -> Any:
         written.extend([1] * landed.beside.at.last)
-        return whole(self, landed)
+        return whole(self, landed, lane)
 
     claimed = store.jobs.claim_foreground(job.id, "w", now=time.time())
     assert claimed is not None

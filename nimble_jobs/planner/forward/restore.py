@@ -47,9 +47,11 @@ def restore(
     check: Callable[[Sequence[Instance]], object],
     *,
     own: bool = False,
+    bound: nn.Module | None = None,
 ) -> Restored:
     """Capture a stored schedule over the module's weights, and let `check` raise if an instance is wrong. With
-    `own`, weights may be moved.
+    `own`, weights may be moved. `bound` is the module with the weights folded and merged as the schedule says, if it
+    exists already.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
@@ -60,7 +62,7 @@ def restore(
     variants = Variants(module)
     instances: tuple[Instance, ...] = ()
     try:
-        bound = variants.use(source)
+        bound = variants.use(source) if bound is None else bound
         if own:
             compact(bound, device)
         recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))

@@ -6,6 +6,7 @@ The quick candidate has eager's kernels on one stream, with the weights as they 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.models import identity
 from nimble_jobs.planner.forward.build import build_best, build_schedule, fresh, memory_left
 from nimble_jobs.planner.forward.calls import example_of
-from nimble_jobs.planner.jobs.loaded import Loaded, Report
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, build_module
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.lookup.obtain import Fresh, check_unchanged
@@ -37,6 +38,20 @@ def build_new(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh
     if built.failure is None:
         loaded.module, loaded.instances, loaded.observed = built.module, built.instances, built.observed
     return fresh(built, parts, loaded, meaning="the schedule is quarantined: ")
+
+
+def build_apart(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh[Loaded] | Refused:
+    """`build_new` over weights of its own, because a build may move them. The schedule must then be loaded
+    from the store then. Raises as `build_new` does.
+    """
+    module = build_module(loaded.request, loaded.device)
+    spare = Loaded(key=loaded.key, request=loaded.request, device=loaded.device, module=module)
+    try:
+        made = build_new(spare, parts, report)
+        loaded.fallback, loaded.unschedulable = spare.fallback, spare.unschedulable
+    finally:
+        spare.close()
+    return made if isinstance(made, Refused) else replace(made, value=loaded, close=lambda: None)
 
 
 def check_code(request: Request, parts: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ job.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nimble_jobs.planner.jobs.background import Builders
@@ -17,18 +18,29 @@ from nimble_jobs.planner.lookup.stored import Miss, Taken
 from nimble_jobs.store import Store
 
 
-def leave(prepared: Prepared, residents: Residents) -> None:
-    """A job that did without a schedule has ended: its model stays for the next one if it is as it was first, and
-    is closed otherwise.
+def leave(prepared: Sequence[Prepared], residents: Residents) -> None:
+    """A job has ended. Models that did without a schedule stay for the next job if they are as they were first, and are
+    closed otherwise.
     """
-    loaded = prepared.loaded
-    if prepared.progress in (None, Progress.MOVED):
-        return
-    if prepared.first_run is None or not loaded.begin():
-        loaded.close()
-        return
-    loaded.provisional = True
-    keep_resident(loaded, residents)
+    begun: dict[int, bool] = {}  # what several models share is put back once
+    for one in prepared:
+        loaded = one.loaded
+        if one.progress in (None, Progress.MOVED):
+            continue
+        if one.first_run is None or not _begun(loaded, begun):
+            loaded.close()
+            continue
+        loaded.provisional = True
+        keep_resident(loaded, residents)
+
+
+def _begun(loaded: Loaded, begun: dict[int, bool]) -> bool:
+    if loaded.instances or loaded.carried is None:
+        return loaded.begin()
+    known = id(loaded.carried)
+    if known not in begun:
+        begun[known] = loaded.begin()
+    return begun[known]
 
 
 def improve(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -68,7 +68,21 @@ class Residents(Protocol):
         """Close others, least recently used first, until `nbytes` more fit the budget."""
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False)
+class Siblings:
+    """Models that share their weights on the device, and differ only in the packing of their batches.
+
+    No schedule of theirs may move the weights, because the graphs of the others read them.
+    """
+
+    first: Packed | None = None  # of the first of them; None: not made yet
+    carried: Carried | None = None  # what its model was before its first batch
+    # What replaces it in schedules with folded or merged weights, by these; so schedules share that too.
+    variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)
+    members: weakref.WeakSet[Loaded] = field(default_factory=weakref.WeakSet)
+
+
+@dataclass(kw_only=True, eq=False)
 class Loaded:
     """A module on its device, with a captured schedule or, if there is none, the reason why it runs in eager. One
     whose schedule says that eager is faster has neither.
@@ -86,6 +100,7 @@ class Loaded:
     carried: Carried | None = None  # the same, of a module that runs in eager or may come to
     provisional: bool = False  # kept from a job that did without a schedule, for the next one to go on from there
     unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
+    siblings: Siblings | None = None  # with which it shares its weights
 
     _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
     _flight: Flight | None = None
@@ -111,7 +126,8 @@ class Loaded:
         """
         if self._counted is None or self._counted[0]() is not self.module:
             self._counted = (weakref.ref(self.module), state_bytes(self.module))
-        return self._counted[1] + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
+        weights = self._counted[1] // (max(1, len(self.siblings.members)) if self.siblings is not None else 1)
+        return weights + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
 
     def take_off(self) -> Flight | None:
         """What carries batches through the instances, made once; None if they run one by one, on the host."""
@@ -156,7 +172,9 @@ class Loaded:
                 continue
             began = time.perf_counter()
             with torch.no_grad():
-                outputs = self._replayed(batch) if self.instances else self._in_eager(batch)
+                # A short batch takes less time in eager than a whole one takes in a replay.
+                replays = self.instances and len(batch.x) == self.request.batch_size
+                outputs = self._replayed(batch) if replays else self._in_eager(batch)
                 # A copy: the model may write over its outputs when it is called again.
                 made = {n: t.to("cpu", copy=True) for n, t in head(outputs).items()}
             yield Landed(outputs=made, beside=beside, replay_s=time.perf_counter() - began)
@@ -204,10 +222,17 @@ class Loaded:
             self._buffers.close()
             self._buffers = None
         self.module = nn.Identity()
+        if self.siblings is not None:
+            self.siblings.members.discard(self)
 
 
-def build_module(request: Request, device: torch.device) -> nn.Module:
-    """The request's module on the device. Raises ModelError, OutOfMemory."""
+def build_module(request: Request, device: torch.device, like: Packed | None = None) -> nn.Module:
+    """The request's module on the device. With `like`, whose request differs in its packing only, it shares the model
+    inside. Raises ModelError, OutOfMemory.
+    """
+    if like is not None:
+        assert request.packing is not None
+        return like.packed_as(request.packing, request.model_dtype, device)
     try:
         with collector_paused():
             headless = request.pooling is not None

@@ -7,9 +7,10 @@ import time
 import torch
 
 from nimble_jobs.job import Hit
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.jobs.background import Builders
-from nimble_jobs.planner.jobs.building import build_new, build_quickly, check_code
-from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, build_module, keep_resident
+from nimble_jobs.planner.jobs.building import build_apart, build_new, build_quickly, check_code
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, Siblings, build_module, keep_resident
 from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
 from nimble_jobs.planner.jobs.take import move, take_stored
 from nimble_jobs.planner.keys.request import Request, key_parts, resident_key, schedule_key
@@ -28,12 +29,14 @@ def prepare(
     report: Report = lambda **_: None,
     waiting: Waiting = lambda _: None,
     builders: Builders | None = None,
+    siblings: Siblings | None = None,
 ) -> Prepared:
     """Make the model of a request ready on `device`.
 
     A schedule that cannot be had is not an error: the model then runs in eager and `loaded.fallback` says why. While
     another process builds the schedule, `waiting` is called again and again; what it raises comes through. With
-    `builders`, and unless `schedule.progressive` is false, a miss does not wait: see `improve`. Raises
+    `builders`, and unless `schedule.progressive` is false, a miss does not wait: see `improve`. The weights of
+    `siblings`, whose requests differ in their packing only, serve this model too. Raises
     ModelError for a model that cannot be built, ModelChanged for one whose code was edited meanwhile, OutOfMemory, and
     JobFailed if `schedule.on_miss` is `fail`.
     """
@@ -49,9 +52,8 @@ def prepare(
         if again is not None:
             return again
     report(phase="load")
-    module = build_module(request, device)
+    loaded = _made(key, request, device, siblings)
     check_code(request, parts)
-    loaded = Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
     progressive = builders if request.schedule.progressive is not False else None
@@ -63,9 +65,8 @@ def prepare(
     provisional = begins_eager or (hit is Hit.MISS and progressive is not None and loaded.ready)
     if loaded.instances and not provisional:
         loaded.carried = None
-    elif not loaded.begin():  # what was tried in vain has called it
-        loaded.module = build_module(request, device)
-        loaded.carried = Carried(loaded.module)
+    elif siblings is None or not begins_eager:  # weights that are shared have not been called
+        _begin(loaded)
     if loaded.unschedulable or (loaded.ready and not provisional):  # what this job alone wants binds no other one
         keep_resident(loaded, residents)
     return Prepared(
@@ -77,6 +78,27 @@ def prepare(
         progress=Progress.EAGER if begins_eager else Progress.BUILDING if provisional else None,
         first_run=FirstRun(parts=parts) if begins_eager else None,
     )
+
+
+def _made(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
+    """The model on the device, without a schedule."""
+    module = build_module(request, device, siblings.first if siblings is not None else None)
+    if siblings is None:
+        return Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
+    if siblings.first is None or siblings.carried is None:
+        assert isinstance(module, Packed)
+        siblings.first, siblings.carried = module, Carried(module)
+    carried = siblings.carried
+    loaded = Loaded(key=key, request=request, device=device, module=module, carried=carried, siblings=siblings)
+    siblings.members.add(loaded)
+    return loaded
+
+
+def _begin(loaded: Loaded) -> None:
+    """Make the module what it was before its first call, which may have been one that was tried in vain."""
+    if not loaded.begin():
+        loaded.module = build_module(loaded.request, loaded.device)
+        loaded.carried = Carried(loaded.module)
 
 
 def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
@@ -114,15 +136,20 @@ def _give_schedule(
                 builders.start(loaded.key, loaded.request, loaded.device)
         return Later(reason=miss.reason)
 
-    return obtain(
+    found = obtain(
         loaded.key,
         lambda: take_stored(loaded, store, residents, report),
-        lambda: build_new(loaded, parts, report),
+        lambda: (build_new if loaded.siblings is None else build_apart)(loaded, parts, report),
         store=store,
         on_miss=on_miss,
         check_code=lambda: check_code(loaded.request, parts),
         waiting=waiting,
     )
+    if loaded.siblings is not None and found.value is loaded and loaded.undecided:  # it was built apart
+        taken = take_stored(loaded, store, residents, report)
+        if not isinstance(taken, Taken):
+            loaded.fallback = f"what was built could not be loaded: {taken.reason}"
+    return found
 
 
 def _go_on(

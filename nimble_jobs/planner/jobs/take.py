@@ -13,13 +13,17 @@ from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.writes import names_written
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.forward.calls import example_of, observe_calls
-from nimble_jobs.planner.forward.restore import check_loaded, restore
-from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, keep_resident
+from nimble_jobs.planner.forward.restore import check_loaded, restore, source_of
+from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, build_module, keep_resident
 from nimble_jobs.planner.keys.request import tolerance_of
 from nimble_jobs.planner.lookup.obtain import use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
+from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.planner.module.limits import numbers_for
+from nimble_jobs.planner.sources.source import Variants
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,7 @@ def _capture(loaded: Loaded, material: Material) -> None:
     The schedule was built by observing this code. So if its program writes none of the module's tensors, only the calls
     that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build.
     """
+    _keep_apart(loaded, material.schedule)
     program = material.schedule.program
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
@@ -84,6 +89,15 @@ def _capture(loaded: Loaded, material: Material) -> None:
         watched.put_back()
     observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
     _restore(loaded, material, example, observed)
+
+
+def _keep_apart(loaded: Loaded, schedule: Schedule) -> None:
+    """Give a model weights of its own if its schedule lays them out in another way than those of its siblings."""
+    siblings = loaded.siblings
+    if siblings is not None and source_of(schedule).layout != "given" and Variants(loaded.module).differ:
+        siblings.members.discard(loaded)
+        loaded.siblings, loaded.module = None, build_module(loaded.request, loaded.device)
+        loaded.carried = Carried(loaded.module)
 
 
 def _restore(
@@ -109,10 +123,16 @@ def _restore(
         if watched is not None and watched.left_traces:
             raise EngineError("the model changes its own state when it is called")
 
+    siblings, source = loaded.siblings, source_of(material.schedule)
+    shared = source.folded, source.merged
+    like = siblings.variants.get(shared) if siblings is not None and source.rewrites else None
+    bound = build_module(loaded.request, loaded.device, like) if like is not None else None
     try:
-        restored = restore(loaded.module, material, example, loaded.device, check, own=True)
+        restored = restore(loaded.module, material, example, loaded.device, check, own=siblings is None, bound=bound)
     finally:
         observed.put_back()
+    if siblings is not None and source.rewrites and isinstance(restored.module, Packed):
+        siblings.variants[shared] = restored.module
     loaded.schedule, loaded.module, loaded.instances = material.schedule, restored.module, restored.instances
     loaded.observed = observed
 

@@ -1,0 +1,64 @@
+"""Opens the input of a spec for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nimble_jobs.data.listed import open_listed
+from nimble_jobs.data.reader import Reader, Targets
+from nimble_jobs.data.source import Joined, Source, list_files
+from nimble_jobs.seen import FileList
+from nimble_jobs.spec.model import SUFFIXES, InputSpec
+
+
+def open_reader(
+    spec: InputSpec,
+    *,
+    label_names: Sequence[str] | None = None,
+    targets: Targets = "classes",
+    files: FileList | None = None,
+) -> Reader:
+    """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
+
+    `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
+    `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
+    numbers if it holds fractions.
+    Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
+    """
+    return Reader(_open(spec, files), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
+
+
+def _open(spec: InputSpec, files: FileList | None) -> Source:
+    # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
+    if spec.format == "images":
+        from nimble_jobs.data.images import open_images
+
+        return open_images(spec, files)
+    if spec.format == "text":
+        from nimble_jobs.data.text import open_texts
+
+        return open_texts(spec, files)
+    open_one = _opener(spec)
+    if files is not None:
+        return open_listed(files, open_one)
+    parts = [open_one(path) for path in list_files(spec.source, SUFFIXES[spec.format])]
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+def _opener(spec: InputSpec) -> Callable[[Path], Source]:
+    if spec.format in ("npy", "npz"):
+        from nimble_jobs.data.arrays import open_arrays
+
+        if spec.fields.arguments is not None:
+            from nimble_jobs.data.several import open_each
+
+            return lambda path: open_each(spec, path, open_arrays)
+        return lambda path: open_arrays(spec, path)
+    if spec.format == "parquet":
+        from nimble_jobs.data.parquet import open_parquet
+
+        return lambda path: open_parquet(spec, path)
+    from nimble_jobs.data.csv_file import open_csv
+
+    return lambda path: open_csv(spec, path)

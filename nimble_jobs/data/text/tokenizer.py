@@ -1,0 +1,159 @@
+"""Texts to token ids, with the library `tokenizers`, which releases the interpreter's lock.
+
+Special tokens are added as the tokenizer's template says. A special token that is written in a text counts as that
+token, as in transformers and sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+
+from nimble_jobs.data.text.values import Text
+from nimble_jobs.errors import ModelError, first_line
+
+_MARGIN = 16  # tokens beyond the limit that are not affected by where a long text is cut
+_CHARACTERS = 16  # of a token, at most, in what is tried first of a long text
+
+# Each thread of ours tokenizes texts of its own, so the library needs no threads. It also warns about forks otherwise.
+_SWITCH = "TOKENIZERS_PARALLELISM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRules:
+    """What a job wants of its tokens."""
+
+    limit: int  # most tokens of a record, special ones included
+    truncate: Literal["end", "start", "error"] = "end"
+    prompt: str = ""
+    lower_case: bool = False
+    vocabulary: int | None = None  # the model takes ids below it; None: unknown
+    types: bool = False  # whether the model tells the two texts of a pair apart
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """The tokens of some records, one after another. Bad records have none."""
+
+    ids: np.ndarray  # int32 [tokens]
+    types: np.ndarray | None  # uint8 [tokens]
+    lengths: np.ndarray  # int32 [records]
+    cut: int  # records that lost tokens
+    bad: dict[int, str]  # reasons, by record
+
+
+class Tokenizer:
+    """Tokenizes batches of texts. Threads may share it."""
+
+    def __init__(self, data: bytes, rules: TokenRules, *, name: str) -> None:
+        """`data` are the bytes of a tokenizer.json; `name` is for messages. Raises ModelError."""
+        os.environ.setdefault(_SWITCH, "false")
+        try:
+            import tokenizers
+        except ImportError as e:
+            problem = "the package tokenizers is not installed"
+            raise ModelError(f"{problem}; install it with: pip install 'nimble-jobs[transformers]'") from e
+        try:
+            made = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as e:  # whatever the library raises for a file that it does not like
+            raise ModelError(f"{name}: is no tokenizer ({first_line(e)}); expected a tokenizer.json") from e
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.rules = rules
+        self.vocabulary: int = made.get_vocab_size(with_added_tokens=True)
+        padding = made.padding or {}
+        self.padding: int = padding.get("pad_id") or next(
+            (i for i in map(made.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0
+        )
+        made.no_padding()
+        made.no_truncation()
+        self._whole = made
+        special = max(made.num_special_tokens_to_add(is_pair=pair) for pair in (False, True))
+        if rules.limit <= special:
+            raise ModelError(
+                f"input.text.max_length: found {rules.limit}, but the tokenizer adds {special} tokens of its own; "
+                f"expected more than {special}"
+            )
+        self._limited = tokenizers.Tokenizer.from_buffer(data)
+        self._limited.no_padding()
+        if rules.truncate == "error":
+            self._limited.no_truncation()
+        else:
+            direction = "right" if rules.truncate == "end" else "left"
+            self._limited.enable_truncation(rules.limit, strategy="longest_first", direction=direction)
+
+    def __call__(self, texts: Sequence[Text | None]) -> Tokens:
+        """The tokens of these records; None makes a record without any."""
+        ready = [self._ready(text) for text in texts]
+        found = self._limited.encode_batch_fast([given for given, _ in ready])
+        bad: dict[int, str] = {}
+        ids: list[Sequence[int]] = []
+        types: list[Sequence[int]] = []
+        cut = 0
+        for row, one in enumerate(found):
+            tokens, (_, long) = one.ids, ready[row]
+            reason = None if texts[row] is None else self._wrong(tokens)
+            usable = texts[row] is not None and reason is None
+            if reason is not None:
+                bad[row] = reason
+            ids.append(tokens if usable else ())
+            types.append(one.type_ids if usable and self.rules.types else ())
+            cut += usable and (long or (len(tokens) == self.rules.limit and bool(one.overflowing)))
+        lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+        return Tokens(
+            ids=_flat(ids, lengths, "int32"),
+            types=_flat(types, lengths, "uint8") if self.rules.types else None,
+            lengths=lengths,
+            cut=cut,
+            bad=bad,
+        )
+
+    def _ready(self, text: Text | None) -> tuple[Text, bool]:
+        """What the library is given, and whether it is only a part of the text, because the rest would be cut."""
+        if text is None:
+            return "", False
+        if isinstance(text, str):
+            made, long = self._shortened(self.rules.prompt + text)
+            return made, long
+        (first, long_first), (second, long_second) = map(self._shortened, text)
+        return (first, second), long_first or long_second
+
+    def _shortened(self, text: str) -> tuple[str, bool]:
+        """A text in lower case if that is asked for. Of a very long one only the part that the limit leaves.
+
+        The part grows until it has enough tokens. So memory is bounded, and the tokens are those of the whole text.
+        """
+        if self.rules.lower_case:
+            text = text.lower()
+        size = _CHARACTERS * (self.rules.limit + _MARGIN)
+        while size < len(text):
+            part = text[-size:] if self.rules.truncate == "start" else text[:size]
+            if len(self._whole.encode(part, add_special_tokens=False).ids) > self.rules.limit + _MARGIN:
+                return part, True
+            size *= 4
+        return text, False
+
+    def _wrong(self, tokens: Sequence[int]) -> str | None:
+        """Why these tokens cannot be given to the model."""
+        if not tokens:
+            return "has no tokens; expected at least one"
+        if len(tokens) > self.rules.limit:  # only if nothing is to be cut
+            return (
+                f"has more than {self.rules.limit} tokens; expected at most that many, as input.text.truncate is error"
+            )
+        below = self.rules.vocabulary
+        if below is not None and self.vocabulary > below and (largest := max(tokens)) >= below:
+            token = self._whole.id_to_token(largest)
+            return (
+                f"token {token!r} has the id {largest}; expected ids below {below}, the size of the model's vocabulary"
+            )
+        return None
+
+
+def _flat(rows: Sequence[Sequence[int]], lengths: np.ndarray, dtype: str) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(lengths.sum()))

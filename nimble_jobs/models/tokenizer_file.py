@@ -1,0 +1,70 @@
+"""The tokenizer of a text model, as the bytes of a tokenizer.json."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.errors import ModelError, first_line
+from nimble_jobs.models.identity import existing, missing_package
+from nimble_jobs.regular import read_regular
+
+FILE = "tokenizer.json"
+_LARGEST = 256 << 20  # bytes
+
+
+def tokenizer_json(place: Path) -> bytes:
+    """The tokenizer.json at `place`, a file or a folder. A folder with vocabulary files only is converted.
+
+    No code of the folder runs, and nothing is downloaded. Raises ModelError.
+    """
+    path = place if place.is_file() else place / FILE
+    if path.exists():
+        data = read_regular(existing(path))
+        if len(data) > _LARGEST:
+            raise ModelError(f"{path}: has {len(data)} bytes; expected a tokenizer")
+        return data
+    return _converted(place)
+
+
+def _converted(folder: Path) -> bytes:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such tokenizer; expected a {FILE}, or a folder with one")
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(missing_package("transformers"))
+    for member in folder.iterdir():  # the library opens them by name, and would wait forever on a named pipe
+        if member.exists() and not member.is_dir():
+            existing(member)
+    import transformers
+
+    level = logging.getLogger("transformers").level
+    try:
+        made = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as e:  # whatever the library raises for files that it does not like
+        raise ModelError(f"{folder}: its tokenizer cannot be read: {first_line(e)}; expected a {FILE}") from e
+    finally:
+        logging.getLogger("transformers").setLevel(level)
+    if not getattr(made, "is_fast", False):
+        raise ModelError(f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}")
+    text = made.backend_tokenizer.to_str()
+    assert isinstance(text, str)
+    return text.encode()
+
+
+def whole_config(folder: Path) -> dict[str, Any]:
+    """A model's configuration with the defaults of its kind, which config.json may leave out. Raises ModelError."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(missing_package("transformers"))
+    existing(folder / "config.json")
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # whatever the library raises for a configuration that it does not like
+        raise ModelError(f"{folder}: transformers cannot read the configuration: {type(e).__name__}: {e}") from e
+    found: dict[str, Any] = config.to_dict()
+    return found

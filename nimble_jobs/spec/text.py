@@ -1,0 +1,89 @@
+"""The part of a spec that says how texts become tokens, and in which lengths these reach the model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from nimble_jobs.spec import paths
+from nimble_jobs.spec.fields import Frozen, based, listed
+from nimble_jobs.spec.units import BadValue, show, wrong
+
+LONGEST = 131_072  # tokens
+MOST_BUCKETS = 64
+
+
+def _buckets(value: object) -> object:
+    if value == "auto":
+        return value
+    expected = "auto, or a list of lengths in tokens, such as [32, 64, 128]"
+    if not isinstance(value, list | tuple):
+        raise BadValue(wrong(value), expected)
+    if not value:
+        raise BadValue("found an empty list", expected)
+    if len(value) > MOST_BUCKETS:
+        raise BadValue(f"found {len(value)} lengths", f"at most {MOST_BUCKETS}")
+    for length in value:
+        if type(length) is not int or not 1 <= length <= LONGEST:
+            raise BadValue(f"holds {show(length)}", f"whole numbers of tokens from 1 to {LONGEST:,}")
+    for before, after in pairwise(value):
+        if after <= before:
+            raise BadValue(f"{after} follows {before}", "lengths in ascending order, each once")
+    return tuple(value)
+
+
+Buckets = Annotated[
+    Literal["auto"] | tuple[int, ...],
+    PlainValidator(_buckets),
+    PlainSerializer(listed, return_type=str | list[int]),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "auto"},
+                {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 1, "maximum": LONGEST},
+                    "minItems": 1,
+                    "maxItems": MOST_BUCKETS,
+                },
+            ]
+        }
+    ),
+]
+
+
+class TextSpec(Frozen):
+    """How texts become tokens."""
+
+    tokenizer: Annotated[str, based(lambda text, base: paths.absolute(text, base))] | None = Field(
+        default=None,
+        min_length=1,
+        description="A tokenizer.json, or a folder with one; by default the folder of model.source.",
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=LONGEST,
+        description="Most tokens of a record, special tokens included; by default as many as the model takes.",
+    )
+    truncate: Literal["end", "start", "error"] = Field(
+        default="end",
+        description="Which tokens a longer text loses: those at its end or start; error: it is a bad record.",
+    )
+    prompt: str | None = Field(
+        default=None,
+        max_length=10_000,
+        description="Text put before each record, such as 'query: ' for E5; by default the model's own, if any.",
+    )
+    buckets: Buckets = Field(
+        default="auto",
+        description="Lengths in tokens to which texts are padded, a schedule each; auto: chosen by the input's texts.",
+    )
+    tokens_per_batch: int = Field(
+        default=16_384,
+        ge=1,
+        le=1 << 24,
+        description="Tokens of a batch, padding included: a batch holds this number divided by its bucket's length.",
+    )

@@ -1,0 +1,92 @@
+"""What the folder of a transformers model says about the texts that the model takes. Only JSON is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.errors import ModelError
+from nimble_jobs.regular import read_regular
+from nimble_jobs.sentence import transformer_folder
+
+_LARGEST = 1 << 20  # bytes of a configuration; a larger file is none
+_SENSIBLE = 1 << 24  # tokens; transformers writes 1e30 where a tokenizer has no limit
+# Their positions begin behind that of the padding token, so two of the table's rows are never used.
+_SHIFTED = frozenset(
+    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
+)
+# Their positions are relative or computed, so `max_position_embeddings` is no limit, if they have it at all.
+_RELATIVE = frozenset({"t5", "mt5", "umt5", "xlnet"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """What is known about a model's texts; None: it does not say."""
+
+    positions: int | None = None  # most tokens that the model can tell apart by their place
+    usual: int | None = None  # most tokens that its tokenizer or sentence-transformers gives it; at most `positions`
+    vocabulary: int | None = None  # token ids are below it
+    padding: int | None = None  # the token id that it takes for padding
+    token_types: int | None = None  # kinds of tokens that it tells apart
+
+    @property
+    def limit(self) -> int | None:
+        """The default of `input.text.max_length`."""
+        return self.usual if self.usual is not None else self.positions
+
+    @property
+    def tells_pairs(self) -> bool:
+        """Whether it tells the tokens of a pair's second text from those of the first."""
+        return self.token_types is not None and self.token_types > 1
+
+
+def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextModel:
+    """What the folder says. A missing or unreadable file says nothing: other checks report it.
+
+    `config` is the configuration with its defaults, which config.json may leave out.
+    """
+    try:
+        folder = transformer_folder(folder)
+    except ModelError:
+        return TextModel()
+    config = _read(folder / "config.json") if config is None else config
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and "vocab_size" not in config:
+        config = inner
+    kind = config.get("model_type")
+    positions = _count(config.get("max_position_embeddings"))
+    if kind in _RELATIVE:
+        positions = None
+    elif kind in _SHIFTED and positions is not None:
+        padding = config.get("pad_token_id")
+        positions -= (padding if type(padding) is int and padding >= 0 else 1) + 1
+    usual = [
+        _count(_read(folder / "sentence_bert_config.json").get("max_seq_length")),
+        _count(_read(folder / "tokenizer_config.json").get("model_max_length")),
+        positions,
+    ]
+    known = [limit for limit in usual if limit is not None]
+    padding = config.get("pad_token_id")
+    return TextModel(
+        positions=positions,
+        usual=min(known, default=None),
+        vocabulary=_count(config.get("vocab_size")),
+        padding=padding if type(padding) is int and padding >= 0 else None,
+        token_types=_count(config.get("type_vocab_size")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and 1 <= value <= _SENSIBLE else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = read_regular(path)
+        found = json.loads(data) if len(data) <= _LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,70 @@
+"""The shards that are being collected: columns and bad records, put back into the order of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nimble_jobs.data import BadRecord, Batch
+from nimble_jobs.data.writers import Columns as Values
+from nimble_jobs.workloads.columns import Columns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shard:
+    """A shard that can be written."""
+
+    index: int
+    columns: Values
+    bad: Sequence[BadRecord]
+    carries: str | None = None
+
+
+class Collected:
+    """Collects the batches of one or several shards that follow each other."""
+
+    def __init__(self, fields: Sequence[str], classes: Sequence[str] = ()) -> None:
+        """`classes` are the names of the model's classes, if any are wanted."""
+        self._columns = Columns(fields, classes)
+        self._indexes: list[np.ndarray] = []
+        self._bad: list[BadRecord] = []
+
+    def add(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> None:
+        """Add the first len(batch) rows of the outputs, and the bad records. Raises ModelError, DataError."""
+        self._bad.extend(batch.bad)
+        if len(batch):
+            self._columns.add(outputs, batch.ids, batch.labels)
+            self._indexes.append(batch.indexes)
+
+    def cut(
+        self,
+        shards: Sequence[tuple[int, int]],
+        among: Sequence[int],
+        done: Collection[int],
+        *,
+        carries: str | None = None,
+    ) -> Iterator[Shard]:
+        """The shards `among` these that are not `done`, in order. `shards` says where each begins and ends."""
+        columns = self._columns.finish()
+        indexes = np.concatenate(self._indexes) if self._indexes else np.empty(0, dtype=np.int64)
+        if not bool((np.diff(indexes) > 0).all()):
+            order = np.argsort(indexes, kind="stable")
+            indexes = indexes[order]
+            columns = {name: _taken(values, order) for name, values in columns.items()}
+        for shard in among:
+            first, stop = shards[shard]
+            a, b = np.searchsorted(indexes, (first, stop)).tolist()
+            if shard not in done:
+                yield Shard(
+                    index=shard,
+                    columns={name: values[a:b] for name, values in columns.items()} if b > a else {},
+                    bad=sorted((r for r in self._bad if first <= r.index < stop), key=lambda record: record.index),
+                    carries=carries,
+                )
+
+
+def _taken(values: np.ndarray | list[str], order: np.ndarray) -> np.ndarray | list[str]:
+    return values[order] if isinstance(values, np.ndarray) else [values[i] for i in order.tolist()]

@@ -1,0 +1,162 @@
+"""Brings records of one shape to the device: read → decode or upload.
+
+Threads or processes read ahead, and decode what the host decodes. Two threads decode pictures on the device, or one
+uploads records. Batches never span two shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from nimble_jobs.data import BadRecord, Reader, Wanted
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.engine.arrivals import Arrived
+from nimble_jobs.pipeline import Meter, ahead, mapped
+from nimble_jobs.planner import Loaded
+from nimble_jobs.planner.module.limits import Limits
+from nimble_jobs.preprocess import bits
+from nimble_jobs.spec import RunSpec
+from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
+from nimble_jobs.workloads.parts import Part
+from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.threshold import enforce_threshold
+
+_READ_AHEAD = 2  # batches that wait to be uploaded
+UPLOADED = 2  # batches that wait for a replay
+
+
+class RecordFeed:
+    """The batches of records that have one shape."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        loaded: Loaded,
+        bounds: list[Bounds],
+        stages: Stages,
+        *,
+        run: RunSpec,
+        limits: Limits,
+        bad_before: int = 0,
+        decode: Callable[[Meter], DeviceDecoding] | None = None,
+    ) -> None:
+        """`decode` makes what decodes pictures on the device; None: records arrive as they are."""
+        self.total = reader.total
+        self.last = bounds[-1].shard if bounds else -1
+        self._reader, self._loaded, self._bounds, self._stages = reader, loaded, bounds, stages
+        self._run, self._limits, self._bad_before = run, limits, bad_before
+        self._alone = stages.alone
+        self._decoding = decode(stages.decode) if decode is not None else None
+        self._buffers: Buffers | None = None
+
+    def arrived(self) -> Generator[tuple[Arrived | None, Part]]:
+        """As `Feed` says."""
+        self._loaded.arrivals.begin()
+        if not self._alone:
+            self._buffers = self._loaded.buffers(self._batch_bytes())
+            self._buffers.begin()
+        parts: Iterator[Part] = self._read()
+        if not self._alone:
+            parts = ahead(parts, _READ_AHEAD, name="nimble-checks")
+        if self._decoding is not None:
+            return self._in_slots(parts)
+        uploaded = upload(parts, [self._loaded])
+        return uploaded if self._alone else ahead(uploaded, UPLOADED, name="nimble-upload")
+
+    def end(self) -> None:
+        """As `Feed` says."""
+        self._loaded.arrivals.end()
+        if self._buffers is not None:
+            self._buffers.end()
+
+    def close(self) -> None:
+        """As `Feed` says."""
+        if self._decoding is not None:
+            self._decoding.close()
+
+    def _batch_bytes(self) -> int:
+        request = self._loaded.request
+        if self._decoding is not None:
+            return request.batch_size * self._reader.encoded_bytes
+        crossing = request.preprocess or self._reader.signature
+        return request.batch_size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
+
+    def _read(self) -> Generator[Part]:
+        """Batches of checked records, in order. Raises DataError for too many bad records."""
+        bad = list[BadRecord]()
+        batches = self._reader.batches(
+            batch_size=self._loaded.request.batch_size,
+            bounds=[(at.start, at.stop) for at in self._bounds],
+            wanted=Wanted(stored=self._loaded.request.preprocess is not None, encoded=self._decoding is not None),
+            buffers=self._buffers,
+            meter=self._stages.read,
+        )
+        with closing(batches):  # type: ignore[type-var]  # a generator
+            for at, read in zip(self._bounds, batches, strict=False):
+                batch = self._limits.sift(read, self._reader.place)
+                bad.extend(batch.bad)
+                if batch.bad:
+                    enforce_threshold(self._run, self._bad_before + len(bad), self._reader.total, bad)
+                yield Part(at=at, batch=batch)
+
+    def _in_slots(self, parts: Iterator[Part]) -> Generator[tuple[Arrived | None, Part]]:
+        if self._alone:
+            found: Generator[tuple[Arrived | None, Part] | None] = (self._decoded(part) for part in parts)
+        else:
+            found = mapped(self._decoded, parts, threads=THREADS, depth=THREADS + 1, name="nimble-decode")
+        with closing(found):
+            for item in found:
+                if item is None:  # the pipeline is closing
+                    return
+                yield item
+
+    def _decoded(self, part: Part) -> tuple[Arrived | None, Part] | None:
+        assert self._decoding is not None
+        if not len(part.batch):
+            part.batch.release()
+            return None, part
+        found = self._decoding(part.batch)
+        if found is None:
+            return None
+        arrived, batch = found
+        return arrived, replace(part, batch=batch, late=len(batch.bad) - len(part.batch.bad))
+
+
+def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> Generator[tuple[Arrived | None, Part]]:
+    """The batches on the device of their lanes. Ends early once the pipeline is closing.
+
+    Without `pads`, short batches stay short; then the device must be the host.
+    """
+    before: tuple[Arrived, Part] | None = None
+    with closing(parts):  # type: ignore[type-var]  # a generator
+        for part in parts:
+            if not len(part.batch):
+                part.batch.release()
+                yield None, part
+                continue
+            x = _tensor(part.batch.x)
+            arrived = lanes[part.lane].arrivals.upload(x) if pads else Arrived(x=x)
+            if arrived is None:  # the pipeline is closing
+                return
+            if before is not None:
+                _release(*before)
+            before = arrived, part
+            yield arrived, part
+
+
+def _release(arrived: Arrived, part: Part) -> None:
+    """Release the host's memory of a batch once the batch is on the device."""
+    if arrived.ready is not None:
+        arrived.ready.synchronize()
+        part.batch.release()
+
+
+def _tensor(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(bits(x if x.flags.writeable else x.copy()))

@@ -1,0 +1,1 @@
+"""Jobs whose records are texts: tokens, buckets, and the windows in which records are sorted by length."""

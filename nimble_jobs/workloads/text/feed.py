@@ -1,0 +1,289 @@
+"""Brings texts to the device: read → tokenise → sort into batches of equal length → upload.
+
+Records are taken in windows of several shards. In a window they are sorted by length, so batches span shards, and the
+window's shards are complete after its last batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nimble_jobs.data import BadRecord, Batch, Reader
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.text import Texts
+from nimble_jobs.data.text.tokenizer import Tokens
+from nimble_jobs.engine.arrivals import Arrived
+from nimble_jobs.packing import Layout
+from nimble_jobs.pipeline import ahead, mapped
+from nimble_jobs.planner import Loaded
+from nimble_jobs.spec import RunSpec
+from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.parts import Part
+from nimble_jobs.workloads.record_feed import UPLOADED, upload
+from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.text.setup import TextSetup
+from nimble_jobs.workloads.text.windows import Span, plan
+from nimble_jobs.workloads.threshold import enforce_threshold
+
+_PIECE = 256  # records that a thread tokenizes at a time
+_WINDOWS = 1  # windows that wait to be cut into batches
+_READY = 2  # batches that wait to be uploaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Texts of up to `length` tokens, `rows` of them in a batch."""
+
+    length: int
+    rows: int
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Of a batch."""
+        return self.rows * self.layout.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How the texts of an attempt are fed."""
+
+    pads: bool  # whether short batches are padded
+    threads: int  # that tokenize
+    bad_before: int = 0  # bad records in shards that earlier attempts finished
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What became of the texts of this attempt."""
+
+    records: int = 0
+    cut: int = 0  # records that lost tokens
+    tokens: int = 0
+    padded: int = 0  # tokens with padding: all that the model was given
+    by_bucket: list[int] = field(default_factory=list)  # records
+
+    @property
+    def padding_share(self) -> float:
+        """0 to 1."""
+        return 1 - self.tokens / self.padded if self.padded else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Piece:
+    texts: Texts
+    first: int  # of the texts
+    number: int  # of the window
+
+    @property
+    def last(self) -> bool:
+        return self.first + _PIECE >= len(self.texts.values)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Window:
+    """The tokens of a window's records."""
+
+    texts: Texts
+    number: int
+    ids: np.ndarray  # int32 [tokens]
+    types: np.ndarray | None
+    lengths: np.ndarray  # int32 [records]
+    bad: dict[int, str]  # by position in the input
+
+
+class TextFeed:
+    """The batches of texts, each for the lane of its bucket."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        setup: TextSetup,
+        buckets: Sequence[Bucket],
+        lanes: list[Loaded],
+        windows: Sequence[Span],
+        stages: Stages,
+        *,
+        run: RunSpec,
+        manner: Manner,
+    ) -> None:
+        self.total = reader.total
+        self.last = windows[-1].last if windows else -1
+        self.counts = Counts(by_bucket=[0] * len(buckets))
+        self._reader, self._setup, self._spans, self._buckets = reader, setup, windows, buckets
+        self._lanes, self._stages, self._run = lanes, stages, run
+        self._pads, self._threads, self._bad_before = manner.pads, manner.threads, manner.bad_before
+        self._left = sum(span.stop - span.start for span in windows)
+        self._buffers: Buffers | None = None
+
+    def arrived(self) -> Generator[tuple[Arrived | None, Part]]:
+        """As `Feed` says."""
+        for loaded in self._lanes:
+            loaded.arrivals.begin()
+        windows: Iterator[_Window] = self._tokenised()
+        if self._stages.alone:
+            return upload(self._parts(windows), self._lanes, pads=self._pads)
+        self._buffers = self._lanes[0].buffers(max(bucket.nbytes for bucket in self._buckets))
+        self._buffers.begin()
+        windows = ahead(windows, _WINDOWS, name="nimble-windows")
+        parts = ahead(self._parts(windows), _READY, name="nimble-batches")
+        return ahead(upload(parts, self._lanes, pads=self._pads), UPLOADED, name="nimble-upload")
+
+    def end(self) -> None:
+        """As `Feed` says."""
+        for loaded in self._lanes:
+            loaded.arrivals.end()
+        if self._buffers is not None:
+            self._buffers.end()
+
+    def close(self) -> None:
+        """Nothing decodes."""
+
+    def _tokenised(self) -> Generator[_Window]:
+        """The tokens of whole windows. Pieces of the next window are tokenized meanwhile."""
+        made: list[Tokens] = []
+        done = mapped(
+            self._tokens,
+            self._pieces(),
+            threads=self._threads,
+            depth=2 * self._threads,
+            meter=self._stages.tokenise,
+            name="nimble-tokenise",
+        )
+        with closing(done):
+            for piece, tokens in done:
+                made.append(tokens)
+                if piece.last:
+                    yield _whole(piece, made)
+                    self.counts.cut += sum(one.cut for one in made)
+                    made = []
+
+    def _pieces(self) -> Generator[_Piece]:
+        ranges = [(span.start, span.stop) for span in self._spans]
+        with closing(self._reader.texts(ranges, meter=self._stages.read)) as windows:
+            for number, texts in enumerate(windows):
+                for first in range(0, len(texts.values), _PIECE):
+                    yield _Piece(texts=texts, first=first, number=number)
+
+    def _tokens(self, piece: _Piece) -> tuple[_Piece, Tokens]:
+        texts, first = piece.texts, piece.first
+        some = texts.values[first : first + _PIECE]
+        if texts.bad:
+            some = [None if texts.start + first + i in texts.bad else text for i, text in enumerate(some)]
+        return piece, self._setup.tokenizer(some)
+
+    def _parts(self, windows: Iterator[_Window]) -> Generator[Part]:
+        """Batches of each window, each bucket's together. Raises DataError for too many bad records."""
+        lengths, rows = [b.length for b in self._buckets], [b.rows for b in self._buckets]
+        known: list[BadRecord] = []
+        with closing(windows):  # type: ignore[type-var]  # a generator
+            for window in windows:
+                bad = tuple(self._reader.bad_record(index, why) for index, why in sorted(window.bad.items()))
+                known.extend(bad)
+                if bad:
+                    enforce_threshold(self._run, self._bad_before + len(known), self.total, known)
+                planned = plan(window.lengths, lengths, rows, pads=self._pads, descending=window.number % 2 == 1)
+                starts = np.cumsum(window.lengths) - window.lengths
+                span = self._spans[window.number]
+                for number, one in enumerate(planned):
+                    part = self._part(window, starts, one.rows, one.bucket, bad if number == 0 else ())
+                    if part is None:  # the pipeline is closing
+                        return
+                    yield self._placed(part, one.bucket, span, last=number == len(planned) - 1)
+                if not planned:
+                    yield self._placed(self._empty(window, bad), 0, span, last=True)
+
+    def _placed(self, batch: Batch, lane: int, span: Span, *, last: bool) -> Part:
+        at = Bounds(
+            shard=span.last, since=span.first, start=span.start, stop=span.stop, last=last, left=max(0, self._left)
+        )
+        self._left -= len(batch) + len(batch.bad)
+        return Part(at=at, batch=batch, lane=lane)
+
+    def _part(
+        self, window: _Window, starts: np.ndarray, some: np.ndarray, number: int, bad: tuple[BadRecord, ...]
+    ) -> Batch | None:
+        """A batch of these records of a window; None once there are no more buffers."""
+        bucket = self._buckets[number]
+        buffer = None
+        if self._buffers is None:
+            rows = bucket.layout.empty(len(some))
+        elif (buffer := self._buffers.take()) is None:
+            return None
+        else:
+            rows = buffer.array[: len(some) * bucket.layout.nbytes].reshape(len(some), bucket.layout.nbytes)
+            rows[:] = 0
+        lengths, padding = window.lengths[some], self._setup.padding
+        fill(bucket.layout.fields(rows), window.ids, window.types, starts[some], lengths, padding)
+        indexes = window.texts.start + some
+        counts, taken = self.counts, int(lengths.sum())
+        counts.records += len(some)
+        counts.tokens += taken
+        counts.padded += (bucket.rows if self._pads else len(some)) * bucket.length
+        counts.by_bucket[number] += len(some)
+        return Batch(
+            start=window.texts.start,
+            stop=window.texts.stop,
+            indexes=indexes,
+            ids=self._reader.ids(indexes),
+            x=rows,
+            labels=self._reader.labels(indexes),
+            bad=bad,
+            buffer=buffer,
+        )
+
+    def _empty(self, window: _Window, bad: tuple[BadRecord, ...]) -> Batch:
+        return Batch(
+            start=window.texts.start,
+            stop=window.texts.stop,
+            indexes=np.empty(0, dtype=np.int64),
+            ids=[],
+            x=self._buckets[0].layout.empty(0),
+            labels=None,
+            bad=bad,
+        )
+
+
+def fill(
+    fields: np.ndarray,
+    ids: np.ndarray,
+    types: np.ndarray | None,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    padding: int,
+) -> None:
+    """Write tokens to rows of a text layout. Record i has `lengths[i]` tokens from `starts[i]` on.
+
+    `fields` is a structured array [n] with input_ids int32 [length] and attention_mask int32, and token_type_ids uint8
+    [length] if there are `types`.
+    """
+    target = fields["input_ids"]
+    places = np.arange(target.shape[1])
+    inside = places < lengths[:, None]
+    of = (starts[:, None] + places)[inside]
+    target[:] = padding
+    target[inside] = ids[of]
+    fields["attention_mask"] = lengths
+    if types is not None:
+        fields["token_type_ids"][inside] = types[of]
+
+
+def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
+    """A window from the tokens of its pieces."""
+    texts = piece.texts
+    bad = dict(texts.bad)
+    types = [one.types for one in made if one.types is not None]
+    for number, tokens in enumerate(made):
+        bad.update({texts.start + number * _PIECE + row: why for row, why in tokens.bad.items()})
+    return _Window(
+        texts=texts,
+        number=piece.number,
+        ids=np.concatenate([one.ids for one in made]),
+        types=np.concatenate(types) if types else None,
+        lengths=np.concatenate([one.lengths for one in made]),
+        bad=bad,
+    )

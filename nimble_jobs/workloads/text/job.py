@@ -1,0 +1,156 @@
+"""The models of a job over texts, one for each bucket, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nimble_jobs.buckets import shares
+from nimble_jobs.data import Reader, Staging
+from nimble_jobs.engine.device import separate_memory
+from nimble_jobs.pipeline import usable_cores
+from nimble_jobs.planner import Request, key_parts, schedule_key
+from nimble_jobs.store import Store
+from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.parts import Lane
+from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.text.feed import Bucket, Manner, TextFeed
+from nimble_jobs.workloads.text.setup import TextSetup
+from nimble_jobs.workloads.text.survey import Survey, buckets_of, lengths_of, survey
+from nimble_jobs.workloads.text.windows import records_of, spans
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextPlan:
+    """The buckets of a job, and what each asks of the planner."""
+
+    setup: TextSetup
+    buckets: tuple[Bucket, ...]
+    requests: tuple[Request, ...]
+    shares: tuple[float, ...]  # of the records, as far as is known
+
+    def to_json(self) -> dict[str, Any]:
+        """What a later attempt must do as this one does."""
+        return {"buckets": [bucket.length for bucket in self.buckets], "shares": list(self.shares)}
+
+
+def request_for(base: Request, bucket: Bucket) -> Request:
+    """What the batches of a bucket ask of the planner. `base` says the rest."""
+    return replace(
+        base,
+        shape=(bucket.layout.nbytes,),
+        dtype="uint8",
+        batch_size=bucket.rows,
+        preprocess=None,
+        packing=bucket.layout,
+    )
+
+
+def plan_of(
+    reader: Reader,
+    setup: TextSetup,
+    base: Request,
+    *,
+    fields: Sequence[str],
+    device: torch.device,
+    store: Store,
+    noted: Any = None,
+) -> TextPlan:
+    """The buckets of a job, or those of an earlier attempt at it, which has `noted` them. `fields` are those of the
+    output. Raises DataError.
+    """
+    if noted is not None:
+        lengths, found = tuple(noted["buckets"]), tuple(noted["shares"])
+    else:
+        seen = survey(reader, setup)
+        pads = separate_memory(device)
+        lengths = lengths_of(
+            seen,
+            setup,
+            stored=lambda length: _stored(base, setup, length, device, store),
+            window=min(reader.total, records_of(fields, pads=pads)),
+            pads=pads,
+        )
+        found = tuple(_shares(seen, lengths))
+    buckets = buckets_of(lengths, setup)
+    requests = tuple(request_for(base, bucket) for bucket in buckets)
+    return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found)
+
+
+def _shares(seen: Survey, lengths: Sequence[int]) -> list[float]:
+    return shares(seen.lengths, lengths) if seen.lengths else [1 / len(lengths)] * len(lengths)
+
+
+def _stored(base: Request, setup: TextSetup, length: int, device: torch.device, store: Store) -> bool:
+    (bucket,) = buckets_of((length,), setup)
+    return store.schedules.ready(schedule_key(key_parts(request_for(base, bucket), device)))
+
+
+def feed_of(
+    context: JobContext,
+    reader: Reader,
+    staging: Staging,
+    plan: TextPlan,
+    lanes: Sequence[Lane],
+    shards: list[tuple[int, int]],
+    *,
+    device: torch.device,
+) -> tuple[TextFeed, Stages]:
+    """What brings the texts to the lanes, and the meters."""
+    pads = separate_memory(device)
+    records = records_of(context.spec.output.fields, pads=pads)
+    windows = spans(shards, staging.done, records)
+    few = sum(span.stop - span.start for span in windows) <= min(bucket.rows for bucket in plan.buckets)
+    loaded = [lane.prepared.loaded for lane in lanes]
+    in_flight = max(1, max(len(one.instances) for one in loaded))
+    stages = Stages(context, alone=few, in_flight=in_flight, texts=True)
+    threads = usable_cores() if pads else max(1, usable_cores() // 2)  # the model itself needs the host's cores
+    feed = TextFeed(
+        reader,
+        plan.setup,
+        plan.buckets,
+        loaded,
+        windows,
+        stages,
+        run=context.spec.run,
+        manner=Manner(pads=pads, threads=threads, bad_before=len(staging.bad)),
+    )
+    return feed, stages
+
+
+def figures(feed: TextFeed, plan: TextPlan, lanes: Sequence[Lane], run_s: float) -> dict[str, Any]:
+    """What `show` says about the texts."""
+    counts = feed.counts
+    return {
+        "records": counts.records,
+        "truncated": counts.cut,
+        "max_length": plan.setup.limit,
+        "tokens": counts.tokens,
+        "tokens_per_s": counts.tokens / run_s if run_s > 0 else None,
+        "padding_share": round(counts.padding_share, 4),
+        "buckets": [
+            {
+                "length": bucket.length,
+                "batch": bucket.rows,
+                "records": records,
+                "key": lane.prepared.loaded.key,
+                "hit": lane.prepared.hit.value,
+                "runs": "schedule" if lane.prepared.loaded.instances else "eager",
+                "fallback": lane.prepared.loaded.fallback,
+            }
+            for bucket, records, lane in zip(plan.buckets, counts.by_bucket, lanes, strict=True)
+        ],
+    }
+
+
+def tell_figures(context: JobContext, said: dict[str, Any]) -> None:
+    """Record how many texts were cut, and how much padding there was."""
+    if said["truncated"]:
+        context.event(
+            "truncated",
+            f"{said['truncated']:,} of {said['records']:,} texts were cut to {said['max_length']} tokens",
+            {"truncated": said["truncated"]},
+        )

@@ -1,0 +1,90 @@
+"""What a job does with its texts before the model: tokenizer, limits, and the layout of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
+from nimble_jobs.errors import ModelError
+from nimble_jobs.models.tokenizer_file import tokenizer_json, whole_config
+from nimble_jobs.packing import Layout, text_layout
+from nimble_jobs.sentence import SentenceFolder, read_folder, transformer_folder
+from nimble_jobs.spec import JobSpec, parse_source
+from nimble_jobs.spec.text import TextSpec
+from nimble_jobs.spec.text_model import TextModel, text_model
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextSetup:
+    """How the texts of one job become rows of tokens."""
+
+    spec: TextSpec
+    tokenizer: Tokenizer
+    padding: int  # the token id behind a text; the mask makes the model ignore it
+    vocabulary: int  # token ids are below it
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of a record."""
+        return self.tokenizer.rules.limit
+
+    def layout(self, length: int) -> Layout:
+        """Of the rows of a bucket."""
+        return text_layout(length, vocabulary=self.vocabulary, token_types=self.tokenizer.rules.types)
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides the tokens, beside the spec."""
+        rules = self.tokenizer.rules
+        return {
+            "tokenizer": f"sha256:{self.tokenizer.sha256}",
+            "max_length": rules.limit,
+            "truncate": rules.truncate,
+            "prompt": rules.prompt,
+            "lower_case": rules.lower_case,
+        }
+
+
+def set_up(spec: JobSpec) -> TextSetup:
+    """Open the tokenizer that the spec or the model's folder names. Raises ModelError."""
+    text = spec.input.text or TextSpec()
+    source = parse_source(spec.model.source)
+    model, sentence, folder = TextModel(), None, None
+    if source.scheme == "transformers":
+        folder = transformer_folder(Path(source.target))
+        model, sentence = text_model(folder, whole_config(folder)), read_folder(Path(source.target))
+    place = Path(text.tokenizer) if text.tokenizer is not None else folder
+    limit = text.max_length or (sentence.max_length if sentence is not None else None) or model.limit
+    if place is None or limit is None:
+        what = "tokenizer" if place is None else "max_length"
+        raise ModelError(f"input.text.{what}: missing, and the model does not say it")
+    if model.positions is not None and limit > model.positions:
+        limit = model.positions  # settings of the folder may promise more than the model has
+    rules = TokenRules(
+        limit=limit,
+        truncate=text.truncate,
+        prompt=_prompt(text, sentence, spec),
+        lower_case=sentence is not None and sentence.lower_case,
+        vocabulary=model.vocabulary,
+        types=len(spec.input.fields.columns) == 2 and model.tells_pairs,
+    )
+    tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
+    padding = model.padding if model.padding is not None else tokenizer.padding
+    vocabulary = model.vocabulary or tokenizer.vocabulary
+    return TextSetup(
+        spec=text, tokenizer=tokenizer, padding=padding if padding < vocabulary else 0, vocabulary=vocabulary
+    )
+
+
+def _prompt(text: TextSpec, sentence: SentenceFolder | None, spec: JobSpec) -> str:
+    """The prompt that the spec names, or else the folder's default. Raises ModelError."""
+    prompt = text.prompt
+    if prompt is None and sentence is not None and sentence.default_prompt and len(spec.input.fields.columns) == 1:
+        prompt = sentence.prompts[sentence.default_prompt]
+    if prompt and sentence is not None and not sentence.with_prompt and "embedding" in spec.output.fields:
+        raise ModelError(
+            "input.text.prompt: the model leaves the prompt's tokens out of its pooling, which is not supported; "
+            "expected a model that pools them, or prompt: ''"
+        )
+    return prompt or ""
