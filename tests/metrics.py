@@ -35,9 +35,14 @@ def scraped(store: Store, now: float, gpus: Gpus | None = None) -> dict[Sample, 
         for family in open_parser.text_string_to_metric_families(opened.decode())
         for sample in family.samples
     }
-    changing = key_of("nimble_jobs_scrape_duration_seconds", {})
-    assert {**samples, changing: 0.0} == {**others, changing: 0.0}
+    assert _still(samples) == _still(others)
     return samples
+
+
+def _still(samples: dict[Sample, float]) -> dict[Sample, float]:
+    """The samples, with 0 for those that change from one exposition to the next."""
+    changing = ("nimble_jobs_scrape_duration_seconds", "nimble_jobs_worker_stall_seconds")
+    return {key: 0.0 if key[0] in changing else value for key, value in samples.items()}
 
 
 def parsed(text: str) -> dict[Sample, float]:
@@ -55,7 +60,7 @@ def key_of(name: str, labels: dict[str, str]) -> Sample:
     return name, tuple(sorted(labels.items()))
 
 
-def value(samples: dict[Sample, float], name: str, **labels: str) -> float:
+def value(samples: dict[Sample, float], name: str, /, **labels: str) -> float:
     """One sample, by its name without the leading nimble_jobs_."""
     return samples[key_of(f"nimble_jobs_{name}", labels)]
 

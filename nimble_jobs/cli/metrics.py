@@ -38,12 +38,23 @@ def metrics(
     openmetrics: Annotated[
         bool, typer.Option("--openmetrics", help="Print OpenMetrics in place of Prometheus' text format.")
     ] = False,
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Print a dashboard for Grafana, as JSON, in place of metrics.")
+    ] = False,
 ) -> None:
     """Print metrics for Prometheus.
 
     They tell about jobs, schedules, timers, notifications, workers and GPUs. They are read from the state folder, so
     neither a worker nor a server needs to run.
     """
+    if grafana:
+        if textfile is not None or every is not None or openmetrics:
+            raise UsageError("--grafana prints the dashboard alone; leave out the other options")
+        _gpus()
+        from nimble_jobs.metrics.grafana import dashboard
+
+        output.emit(dashboard().removesuffix("\n"))
+        return
     every_s = options.duration(every, "--every")
     if every_s is not None and textfile is None:
         raise UsageError("--every needs --textfile PATH, the file that is written again and again")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, false, func, select, text
+from sqlalchemy import ColumnElement, Select, case, false, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState
@@ -167,17 +167,20 @@ def _label(name: str, taken: Mapping[str, Any], names: int) -> str:
 
 
 def _timers(session: Session, now: float, names: int) -> dict[str, TimerFigures]:
-    columns = (TimerRow.name, TimerRow.last_success_at, TimerRow.next_at, TimerRow.state)
-    timers: dict[str, TimerFigures] = {}
-    for name, success, next_at, state in session.execute(select(*columns).order_by(TimerRow.name)):
-        late_s = max(0.0, now - next_at) if next_at is not None and state == TimerState.ACTIVE.value else 0.0
-        label = _label(name, timers, names)
-        before = timers.get(label)
-        if before is not None:
-            late_s = max(late_s, before.late_s)
-            success = min((at for at in (success, before.last_success_at) if at is not None), default=None)
-        timers[label] = TimerFigures(last_success_at=success, late_s=late_s)
+    due = case((TimerRow.state == TimerState.ACTIVE.value, TimerRow.next_at))
+    own = select(TimerRow.name, TimerRow.last_success_at, due).where(TimerRow.name != OTHER)
+    rows = list(session.execute(own.order_by(TimerRow.name).limit(names)))
+    timers = {name: _timer(success, due_at, now) for name, success, due_at in rows}
+    after = [TimerRow.name > rows[-1][0]] if len(rows) == names and rows else []
+    rest = select(func.count(), func.min(TimerRow.last_success_at), func.min(due))
+    count, success, due_at = session.execute(rest.where(or_(TimerRow.name == OTHER, *after))).one()
+    if count:
+        timers[OTHER] = _timer(success, due_at, now)
     return timers
+
+
+def _timer(success: float | None, due_at: float | None, now: float) -> TimerFigures:
+    return TimerFigures(last_success_at=success, late_s=0.0 if due_at is None else max(0.0, now - due_at))
 
 
 def _ticks_waiting() -> Select[Any]:

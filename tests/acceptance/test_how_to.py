@@ -28,6 +28,8 @@ PRINTED = {
     "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
     "several-inputs": ['{"id":"p-000","risk":0.', "history.codes int16[8]"],
     "watch-in-the-browser": ["?token=", "watched succeeded 256"],
+    "scrape-metrics": ['nimble_jobs_jobs_due{kind="score"} 0.0'],
+    "see-traces": ["tracing.endpoint", "http://127.0.0.1:4318"],
     "several-models-on-one-gpu": ["\tresident\t", "uses.resident: 2 of 4"],
 }
 

@@ -13,7 +13,8 @@ from nimble_jobs import __version__
 from tests.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "sqlalchemy", "alembic", "pyarrow", "numpy", "pydantic", "rich", "networkx")
+EXTRAS = ("prometheus_client", "pynvml", "opentelemetry")
+HEAVY = ("torch", "sqlalchemy", "alembic", "pyarrow", "numpy", "pydantic", "rich", "networkx", *EXTRAS)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -24,6 +25,20 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ls"], ["worker", "ls"], ["cron", "ls"], ["cache", "stats"], ["config", "show"], ["notifications", "ls"]],
+)
+def test_commands_load_no_extra(tmp_path: Path, command: list[str]) -> None:
+    """Only `metrics` loads Prometheus' client and the driver; only what sends traces loads OpenTelemetry."""
+    code = (
+        f"import sys; from nimble_jobs.cli.main import main; code = main(['--home', {str(tmp_path)!r}, *{command}]);"
+        f"extras = [name for name in {EXTRAS} if name in sys.modules]; print(extras, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]")
 
 
 @pytest.mark.parametrize("command", [[], ["submit"], ["cache", "ls"]])

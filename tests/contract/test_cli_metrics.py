@@ -90,6 +90,7 @@ def test_what_is_no_file_is_refused(cli: Cli, tmp_path: Path) -> None:
         (["--every", "0.1s", "--textfile", "x.prom"], "--every: found 0.1s; expected at least 1s"),
         (["--every", "soon", "--textfile", "x.prom"], "--every: "),
         (["--openmetrics", "--textfile", "x.prom"], "reads Prometheus' text format only"),
+        (["--grafana", "--openmetrics"], "--grafana prints the dashboard alone"),
     ],
 )
 def test_options_that_do_not_go_together(cli: Cli, args: list[str], words: str) -> None:
@@ -99,6 +100,13 @@ def test_options_that_do_not_go_together(cli: Cli, args: list[str], words: str) 
     assert words in answer.err
 
 
+def test_the_dashboard(cli: Cli) -> None:
+    """JSON to import, without a state folder."""
+    answer = cli("metrics", "--grafana")
+    assert (answer.code, answer.json["title"]) == (0, "nimble-jobs")
+    assert not cli.home.exists()
+
+
 def test_without_the_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line says what to install."""
     for name in [name for name in sys.modules if name.split(".")[0] == "prometheus_client"]:
@@ -106,10 +114,10 @@ def test_without_the_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("nimble_jobs.metrics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    answer = cli("metrics")
-    assert answer.code == 2
     expected = "metrics: prometheus_client is not installed; expected: pip install 'nimble-jobs[metrics]'"
-    assert answer.err == f"nimble-jobs: {expected}\n"
+    for args in ([], ["--grafana"], ["--openmetrics"]):
+        answer = cli("metrics", *args)
+        assert (answer.code, answer.err) == (2, f"nimble-jobs: {expected}\n")
 
 
 def test_a_damaged_database(cli: Cli) -> None:
