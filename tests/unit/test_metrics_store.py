@@ -25,6 +25,7 @@ from tests.configured import configure
 from tests.metrics import counters, scraped, value
 from tests.store_samples import NOW, PARTS, a_schedule, key_of, many_jobs, submit
 from tests.timers import HOUR, NOON
+from tests.unit.test_store_migrations import of_version
 
 
 @pytest.fixture
@@ -201,3 +202,31 @@ def test_totals_survive_a_retried_transaction(store: Store) -> None:
         store._database.write(fails)
     store.jobs.cancel(job.id, NOW)
     assert value(scraped(store, NOW), "build_duration_seconds_count") == 0
+
+
+def test_a_store_of_an_earlier_version(tmp_path: Path) -> None:
+    """Its counters begin at zero, and a retry of an old job does not add what was done before; successes are kept."""
+    home = resolve(str(tmp_path / "home"))
+    of_version("0012", home / DATABASE)
+    with closing(sqlite3.connect(home / DATABASE, isolation_level=None)) as old:
+        old.execute(
+            "INSERT INTO jobs (id, name, kind, state, priority, attempt, max_attempts, device, foreground, after,"
+            " not_before, cancel_requested, created_at, finished_at, records_done, records_bad, allow_python,"
+            " spec_digest, spec, schedule, timings, outputs) VALUES ('j', 'n', 'score', 'succeeded', 0, 1, 3, 'cpu', 0,"
+            " '[]', 0, 0, 1, ?, 500, 0, '[]', '', '{}', '{}', '{}', '{}')",
+            (NOW - 5,),
+        )
+        old.execute(
+            "INSERT INTO timers (name, state, since, moved_at, created_at, edited_at, file, base, allow_python, digest,"
+            " spec) VALUES ('n', 'active', 0, 0, 0, 0, 'f', '/', '[]', '', '{}')"
+        )
+        old.execute(
+            "INSERT INTO ticks (timer, due, kind, outcome, job, at) VALUES ('n', 1, 'manual', 'submitted', 'j', 1)"
+        )
+    with open_store(home) as store:
+        samples = scraped(store, NOW)
+        assert value(samples, "jobs", state="succeeded", kind="score") == 1
+        assert value(samples, "timer_last_success_timestamp_seconds", timer="n") == NOW - 5
+        assert set(counters(samples).values()) == {0}
+        with closing(sqlite3.connect(home / DATABASE)) as again:
+            assert again.execute("SELECT records_done, records_counted FROM jobs").fetchall() == [(500, 500)]
