@@ -31,7 +31,7 @@ input: {source: data/inbox, format: images, batch_size: 4, transform: {resize: 2
 output: {path: ../out/inbox, format: parquet, fields: [id, top5], if_exists: replace}
 """
 
-EVERY_MINUTE = """\
+EVERY_OTHER_MINUTE = """\
 version: 1
 name: inbox-watch
 kind: score
@@ -44,7 +44,7 @@ input:
   transform: {resize: 64, center_crop: 64, channels: 3}
 output: {path: "../out/watch/{{ tick:%Y-%m-%dT%H%M }}", format: parquet, fields: [id, top1]}
 schedule: {on_miss: eager}
-cron: {expression: "* * * * *"}
+cron: {expression: "*/2 * * * *"}
 """
 
 
@@ -75,7 +75,7 @@ class Folder:
         for spec in (ROOT / "jobs").glob("*.yaml"):
             shutil.copyfile(spec, self.jobs / spec.name)
         (self.jobs / "inbox-photos.yaml").write_text(BROKEN)
-        (self.jobs / "inbox-watch.yaml").write_text(EVERY_MINUTE)
+        (self.jobs / "inbox-watch.yaml").write_text(EVERY_OTHER_MINUTE)
         for folder in ("inbox", "new"):
             (data / folder).mkdir(exist_ok=True)
             shutil.copyfile(data / "photos" / "coffee.png", data / folder / "coffee.png")

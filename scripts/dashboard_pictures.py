@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import dashboard_history
 from PIL import Image
@@ -29,22 +30,24 @@ FLAGS = [
 WIDTHS = {1280: 800, 390: 844}  # and the heights of the screens
 TALLEST = 2200
 THEMES = ("light", "dark")
-COLOURS = 64
+COLOURS = (96, 48, 32)  # fewer if the file would be larger than that
+LARGEST = 80 * 1024
 
 
 def views(folder: dashboard_history.Folder) -> dict[str, str]:
     """Route of each view."""
 
-    def newest(name: str) -> str:
-        return folder.nimble("ls", "-q", "--filter", f"name={name}", "--limit", "1")
+    def newest(*filters: str) -> str:
+        given = [word for each in filters for word in ("--filter", each)]
+        return folder.nimble("ls", "-q", *given, "--limit", "1")
 
     schedules = json.loads(folder.nimble("cache", "ls", "--json"))
     sound = next(row["key"] for row in schedules if row["state"] == "ready" and row["mode"] == "inference")
     return {
         "queue": "queue",
-        "job": f"job/{newest('digits-long')}",
-        "scored": f"job/{newest('photos')}",
-        "failed": f"job/{newest('inbox-photos')}",
+        "job": f"job/{newest('name=digits-long')}",
+        "scored": f"job/{newest('name=photos', 'state=succeeded')}",
+        "failed": f"job/{newest('state=failed')}",
         "store": "store",
         "schedule": f"store/{sound}",
         "timers": "timers",
@@ -58,9 +61,27 @@ def take(page: Page, path: Path) -> None:
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = page.viewport_size["width"] if page.viewport_size else 0
     data = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
-    picture = Image.open(io.BytesIO(data)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    picture.save(path, optimize=True)
+    save(Image.open(io.BytesIO(data)).convert("RGB"), path)
     print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
+
+
+def save(picture: Image.Image, path: Path) -> None:
+    """Write it with as many colours as a small file allows."""
+    for colours in COLOURS:
+        picture.quantize(palette=_palette(picture, colours), dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= LARGEST:
+            break
+
+
+def _palette(picture: Image.Image, count: int) -> Image.Image:
+    """Backgrounds and text keep their very colours; the rest are near to what is there."""
+    exact = count * 3 // 4
+    counted = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True, key=lambda each: each[0])
+    colours = [band for _, colour in counted[:exact] for band in cast(tuple[int, int, int], colour)]
+    others = picture.quantize(count - exact, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(colours + others[: 3 * (count - exact)])
+    return palette
 
 
 def pictures(address: str, routes: dict[str, str], widths: list[int], themes: list[str]) -> None:
@@ -76,6 +97,7 @@ def pictures(address: str, routes: dict[str, str], widths: list[int], themes: li
                 page.goto(address)
                 for view, route in routes.items():
                     page.goto(f"{address.partition('?')[0]}#/{route}")
+                    page.wait_for_selector(f'#main[data-route="#/{route}"]')
                     page.wait_for_selector('#connection[data-state="live"]')
                     page.wait_for_timeout(1200)  # curves and drawings
                     take(page, IMAGES / f"dashboard-{view}-{width}-{theme}.png")

@@ -27,7 +27,7 @@ FLAGS = [
 ]
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _ADDRESS = re.compile(r"http://\S+\?token=\w+")
-_START_S = 30.0
+_START_S = 120.0
 
 
 class Dashboard:
@@ -115,7 +115,7 @@ class Tab:
 
     def go(self, route: str) -> Page:
         self.page.goto(self._dashboard.url(route))
-        self.page.wait_for_selector("#main h1")
+        self.page.wait_for_selector(f'#main[data-route="#/{route}"]', state="attached")
         self.page.wait_for_selector('#connection[data-state="live"]')
         return self.page
 
@@ -130,7 +130,7 @@ class Tabs:
 
     def open(self, dashboard: Dashboard, *, width: int = 1280, **options: Any) -> Tab:
         context = self._browser.new_context(viewport={"width": width, "height": 900}, **options)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         self._contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))

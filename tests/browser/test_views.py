@@ -22,7 +22,7 @@ def routes(seeded: Seeded) -> dict[str, tuple[str, str]]:
         "queue": ("queue", "held-back"),
         "filtered": ("queue?state=failed", "inbox-photos"),
         "nothing": ("queue?q=no+such+job", "No job matches."),
-        "scored": (f"job/{jobs['succeeded']}", "Bottleneck"),
+        "scored": (f"job/{jobs['succeeded']}", "larger input.batch_size"),
         "trained": (f"job/{jobs['trained']}", "finetune of torchvision:resnet18"),
         "failed": (f"job/{jobs['failed']}", ERROR),
         "store": ("store", "its stored bytes have changed"),

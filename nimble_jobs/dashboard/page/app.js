@@ -58,6 +58,8 @@ class Page {
     const made = VIEWS[name || "queue"]?.[parts[0] ? 1 : 0] ?? Queue;
     const moved = this.view !== null;
     const turn = ++this.turn;
+    const route = location.hash;
+    $("#main").setAttribute("aria-busy", "true");
     const view = new made({ parts, query: new URLSearchParams(search) });
     try {
       await view.load();
@@ -75,6 +77,8 @@ class Page {
     }
     if (!same) $("#main").replaceChildren(); // nothing of the view before may stay: not its log, not its curves
     this.show();
+    $("#main").removeAttribute("aria-busy");
+    $("#main").dataset.route = route || "#/queue";
     if (moved && !same) {
       scrollTo(0, 0);
       $("#main").focus({ preventScroll: true });
@@ -94,6 +98,7 @@ class Page {
   fail(error) {
     this.view?.left?.();
     this.view = null;
+    $("#main").removeAttribute("aria-busy");
     morphChildren($("#main"), h("main", {}, h("div", { class: "note", role: "alert", data: { tone: "bad" } }, message(error.message)), h("a", { href: "#/queue" }, "Show the queue")));
   }
 

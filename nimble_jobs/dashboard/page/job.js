@@ -3,7 +3,7 @@
 import { at, get } from "./api.js";
 import { Curves } from "./curves.js";
 import { h, said, visible } from "./dom.js";
-import { absolute, clock, duration, micros, percent, plural, rate, significant, size, whole } from "./format.js";
+import { absolute, clock, duration, micros, plural, rate, significant, size, whole } from "./format.js";
 import { Log } from "./log.js";
 import { badge, facts, jobButtons, jobLink, jobState, message, moment, progress, sheet, table, timing } from "./parts.js";
 
@@ -21,8 +21,8 @@ export class Job {
   }
 
   async load() {
-    const [{ job, spec_yaml: spec }, errors] = await Promise.all([get(at("jobs", this.id)), get(at("jobs", this.id, "errors"))]);
-    Object.assign(this, { job, specText: spec, errors, title: job.name });
+    const [{ job, spec_yaml: spec, words }, errors] = await Promise.all([get(at("jobs", this.id)), get(at("jobs", this.id, "errors"))]);
+    Object.assign(this, { job, specText: spec, bottleneck: words.stages.at(-1)?.[1], errors, title: job.name });
     await Promise.all([this.loadEvents(), this.log.load(job.id), this.loadCurves(), this.loadSchedule()]);
   }
 
@@ -84,7 +84,7 @@ export class Job {
   }
 
   main() {
-    return [this.running(), this.learned(), this.failures(), this.log.render(FINAL.includes(this.job.state)), this.history()];
+    return [this.running(), this.learned(), this.failures(), this.job.attempt ? this.log.render(FINAL.includes(this.job.state)) : null, this.history()];
   }
 
   side() {
@@ -96,6 +96,7 @@ export class Job {
     const bad = job.records_bad ? plural(job.records_bad, "bad record") : null;
     const took = job.state === "running" ? timing(job) : job.elapsed_s === null ? null : `took ${duration(job.elapsed_s)}`;
     const words = [job.records_per_s ? rate(job.records_per_s, "records") : null, took, job.doing, bad].filter(Boolean);
+    if (!job.attempt) return sheet("Progress", h("p", { class: "muted" }, "It has not started yet."));
     return sheet("Progress", progress(job), words.length ? h("p", { class: "muted" }, words.join(" · ")) : null);
   }
 
@@ -155,21 +156,20 @@ export class Job {
     const spans = [["Load", timings.load_s], ["Build", timings.build_s], ["Run", timings.run_s]].filter(([, value]) => value !== undefined && value !== null);
     const stages = timings.stages ?? [];
     if (!spans.length && !stages.length) return null;
-    const busiest = this.job.bottleneck ?? timings.bottleneck;
     const stage = (each) =>
       h(
         "li",
         { data: each.name === timings.bottleneck ? { busiest: "" } : {} },
         said(each.name),
         h("progress", { max: 1, value: Math.min(1, each.busy), "aria-label": `${each.name}: share of the time at work`, data: { tone: each.name === timings.bottleneck ? "" : "still" } }),
-        h("span", { class: "number" }, percent(each.busy)),
+        h("span", { class: "number" }, `${Math.round(100 * each.busy)}%`),
       );
     return sheet(
       "Timings",
       facts([...spans.map(([name, value]) => [name, duration(value)]), ["Rate", timings.records_per_s ? rate(timings.records_per_s, "records") : null], ["Steps", timings.steps_per_s ? rate(timings.steps_per_s, "steps") : null]]),
       stages.length ? h("h3", {}, "How busy each stage was") : null,
       stages.length ? h("ul", { class: "stages" }, stages.map(stage)) : null,
-      busiest ? h("p", {}, "Bottleneck: ", said(busiest)) : null,
+      this.bottleneck ? h("p", {}, "Bottleneck: ", said(this.bottleneck)) : null,
     );
   }
 

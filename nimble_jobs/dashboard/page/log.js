@@ -54,7 +54,7 @@ export class Log {
 
   shown() {
     const element = document.querySelector("#log");
-    if (element === this.element) return;
+    if (!element || element === this.element) return;
     this.element = element;
     element.scrollTop = element.scrollHeight;
   }

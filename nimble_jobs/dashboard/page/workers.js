@@ -61,11 +61,11 @@ export class Workers {
         row.health_words ? h("div", { class: "note", data: { tone: "warn" } }, message(row.health_words)) : null,
         Object.entries(row.failing ?? {}).map(([duty, reason]) => h("div", { class: "note", data: { tone: "warn" } }, said(`${duty} failed and will be retried: ${reason}`))),
         this.job(row),
-        this.memory(row),
         facts([
           ["Device", row.device],
           ["Up", h("span", {}, `${duration(row.up_s)}, process ${row.pid}`)],
           ["Last progress", row.progress_s === null ? null : row.progress_s < 1 ? "now" : `${duration(row.progress_s)} ago`],
+          ["On its device", row.memory_bytes ? size(row.memory_bytes.used) : null],
           ["Memory", row.host_memory_bytes ? `${size(row.host_memory_bytes)} of the host` : null],
           ["Residents", row.residents.length ? row.residents.map((key) => [h("a", { class: "mono", href: `#/store/${key}` }, few(key)), " "]) : "none"],
         ]),
@@ -78,12 +78,6 @@ export class Workers {
     const job = row.running;
     if (!job) return h("p", {}, "Runs ", jobLink(row.job));
     return h("div", {}, h("p", {}, jobLink(job.id, job.name), h("span", { class: "muted" }, ` · ${[job.doing ?? job.phase, job.records_per_s ? rate(job.records_per_s, "records") : null, timing(job)].filter((word) => word && word !== "–").join(" · ")}`)), progress(job));
-  }
-
-  memory(row) {
-    if (!row.memory_bytes) return null;
-    const { used, limit } = row.memory_bytes;
-    return limit ? meter("Memory of residents", used, limit) : facts([["On its device", size(used)]]);
   }
 
   gpu(gpu) {
