@@ -54,11 +54,27 @@ class BadSpec:
         return [m.replace("{file}", str(path)).replace("{dir}", str(path.parent)) for m in self.messages]
 
 
+_SENTENCE = {  # a folder of sentence-transformers
+    "config.json": "{}",
+    "tokenizer.json": "{}",
+    "modules.json": '[{"type": "sentence_transformers.models.Transformer", "path": ""},'
+    ' {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
+    "1_Pooling/config.json": "{}",
+    "config_sentence_transformers.json": '{"prompts": {"query": "query: ", "passage": "passage: "}}',
+}
+
+
 def lay_out(folder: Path) -> None:
     """The files that the specs below name."""
-    for name in ("digits.npz", "digits.csv", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"):
+    for name in (
+        *("digits.npz", "digits.csv", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"),
+        *("texts.jsonl", "texts.parquet", "own.py", "encoder/config.json", "encoder/tokenizer.json"),
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+    (folder / "sentence" / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    for name, held in _SENTENCE.items():
+        (folder / "sentence" / name).write_text(held)
     (folder / "link").symlink_to(folder / "scans")
 
 
@@ -419,7 +435,7 @@ BAD_SPECS = [
         name="output fields",
         text=edit(("output:\n", "output:\n  fields: [id, top1, id, top-5]\n"), (", label: labels", "")),
         messages=(
-            "{file}:13: output.fields[3]: found 'top-5'; expected id, label, top1, top1_label, top5, probability, probabilities, score, logits, embedding, or the name of one of the model's outputs",
+            "{file}:13: output.fields[3]: found 'top-5'; expected id, label, top1, top1_label, top5, probability, probabilities, score, logits, embedding, token_count, tokens, offsets, token_labels, token_probabilities, or the name of one of the model's outputs",
         ),
     ),
     BadSpec(

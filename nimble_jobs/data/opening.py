@@ -35,6 +35,10 @@ def _open(spec: InputSpec, files: FileList | None) -> Source:
         from nimble_jobs.data.images import open_images
 
         return open_images(spec, files)
+    if spec.format == "openai-batch":
+        from nimble_jobs.data.text.requests import open_requests
+
+        return open_requests(list_files(spec.source, SUFFIXES[spec.format]))
     if spec.format == "text":
         from nimble_jobs.data.text import open_texts
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import labels as label_values
+from nimble_jobs.data.answers import Requests
 from nimble_jobs.data.batches import Ahead, Part, Room, read_ahead
 from nimble_jobs.data.blocks import Window, keep_bytes
 from nimble_jobs.data.buffers import Buffers
@@ -73,6 +74,12 @@ class Reader:
         self.packing: Packing | None = packing_of(source)
         self._crew: Crew | None = None  # processes that decode pictures
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files without records, and the reasons
+
+    @property
+    def requests(self) -> Requests | None:
+        """The requests that the records belong to, if the input is a batch file."""
+        found: Requests | None = getattr(self._source, "requests", None)
+        return found
 
     @property
     def has_labels(self) -> bool:

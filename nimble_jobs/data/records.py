@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nimble_jobs.data.buffers import Buffer
+from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.pictures import Pictures
 
 
@@ -29,6 +30,15 @@ class BadRecord:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TokenRows:
+    """The tokens of the texts in a batch, one row each."""
+
+    lengths: np.ndarray  # int32 [n], without padding
+    ids: Ragged | None = None  # int32; None: not asked for
+    offsets: Ragged | None = None  # int32 [tokens, 2], begin and end in characters of the text
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """The records at positions [start, stop) of the reading order. Only good ones have a row."""
 
@@ -40,6 +50,7 @@ class Batch:
     labels: np.ndarray | None  # int64 [n], or numbers as float32 [n] or [n, m]
     bad: tuple[BadRecord, ...]
     buffer: Buffer | None = None  # the memory of x or of the pictures, to be released after use
+    tokens: TokenRows | None = None  # of texts
     pictures: Pictures | None = None  # pictures that the device will decode; x then has no rows
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ class Staging:
         ledger: Ledger,
         basis: str = "",
         decoded_by: str | None = None,
+        error: Callable[[BadRecord], object] = dataclasses.asdict,
     ) -> None:
+        """`error` makes the value of a bad record's line in the file of errors."""
         if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
         self._output = output
@@ -64,6 +66,7 @@ class Staging:
         self._basis = basis
         self._decoded_by = decoded_by
         self._ledger = ledger
+        self._error = error
         self._root = staging_root(output.path, job_id)
         self._folder = self._root / f"attempt-{attempt}"
         self._sheets = self._root / f"shards-{attempt}"
@@ -194,7 +197,7 @@ class Staging:
         bad = self.bad
         if bad:
             shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
-            data = "".join(json.dumps(dataclasses.asdict(b), ensure_ascii=False) + "\n" for b in shown).encode()
+            data = "".join(json.dumps(self._error(b), ensure_ascii=False) + "\n" for b in shown).encode()
             write_file(self._folder / ERRORS, data)
             digest = hashlib.sha256(data).hexdigest()
             entries.append(FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)))

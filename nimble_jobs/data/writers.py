@@ -1,7 +1,8 @@
 """Encodes columns as the bytes of a shard, by format. Equal columns give equal bytes.
 
-A column is a list of text or an array [n, ...]. One axis is a plain column, more axes are lists of fixed size.
-Parquet holds them as fixed-size lists, jsonl as arrays (NaN and infinities as null), npy as one file per field.
+A column is a list of text, an array [n, ...], or lists of different lengths. One axis is a plain column, more axes are
+lists of fixed size. Parquet holds them as fixed-size lists, jsonl as arrays (NaN and infinities as null), npy as one
+file per field, without lists of different lengths.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.errors import DataError
 
-Columns = Mapping[str, np.ndarray | Sequence[str]]
+Column = np.ndarray | Sequence[str] | Ragged
+Columns = Mapping[str, Column]
 
 _FILE_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
@@ -25,12 +28,22 @@ def encode(format_: str, columns: Columns) -> dict[str, bytes | memoryview]:
     """The bytes by file suffix (`.parquet`, `.jsonl`, `.FIELD.npy`). Raises DataError for a field that the format
     cannot hold.
     """
-    columns = {name: c if isinstance(c, np.ndarray) else [valid(text) for text in c] for name, c in columns.items()}
+    columns = {name: _valid(c) for name, c in columns.items()}
     if format_ == "parquet":
         return {".parquet": _parquet(columns)}
     if format_ == "jsonl":
         return {".jsonl": _jsonl(columns)}
+    if format_ == "openai-batch":
+        return {".jsonl": "".join(f"{line}\n" for line in columns["line"]).encode()}
     return _npy(columns)
+
+
+def _valid(column: Column) -> Column:
+    if isinstance(column, Ragged) and column.values.dtype.kind == "U":
+        return Ragged(np.array([valid(text) for text in column.values.tolist()], dtype=np.str_), column.lengths)
+    if isinstance(column, np.ndarray | Ragged):
+        return column
+    return [valid(text) for text in column]
 
 
 def valid(text: str) -> str:
@@ -50,15 +63,21 @@ def _parquet(columns: Columns) -> memoryview:
     import pyarrow as pa  # imported here, so that jobs with other formats need not load it
     import pyarrow.parquet as pq
 
-    def array(column: np.ndarray | Sequence[str]) -> Any:
-        if not isinstance(column, np.ndarray):
-            return pa.array(column, type=pa.string())
-        if column.dtype == np.float16:  # few readers support it
-            column = column.astype(np.float32)
-        flat = pa.array(np.ascontiguousarray(column).reshape(-1))
-        for length in reversed(column.shape[1:]):
-            flat = pa.FixedSizeListArray.from_arrays(flat, length)
-        return flat
+    def flat(values: np.ndarray) -> Any:
+        if values.dtype.kind == "U":
+            return pa.array(values.tolist(), type=pa.string())
+        if values.dtype == np.float16:  # few readers support it
+            values = values.astype(np.float32)
+        made = pa.array(np.ascontiguousarray(values).reshape(-1))
+        for length in reversed(values.shape[1:]):
+            made = pa.FixedSizeListArray.from_arrays(made, length)
+        return made
+
+    def array(column: Column) -> Any:
+        if isinstance(column, Ragged):
+            offsets = np.concatenate([[0], np.cumsum(column.lengths)])
+            return pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), flat(column.values))
+        return flat(column) if isinstance(column, np.ndarray) else pa.array(column, type=pa.string())
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({name: array(c) for name, c in columns.items()}), sink, compression="snappy")
@@ -66,15 +85,18 @@ def _parquet(columns: Columns) -> memoryview:
 
 
 def _jsonl(columns: Columns) -> bytes:
-    def values(column: np.ndarray | Sequence[str]) -> Sequence[Any]:
-        if not isinstance(column, np.ndarray):
-            return column
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            plain = column.astype(object)
-            plain[~np.isfinite(column)] = None
-            column = plain
-        held: list[Any] = column.tolist()
+    def listed(values: np.ndarray) -> list[Any]:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            plain = values.astype(object)
+            plain[~np.isfinite(values)] = None
+            values = plain
+        held: list[Any] = values.tolist()
         return held
+
+    def values(column: Column) -> Sequence[Any]:
+        if isinstance(column, Ragged):
+            return [listed(one) for one in column]
+        return listed(column) if isinstance(column, np.ndarray) else column
 
     rows = zip(*(values(c) for c in columns.values()), strict=True)
     names = list(columns)
@@ -87,6 +109,11 @@ def _npy(columns: Columns) -> dict[str, bytes | memoryview]:
     for name, column in columns.items():
         if not _FILE_SAFE.fullmatch(name):
             raise DataError(f"output.fields: {name!r} cannot be in a file name; expected letters, digits and _ . -")
+        if isinstance(column, Ragged):
+            raise DataError(
+                f"output.fields: {name} has as many values as a text has tokens, which npy cannot hold; "
+                "expected format parquet or jsonl"
+            )
         array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
         sink = io.BytesIO()
         np.save(sink, array, allow_pickle=False)

@@ -115,6 +115,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 NAME_EXPECTED = "1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit"
 KNOWN_OUTPUTS = (
     *("id", "label", "top1", "top1_label", "top5", "probability", "probabilities", "score", "logits", "embedding"),
+    *("token_count", "tokens", "offsets", "token_labels", "token_probabilities"),
 )
 
 _NameCheck, _NameSchema = _matching(NAME, NAME_EXPECTED)

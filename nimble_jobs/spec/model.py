@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Val
 
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import (
-    KNOWN_OUTPUTS,
     NAME_EXPECTED,
     AfterItem,
     AutoOrCount,
@@ -36,7 +35,7 @@ from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText,
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, wrong
 
-InputFormat = Literal["images", "npy", "npz", "parquet", "csv", "text"]
+InputFormat = Literal["images", "npy", "npz", "parquet", "csv", "text", "openai-batch"]
 SUFFIXES: dict[InputFormat, tuple[str, ...]] = {  # of the files of each format
     "npy": (".npy",),
     "npz": (".npz",),
@@ -44,6 +43,7 @@ SUFFIXES: dict[InputFormat, tuple[str, ...]] = {  # of the files of each format
     "csv": (".csv",),
     "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
     "text": (".parquet", ".pq", ".csv", ".jsonl", ".ndjson", ".txt", ".gz"),  # .gz of jsonl and txt
+    "openai-batch": (".jsonl", ".ndjson", ".gz"),
 }
 
 
@@ -167,7 +167,7 @@ class InputSpec(Frozen):
         examples=["digits.npz"],
     )
     format: InputFormat = Field(
-        description="Format of the records: images, npy, npz, parquet, csv or text.", examples=["npz"]
+        description="Format of the records: images, npy, npz, parquet, csv, text or openai-batch.", examples=["npz"]
     )
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Names of the arrays or columns to read.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
@@ -214,11 +214,14 @@ class OutputSpec(Frozen):
         description="The folder to publish; with cron, templates such as {{ tick:%Y-%m-%d }}.",
         examples=["../out/digits-score"],
     )
-    format: Literal["parquet", "jsonl", "npy"] = Field(default="parquet", description="How results are stored.")
+    format: Literal["parquet", "jsonl", "npy", "openai-batch"] = Field(
+        default="parquet",
+        description="How results are stored; openai-batch: as answers to the requests of an input of that format.",
+    )
     fields: tuple[OutputField, ...] = Field(
         default=("id", "top1", "probability"),
         min_length=1,
-        description=f"Columns: {', '.join(KNOWN_OUTPUTS)}, or names of the model's outputs.",
+        description="Columns, such as id, top1, probability and embedding, or names of the model's outputs.",
     )
     pooling: Literal["mean", "cls", "last", "max"] | None = Field(
         default=None,

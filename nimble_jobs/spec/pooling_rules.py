@@ -9,8 +9,9 @@ from nimble_jobs.sentence import is_folder
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
+from nimble_jobs.spec.text import TEXTS
 
-_TEXT: frozenset[str] = frozenset({"text", "openai-batch"})  # formats whose records are texts
+_LISTS = frozenset({"tokens", "offsets", "token_labels", "token_probabilities"})
 _WAYS = "mean, cls, last or max"
 
 RULES: list[Rule] = []
@@ -19,7 +20,7 @@ rule = register(RULES)
 
 def pools(spec: JobSpec) -> bool:
     """Whether the job's `embedding` is pooled from tokens, and not the features under the last linear layer."""
-    return "embedding" in spec.output.fields and (spec.input.format in _TEXT or spec.output.pooling is not None)
+    return "embedding" in spec.output.fields and (spec.input.format in TEXTS or spec.output.pooling is not None)
 
 
 @rule("output.pooling", "output.normalize", "output.fields", "input.format", "input.fields.x", "kind")
@@ -33,7 +34,7 @@ def _pooling(spec: JobSpec) -> Iterator[Finding]:
         elif "embedding" not in spec.output.fields:
             problem = f"found {shown}, but output.fields has no embedding"
             yield Finding(f"output.{name}", problem, f"embedding in output.fields, or no {name}")
-        elif spec.input.format not in _TEXT and not _has_mask(spec):
+        elif spec.input.format not in TEXTS and not _has_mask(spec):
             problem = f"found {shown}, but the records have no attention_mask, as input.format is {spec.input.format}"
             yield Finding(f"output.{name}", problem, "format: text, or an attention_mask in input.fields.x")
 
@@ -55,6 +56,14 @@ def _names_of_classes(spec: JobSpec) -> Iterator[Finding]:
         problem = f"top1_label needs names of classes, and a {scheme} model has none"
         at = spec.output.fields.index("top1_label")
         yield Finding("output.fields", problem, "top1, or a transformers model, whose config.json has them", index=at)
+
+
+@rule("output.fields", "output.format", "input.format")
+def _lists_of_tokens(spec: JobSpec) -> Iterator[Finding]:
+    for index, name in enumerate(spec.output.fields):
+        if name in _LISTS and spec.output.format == "npy" and spec.input.format in TEXTS:
+            problem = f"{name} is a list of its own length for each text, which npy cannot hold"
+            yield Finding("output.fields", problem, "format: parquet or jsonl", index=index)
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:

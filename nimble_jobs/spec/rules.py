@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nimble_jobs.spec import files, pooling_rules, text_rules, timer_rules, training_rules
+from nimble_jobs.spec import batch_rules, files, pooling_rules, text_rules, timer_rules, training_rules
 from nimble_jobs.spec.findings import Finding, Rule, place, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
@@ -67,7 +67,13 @@ def check(
     for row in NOT_YET:
         if known((row.field, "kind")) and not row.accepted(spec):
             findings.append(Finding(row.field, "not supported yet", row.expected))
-    for needs, rule_check in (*RULES, *training_rules.RULES, *pooling_rules.RULES, *text_rules.RULES):
+    for needs, rule_check in (
+        *RULES,
+        *training_rules.RULES,
+        *pooling_rules.RULES,
+        *batch_rules.RULES,
+        *text_rules.RULES,
+    ):
         if known(needs):
             findings += rule_check(spec)
     findings += timer_rules.check(spec, known, tree, now=now)
@@ -75,6 +81,8 @@ def check(
         findings.append(timer_rules.only_once(tree.origin(()).file))
     if check_files and known(("output", "input.format", "model.source")):
         findings += pooling_rules.check_files(spec)
+    if check_files and known(("input.text.prompt_name", "input.text.prompt", "model.source")):
+        findings += batch_rules.check_files(spec)
     if check_files and known(("model.source", "input.format", "input.text.tokenizer")):
         findings += text_rules.check_files(spec)
     findings += files.check(spec, known, base=base, check_files=check_files, home=home)

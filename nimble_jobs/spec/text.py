@@ -11,6 +11,7 @@ from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Frozen, based, listed
 from nimble_jobs.spec.units import BadValue, show, wrong
 
+TEXTS: frozenset[str] = frozenset({"text", "openai-batch"})  # values of input.format whose records are texts
 LONGEST = 131_072  # tokens
 MOST_BUCKETS = 64
 
@@ -68,14 +69,20 @@ class TextSpec(Frozen):
         le=LONGEST,
         description="Most tokens of a record, special tokens included; by default as many as the model takes.",
     )
-    truncate: Literal["end", "start", "error"] = Field(
-        default="end",
-        description="Which tokens a longer text loses: those at its end or start; error: it is a bad record.",
+    truncate: Literal["end", "start", "error"] | None = Field(
+        default=None,
+        description="Which tokens a longer text loses: those at its end or start; error: it is a bad record. By "
+        "default end; for openai-batch, error.",
     )
     prompt: str | None = Field(
         default=None,
         max_length=10_000,
         description="Text put before each record, such as 'query: ' for E5; by default the model's own, if any.",
+    )
+    prompt_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of one of the model's own prompts, put before each record, such as query.",
     )
     buckets: Buckets = Field(
         default="auto",

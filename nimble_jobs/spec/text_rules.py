@@ -11,6 +11,7 @@ from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.model import JobSpec, TransformSpec
 from nimble_jobs.spec.paths import parse_source
+from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.spec.text_model import text_model
 from nimble_jobs.spec.units import show
 
@@ -30,30 +31,32 @@ _TOKENIZERS = (
 
 @rule("input.format", "input.text")
 def _only_text(spec: JobSpec) -> Iterator[Finding]:
-    if spec.input.text is not None and spec.input.format != "text":
+    if spec.input.text is not None and spec.input.format not in TEXTS:
         yield Finding("input.text", f"not allowed if input.format is {spec.input.format}", "format: text")
 
 
 @rule("input.format", "kind")
 def _only_scored(spec: JobSpec) -> Iterator[Finding]:
-    if spec.input.format == "text" and spec.kind == "finetune":
-        yield Finding("input.format", "found text, but kind is finetune", "kind: score, or another format")
+    if spec.input.format in TEXTS and spec.kind == "finetune":
+        yield Finding(
+            "input.format", f"found {spec.input.format}, but kind is finetune", "kind: score, or another format"
+        )
 
 
 @rule("input.format", "input.batch_size", "input.transform", "input.decode", "input.allow_nan")
 def _no_numbers(spec: JobSpec) -> Iterator[Finding]:
     """Fields that say something about numbers or pictures."""
     given = spec.input
-    if given.format != "text":
+    if given.format not in TEXTS:
         return
     if "batch_size" in given.model_fields_set and given.batch_size != 32:
-        problem = f"found {given.batch_size}, but input.format is text, whose batches are counted in tokens"
+        problem = f"found {given.batch_size}, but input.format is {given.format}, whose batches are counted in tokens"
         yield Finding("input.batch_size", problem, "input.text.tokens_per_batch")
     for name in TransformSpec.model_fields:
         if getattr(given.transform, name) is not None:
-            yield Finding(f"input.transform.{name}", "not allowed if input.format is text", "none")
+            yield Finding(f"input.transform.{name}", f"not allowed if input.format is {given.format}", "none")
     if given.allow_nan:
-        yield Finding("input.allow_nan", "not allowed if input.format is text", "none")
+        yield Finding("input.allow_nan", f"not allowed if input.format is {given.format}", "none")
 
 
 @rule("input.format", "input.fields.x")
@@ -120,7 +123,7 @@ def _tokens(spec: JobSpec) -> Iterator[Finding]:
 @rule("model.source", "input.format", "input.text.tokenizer", "input.text.max_length")
 def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
     """What only a folder of transformers says must otherwise be in the spec."""
-    if spec.input.format != "text":
+    if spec.input.format not in TEXTS:
         return
     source, text = parse_source(spec.model.source), spec.input.text
     if source.scheme == "transformers":
@@ -135,7 +138,7 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
                     yield Finding("input.text.buckets", problem, f"lengths up to {known.limit}")
         return
     if source.scheme in ("torchvision", "timm"):
-        problem = f"found text, but {source.scheme} has no models that take tokens"
+        problem = f"found {spec.input.format}, but {source.scheme} has no models that take tokens"
         yield Finding("input.format", problem, "a model.source of transformers, python or exported")
         return
     at = "input.text" if text is not None else "input.format"
@@ -149,7 +152,7 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
     """Report a tokenizer that does not exist."""
-    if spec.input.format != "text":
+    if spec.input.format not in TEXTS:
         return
     source, text = parse_source(spec.model.source), spec.input.text
     if text is not None and text.tokenizer is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.model import SUFFIXES, JobSpec
 from nimble_jobs.spec.paths import WEIGHTS_SUFFIXES
+from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.spec.training import TrainSpec
 
 RULES: list[Rule] = []
@@ -41,7 +42,7 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind != "finetune":
         return
     if spec.input.format == "npy":
-        *others, last = (name for name in SUFFIXES if name not in ("npy", "text"))
+        *others, last = (name for name in SUFFIXES if name not in ("npy", *TEXTS))
         yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} if kind is finetune")
     elif spec.input.fields.label is None:
         parent = spec.input.format == "images"

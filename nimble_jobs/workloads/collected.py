@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from nimble_jobs.data import BadRecord, Batch
+from nimble_jobs.data.ragged import Ragged
+from nimble_jobs.data.writers import Column
 from nimble_jobs.data.writers import Columns as Values
 from nimble_jobs.workloads.columns import Columns
 
@@ -23,12 +25,20 @@ class Shard:
     carries: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Which columns are collected."""
+
+    fields: tuple[str, ...]
+    classes: tuple[str, ...] = ()  # names of the model's classes, if any are wanted
+    per_token: frozenset[str] = frozenset()  # outputs with a value for each token
+
+
 class Collected:
     """Collects the batches of one or several shards that follow each other."""
 
-    def __init__(self, fields: Sequence[str], classes: Sequence[str] = ()) -> None:
-        """`classes` are the names of the model's classes, if any are wanted."""
-        self._columns = Columns(fields, classes)
+    def __init__(self, form: Form) -> None:
+        self._columns = Columns(form.fields, form.classes, form.per_token)
         self._indexes: list[np.ndarray] = []
         self._bad: list[BadRecord] = []
 
@@ -36,7 +46,7 @@ class Collected:
         """Add the first len(batch) rows of the outputs, and the bad records. Raises ModelError, DataError."""
         self._bad.extend(batch.bad)
         if len(batch):
-            self._columns.add(outputs, batch.ids, batch.labels)
+            self._columns.add(outputs, batch.ids, batch.labels, batch.tokens)
             self._indexes.append(batch.indexes)
 
     def cut(
@@ -66,5 +76,7 @@ class Collected:
                 )
 
 
-def _taken(values: np.ndarray | list[str], order: np.ndarray) -> np.ndarray | list[str]:
+def _taken(values: Column, order: np.ndarray) -> Column:
+    if isinstance(values, Ragged):
+        return values.take(order)
     return values[order] if isinstance(values, np.ndarray) else [values[i] for i in order.tolist()]

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from nimble_jobs.data.ragged import Ragged
+from nimble_jobs.data.records import TokenRows
+from nimble_jobs.data.writers import Column
 from nimble_jobs.errors import DataError, ModelError
+
+_PER_TOKEN = frozenset({"token_labels", "token_probabilities"})
 
 
 class Columns:
     """Collects the columns of one shard."""
 
-    def __init__(self, fields: Sequence[str], names: Sequence[str] = ()) -> None:
-        """`names` of the classes, for top1_label."""
+    def __init__(self, fields: Sequence[str], names: Sequence[str] = (), per_token: Collection[str] = ()) -> None:
+        """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token."""
         self._fields = tuple(fields)
-        self._names = tuple(names)
-        self._parts: dict[str, list[np.ndarray | list[str]]] = {f: [] for f in fields}
+        self._names = np.array(names, dtype=np.str_)
+        self._per_token = _PER_TOKEN | frozenset(per_token)
+        self._parts: dict[str, list[Column]] = {f: [] for f in fields}
 
-    def add(self, made: Mapping[str, torch.Tensor], ids: list[str], labels: np.ndarray | None) -> None:
-        """Add the first len(ids) rows of each field that `Heads` made; the rest is padding.
+    def add(
+        self,
+        made: Mapping[str, torch.Tensor],
+        ids: list[str],
+        labels: np.ndarray | None,
+        tokens: TokenRows | None = None,
+    ) -> None:
+        """Add the first len(ids) rows of each field that `Heads` made; the rest is padding. `tokens` are of texts.
 
-        Raises ModelError for a field that does not have one row per record, DataError if the input has no labels.
+        Raises ModelError for a field that does not have one row per record, DataError if the input has no labels or is
+        no text.
         """
         for field in self._fields:
             if field == "id":
@@ -31,21 +44,38 @@ class Columns:
                 if labels is None:
                     raise DataError("output.fields: label needs input.fields.label; the input has no labels")
                 self._parts[field].append(labels)
-            elif field == "top1_label" and self._names:
-                classes = _rows(made[field], len(ids))
-                self._parts[field].append([self._names[i] for i in classes.tolist()])
+            elif field in made:
+                self._parts[field].append(self._of_outputs(field, _rows(made[field], len(ids)), tokens))
             else:
-                self._parts[field].append(_rows(made[field], len(ids)))
+                self._parts[field].append(_of_text(field, tokens))
 
-    def finish(self) -> dict[str, np.ndarray | list[str]]:
+    def finish(self) -> dict[str, Column]:
         """The columns, whole."""
-        return {
-            field: [i for part in parts for i in part]
-            if isinstance(parts[0], list)
-            else np.concatenate([np.asarray(p) for p in parts])
-            for field, parts in self._parts.items()
-            if parts
-        }
+        return {field: _joined(parts) for field, parts in self._parts.items() if parts}
+
+    def _of_outputs(self, field: str, rows: np.ndarray, tokens: TokenRows | None) -> Column:
+        if field == "top1_label" and len(self._names):
+            return list(self._names[rows].tolist())
+        if field not in self._per_token or tokens is None:
+            return rows
+        column = Ragged.trimmed(rows, tokens.lengths)
+        return Ragged(self._names[column.values], column.lengths) if field == "token_labels" else column
+
+
+def _of_text(field: str, tokens: TokenRows | None) -> Column:
+    found = {"token_count": tokens.lengths, "tokens": tokens.ids, "offsets": tokens.offsets}[field] if tokens else None
+    if found is None:
+        raise DataError(f"output.fields: {field} needs texts; the input has none")
+    return found
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    first = parts[0]
+    if isinstance(first, Ragged):
+        return Ragged.joined([part for part in parts if isinstance(part, Ragged)])
+    if isinstance(first, list):
+        return [text for part in parts for text in part]  # type: ignore[misc]  # all parts are lists of text
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def _rows(tensor: torch.Tensor, rows: int) -> np.ndarray:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
+from nimble_jobs.data import Reader
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
@@ -26,6 +30,18 @@ class Bounds:
 def shards_of(total: int, size: int) -> list[tuple[int, int]]:
     """The first position of each shard, and the one behind its last."""
     return list(pairwise([*range(0, total, size), total]))
+
+
+def shards_for(reader: Reader, size: int) -> list[tuple[int, int]]:
+    """As `shards_of`; the records of a request of a batch file are never in two shards."""
+    if reader.requests is None:
+        return shards_of(reader.total, size)
+    starts = reader.requests.starts
+    shards = list[tuple[int, int]]()
+    while (first := shards[-1][1] if shards else 0) < reader.total:
+        whole = int(starts[np.searchsorted(starts, first + size, side="right") - 1])
+        shards.append((first, whole if whole > first else int(starts[np.searchsorted(starts, first, side="right")])))
+    return shards
 
 
 def cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list[Bounds]:

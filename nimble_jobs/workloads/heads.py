@@ -13,7 +13,10 @@ from nimble_jobs.spec import JobSpec
 
 _FROM_LOGITS = {"top1", "top5", "probability", "logits"}
 _FROM_CLASSES = {"top1_label", "probabilities", "score"}  # unless the model itself returns an output of that name
+_FROM_TOKENS = {"token_labels", "token_probabilities"}  # unless, as above
+_OF_TEXTS = {"token_count", "tokens", "offsets"}  # made on the host, unless, as above
 _NOT_OUTPUTS = {"id", "label"}
+KNOWN = frozenset(_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS | _OF_TEXTS | _NOT_OUTPUTS | {"embedding"})
 _NO_SCORES = ("pooler_output", "embedding", "start_logits", "end_logits", "image_embeds", "text_embeds")
 _TOP = 5
 
@@ -23,7 +26,8 @@ class Heads:
     """The values for `output.fields`, by field.
 
     top1 and top1_label: int64 [n]; top5: int64 [n, 5]; probability and score: float32 [n]; probabilities: float32
-    [n, classes]. Logits and other outputs stay as the model returns them. Of classes with equal scores, the first one
+    [n, classes]; token_labels int64 and token_probabilities float32: [n, tokens]. Logits and other outputs stay as the
+    model returns them. Of classes with equal scores, the first one
     counts.
     """
 
@@ -39,6 +43,8 @@ class Heads:
         """The values by field. Raises ModelError for a field that the model does not return."""
         made: dict[str, torch.Tensor] = {}
         asked = (_FROM_LOGITS | _FROM_CLASSES - set(outputs)) & set(self.fields)
+        if _of_tokens(outputs):
+            asked.discard("logits")
         logits = logits_of(outputs) if asked else None
         scores = None if logits is None else logits.float()
         for field in self.fields:
@@ -48,6 +54,10 @@ class Heads:
                 made[field] = logits if field == "logits" else self._of_scores(field, scores)
             elif field in outputs:
                 made[field] = outputs[field]
+            elif field in _FROM_TOKENS:
+                made[field] = self._of_tokens(field, outputs)
+            elif field in _OF_TEXTS:
+                continue
             else:
                 raise ModelError(f"output.fields: the model returns no {field!r}; it returns {', '.join(outputs)}")
         return made
@@ -85,6 +95,20 @@ class Heads:
                 # Of the largest: 1 over the sum of what each is of it.
                 return 1.0 / (scores - largest).exp().sum(dim=1)
 
+    def _of_tokens(self, field: str, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if not _of_tokens(outputs):
+            shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
+            raise ModelError(
+                f"output.fields: {field} needs logits of shape [batch, tokens, classes]; the model returns {shapes}"
+            )
+        scores = outputs["logits"].float()
+        if field == "token_probabilities":
+            return 1.0 / (scores - scores.amax(dim=2, keepdim=True)).exp().sum(dim=2)
+        if self.classes is None or len(self.classes.names) != scores.shape[2]:
+            known = "" if self.classes is None else f" config.json names {len(self.classes.names)} classes;"
+            raise ModelError(f"output.fields: {field} needs names of classes;{known} the model has {scores.shape[2]}")
+        return scores.argmax(dim=2)
+
     @property
     def _multi_label(self) -> bool:
         return self.classes is not None and self.classes.multi_label
@@ -93,7 +117,13 @@ class Heads:
 def heads_of(spec: JobSpec) -> Heads:
     """The heads that a job asks for. Raises ModelError for a malformed config.json."""
     fields = spec.output.fields
-    return Heads.of(fields, classes_of(spec.model) if (_FROM_LOGITS | _FROM_CLASSES) & set(fields) else None)
+    needs_classes = (_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS) & set(fields)
+    return Heads.of(fields, classes_of(spec.model) if needs_classes else None)
+
+
+def _of_tokens(outputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the logits are those of tokens, [batch, tokens, classes]."""
+    return "logits" in outputs and outputs["logits"].dim() == 3
 
 
 def logits_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -10,24 +10,28 @@ from typing import Any
 import torch
 
 from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.spec import JobSpec, ModelSpec
+from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
+from nimble_jobs.workloads.answering import answers_of
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.cuts import cut, shards_of
+from nimble_jobs.workloads.cuts import cut, shards_for
 from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.pooling import pooling_of
 from nimble_jobs.workloads.record_feed import RecordFeed
-from nimble_jobs.workloads.scoring import Scoring, Tally
+from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text import job as text
 from nimble_jobs.workloads.text.feed import TextFeed
+from nimble_jobs.workloads.text.per_token import per_token
 from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.waiting import waiting
 
@@ -61,6 +65,7 @@ class _Attempt:
     why_not: str | None  # why the device does not decode them, if it might have
     work: only_new.Work | None  # which files, with `input.only_new`
     texts: TextSetup | None  # how texts become tokens; None if there are none
+    answers: Answers | None  # what makes the lines of a batch file; None for other formats
 
     def request(self) -> Request:
         """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
@@ -72,13 +77,15 @@ def _claimed(context: JobContext, device: torch.device, reader: Reader, work: on
     """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
     spec, job, ledger = context.spec, context.job, context.store.publications
     decode, why_not = decodes.choose(spec, reader, device)
-    texts = set_up(spec) if spec.input.format == "text" else None
+    texts = set_up(spec) if spec.input.format in TEXTS else None
     how = basis(spec, reader, decode, texts.to_json() if texts is not None else None)
     decoded_by = str(decode) if decode is not None else None
     if context.decoders is not None:
         reader.hire(context.decoders)
+    answers = answers_of(spec, reader)
+    more = {} if answers is None else {"error": answers.error}
     staging = context.patience.through(
-        lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by),
+        lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by, **more),
         begun=job.attempt > 1,
     )
     context.report(total=reader.total)
@@ -93,6 +100,7 @@ def _claimed(context: JobContext, device: torch.device, reader: Reader, work: on
         why_not=why_not,
         work=work,
         texts=texts,
+        answers=answers,
     )
 
 
@@ -171,14 +179,19 @@ def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
     decodes.tell(context, attempt.decode, attempt.why_not)
     for number, lane in enumerate(lanes):
         tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
-    shards = shards_of(reader.total, context.spec.output.shard_size)
+    shards = shards_for(reader, context.spec.output.shard_size)
     tally = tally_of(staging, shards)
     if plan is not None:
         feed: Feed
         feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, device=attempt.device)
     else:
         feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, tally)
-    return Scoring(context, staging, feed, lanes, shards=shards, tally=tally, stages=stages), feed, plan
+    ragged = frozenset[str]()
+    if plan is not None:
+        ragged = per_token(lanes[0].prepared.loaded, plan.setup, context.spec.output.fields)
+    ends = Ends(per_token=ragged, answers=attempt.answers)
+    scoring = Scoring(context, staging, feed, lanes, shards=shards, tally=tally, stages=stages, ends=ends)
+    return scoring, feed, plan
 
 
 def _record_feed(
@@ -213,7 +226,7 @@ def _published(
     left = {} if work is None else only_new.left_over(work, reader, staging.bad)
     if work is not None:
         how_made["only_new"] = work.summary(left)
-    shards = len(shards_of(reader.total, context.spec.output.shard_size))
+    shards = len(shards_for(reader, context.spec.output.shard_size))
     return context.patience.through(lambda: staging.publish(how_made, shards=shards)), left
 
 

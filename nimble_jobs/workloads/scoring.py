@@ -17,12 +17,14 @@ from functools import partial
 from typing import Any
 
 from nimble_jobs.data import Staging
+from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Sink
 from nimble_jobs.planner import Prepared
 from nimble_jobs.workloads import moving
-from nimble_jobs.workloads.collected import Collected, Shard
+from nimble_jobs.workloads.answering import FIELDS, answered
+from nimble_jobs.workloads.collected import Collected, Form, Shard
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.parts import Feed, Lane, Part
@@ -40,6 +42,17 @@ class _Result:
 
     landed: Landed[Part]
     carries: str | None  # after a shard's last batch: the name of state that the model carries into the next shard
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ends:
+    """What becomes of the outputs of texts."""
+
+    per_token: frozenset[str] = frozenset()  # outputs with a value for each token
+    answers: Answers | None = None  # what makes the lines of a batch file
+
+
+DEFAULT_ENDS = Ends()
 
 
 @dataclass(kw_only=True)
@@ -63,6 +76,7 @@ class Scoring:
         shards: list[tuple[int, int]],
         tally: Tally,
         stages: Stages,
+        ends: Ends = DEFAULT_ENDS,
     ) -> None:
         """`lanes` are the models that the batches of `feed` are for."""
         self.lanes = lanes
@@ -73,7 +87,7 @@ class Scoring:
         self._began = time.perf_counter()
         self._next: tuple[Arrived | None, Part] | None = None  # the batch that comes next, if it is known
         self.replays = 0  # batches that a schedule was replayed for; the others ran in eager
-        self._heads = heads_of(context.spec)
+        self._heads, self._ends = heads_of(context.spec), ends
         self._open: Collected | None = None  # the shards that collect batches
 
     @property
@@ -186,7 +200,9 @@ class Scoring:
         try:
             if self._open is None:
                 classes = self._heads.classes
-                self._open = Collected(self._context.spec.output.fields, () if classes is None else classes.names)
+                names = () if classes is None else classes.names
+                fields = self._context.spec.output.fields if self._ends.answers is None else FIELDS
+                self._open = Collected(Form(fields=fields, classes=names, per_token=self._ends.per_token))
             self._open.add(landed.outputs, part.batch)
         finally:
             landed.release()
@@ -196,6 +212,11 @@ class Scoring:
                 writer.put(shard)
 
     def _write(self, shard: Shard) -> None:
+        if self._ends.answers is not None:
+            shard, late = answered(shard, self._ends.answers, *self._shards[shard.index])
+            if late:
+                known = self.tally.bad + late
+                enforce_threshold(self._context.spec.run, known, self._feed.total, shard.bad, what="requests")
         last = shard.index == len(self._shards) - 1
         write = partial(
             self._staging.write_shard, shard.index, shard.columns, shard.bad, carries=shard.carries, last=last

@@ -19,6 +19,11 @@ _PART = re.compile(r"[Ss]ave this as `([^`]+)`[^`]*```\w+\n(.*?)```|```sh\n(.*?)
 
 # What the commands of a page must have printed, so that a page whose commands stop doing their work fails.
 PRINTED = {
+    "answer-an-openai-batch-file": [
+        '"custom_id":"faq-1"',
+        '"custom_id":"faq-3"',
+        "body.input: is empty; expected text",
+    ],
     "carry-schedules": ["would import 1 schedule", "imported 1 schedule", "schedule.answer: hit"],
     "fine-tune-and-resume": ["resumed: continues after step", "stored hit"],
     "keep-the-store-small": ["nothing to remove", "limit      9.3 GiB for schedules"],

@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from nimble_jobs.data.text.values import Text
+from nimble_jobs.data.text.values import Text, TokenIds
 from nimble_jobs.errors import ModelError, first_line
 
 _MARGIN = 16  # tokens beyond the limit that are not affected by where a long text is cut
@@ -35,6 +35,7 @@ class TokenRules:
     lower_case: bool = False
     vocabulary: int | None = None  # the model takes ids below it; None: unknown
     types: bool = False  # whether the model tells the two texts of a pair apart
+    offsets: bool = False  # whether to tell where in the text each token lies
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +44,7 @@ class Tokens:
 
     ids: np.ndarray  # int32 [tokens]
     types: np.ndarray | None  # uint8 [tokens]
+    offsets: np.ndarray | None  # int32 [tokens, 2], begin and end in characters of the text as it was given
     lengths: np.ndarray  # int32 [records]
     cut: int  # records that lost tokens
     bad: dict[int, str]  # reasons, by record
@@ -72,6 +74,7 @@ class Tokenizer:
         )
         made.no_padding()
         made.no_truncation()
+        _lowered(made, rules)
         self._whole = made
         special = max(made.num_special_tokens_to_add(is_pair=pair) for pair in (False, True))
         if rules.limit <= special:
@@ -80,6 +83,7 @@ class Tokenizer:
                 f"expected more than {special}"
             )
         self._limited = tokenizers.Tokenizer.from_buffer(data)
+        _lowered(self._limited, rules)
         self._limited.no_padding()
         if rules.truncate == "error":
             self._limited.no_truncation()
@@ -90,56 +94,71 @@ class Tokenizer:
     def __call__(self, texts: Sequence[Text | None]) -> Tokens:
         """The tokens of these records; None makes a record without any."""
         ready = [self._ready(text) for text in texts]
-        found = self._limited.encode_batch_fast([given for given, _ in ready])
+        encode = self._limited.encode_batch if self.rules.offsets else self._limited.encode_batch_fast
+        found = encode([given for given, _, _ in ready])
         bad: dict[int, str] = {}
         ids: list[Sequence[int]] = []
         types: list[Sequence[int]] = []
+        offsets: list[np.ndarray] = []
         cut = 0
         for row, one in enumerate(found):
-            tokens, (_, long) = one.ids, ready[row]
-            reason = None if texts[row] is None else self._wrong(tokens)
+            text, (_, long, shifts) = texts[row], ready[row]
+            tokens: Sequence[int] = one.ids
+            if isinstance(text, TokenIds):
+                tokens, long = self._shortened_ids(text.ids)
+            reason = None if text is None else self._wrong(tokens, known=isinstance(text, TokenIds))
             usable = texts[row] is not None and reason is None
             if reason is not None:
                 bad[row] = reason
             ids.append(tokens if usable else ())
             types.append(one.type_ids if usable and self.rules.types else ())
+            if self.rules.offsets and usable:
+                offsets.append(_offsets(one, shifts, len(tokens)))
             cut += usable and (long or (len(tokens) == self.rules.limit and bool(one.overflowing)))
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         return Tokens(
             ids=_flat(ids, lengths, "int32"),
             types=_flat(types, lengths, "uint8") if self.rules.types else None,
+            offsets=np.concatenate([np.empty((0, 2), np.int32), *offsets]) if self.rules.offsets else None,
             lengths=lengths,
             cut=cut,
             bad=bad,
         )
 
-    def _ready(self, text: Text | None) -> tuple[Text, bool]:
-        """What the library is given, and whether it is only a part of the text, because the rest would be cut."""
-        if text is None:
-            return "", False
+    def _ready(self, text: Text | None) -> tuple[str | tuple[str, str], bool, tuple[int, ...]]:
+        """What the library is given; whether it is only a part of the text, because the rest would be cut; and where
+        it begins in each text, in characters.
+        """
+        if text is None or isinstance(text, TokenIds):
+            return "", False, ()
         if isinstance(text, str):
-            made, long = self._shortened(self.rules.prompt + text)
-            return made, long
-        (first, long_first), (second, long_second) = map(self._shortened, text)
-        return (first, second), long_first or long_second
+            made, long, begin = self._shortened(self.rules.prompt + text)
+            return made, long, (begin - len(self.rules.prompt),)
+        (first, long_first, a), (second, long_second, b) = map(self._shortened, text)
+        return (first, second), long_first or long_second, (a, b)
 
-    def _shortened(self, text: str) -> tuple[str, bool]:
-        """A text in lower case if that is asked for. Of a very long one only the part that the limit leaves.
+    def _shortened(self, text: str) -> tuple[str, bool, int]:
+        """Of a very long text only the part that the limit leaves, and where that begins.
 
         The part grows until it has enough tokens. So memory is bounded, and the tokens are those of the whole text.
         """
-        if self.rules.lower_case:
-            text = text.lower()
         size = _CHARACTERS * (self.rules.limit + _MARGIN)
         while size < len(text):
             part = text[-size:] if self.rules.truncate == "start" else text[:size]
             if len(self._whole.encode(part, add_special_tokens=False).ids) > self.rules.limit + _MARGIN:
-                return part, True
+                return part, True, len(text) - size if self.rules.truncate == "start" else 0
             size *= 4
-        return text, False
+        return text, False, 0
 
-    def _wrong(self, tokens: Sequence[int]) -> str | None:
-        """Why these tokens cannot be given to the model."""
+    def _shortened_ids(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """Of tokens that are known already those that the limit leaves, and whether some are cut."""
+        limit = self.rules.limit
+        if len(ids) <= limit or self.rules.truncate == "error":
+            return ids, False
+        return ids[:limit] if self.rules.truncate == "end" else ids[-limit:], True
+
+    def _wrong(self, tokens: Sequence[int], *, known: bool) -> str | None:
+        """Why these tokens cannot be given to the model. `known`: they do not come from the tokenizer."""
         if not tokens:
             return "has no tokens; expected at least one"
         if len(tokens) > self.rules.limit:  # only if nothing is to be cut
@@ -147,12 +166,40 @@ class Tokenizer:
                 f"has more than {self.rules.limit} tokens; expected at most that many, as input.text.truncate is error"
             )
         below = self.rules.vocabulary
+        if known:
+            below = below if below is not None else self.vocabulary
+            largest = max(tokens)
+            return None if largest < below else f"body.input: holds the token id {largest}; expected ids below {below}"
         if below is not None and self.vocabulary > below and (largest := max(tokens)) >= below:
             token = self._whole.id_to_token(largest)
             return (
                 f"token {token!r} has the id {largest}; expected ids below {below}, the size of the model's vocabulary"
             )
         return None
+
+
+def _lowered(tokenizer: Any, rules: TokenRules) -> None:
+    """Let the tokenizer make texts lower case before anything else, as sentence-transformers does. Offsets stay those
+    of the text as it was.
+    """
+    if rules.lower_case:
+        from tokenizers.normalizers import Lowercase
+        from tokenizers.normalizers import Sequence as InTurn
+
+        own = tokenizer.normalizer
+        tokenizer.normalizer = InTurn([Lowercase(), *([] if own is None else [own])])
+
+
+def _offsets(encoding: Any, shifts: Sequence[int], count: int) -> np.ndarray:
+    """int32 [count, 2]: where each token begins and ends in its text; 0 and 0 for special tokens and the prompt's."""
+    if not shifts:  # token ids without a text
+        return np.zeros((count, 2), dtype=np.int32)
+    found = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    of = [-1 if text is None else text for text in encoding.sequence_ids]
+    shift = np.array([*shifts, 0])[of]  # the last one is that of special tokens
+    moved = np.maximum(found + shift[:, None], 0)
+    moved[np.array(of) < 0] = 0
+    return np.asarray(moved, dtype=np.int32)
 
 
 def _flat(rows: Sequence[Sequence[int]], lengths: np.ndarray, dtype: str) -> np.ndarray:

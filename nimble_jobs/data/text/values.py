@@ -15,7 +15,15 @@ from nimble_jobs.data.source import READY, Loaded, Wanted
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.preprocess import Preprocess
 
-Text = str | tuple[str, str]  # of a record: one text, or two that make a pair
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A text whose tokens are known already, special ones included."""
+
+    ids: tuple[int, ...]
+
+
+Text = str | tuple[str, str] | TokenIds  # of a record: one text, two that make a pair, or tokens
 SIGNATURE = Signature(shape=(), dtype="text")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -14,6 +14,8 @@ import numpy as np
 
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.data.ragged import Ragged
+from nimble_jobs.data.records import TokenRows
 from nimble_jobs.data.text import Texts
 from nimble_jobs.data.text.tokenizer import Tokens
 from nimble_jobs.engine.arrivals import Arrived
@@ -92,6 +94,7 @@ class _Window:
     number: int
     ids: np.ndarray  # int32 [tokens]
     types: np.ndarray | None
+    offsets: np.ndarray | None  # int32 [tokens, 2]
     lengths: np.ndarray  # int32 [records]
     bad: dict[int, str]  # by position in the input
 
@@ -234,6 +237,11 @@ class TextFeed:
             labels=self._reader.labels(indexes),
             bad=bad,
             buffer=buffer,
+            tokens=TokenRows(
+                lengths=lengths,
+                ids=Ragged(window.ids, window.lengths).take(some) if self._setup.wants_tokens else None,
+                offsets=None if window.offsets is None else Ragged(window.offsets, window.lengths).take(some),
+            ),
         )
 
     def _empty(self, window: _Window, bad: tuple[BadRecord, ...]) -> Batch:
@@ -277,6 +285,7 @@ def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
     texts = piece.texts
     bad = dict(texts.bad)
     types = [one.types for one in made if one.types is not None]
+    offsets = [one.offsets for one in made if one.offsets is not None]
     for number, tokens in enumerate(made):
         bad.update({texts.start + number * _PIECE + row: why for row, why in tokens.bad.items()})
     return _Window(
@@ -284,6 +293,7 @@ def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
         number=piece.number,
         ids=np.concatenate([one.ids for one in made]),
         types=np.concatenate(types) if types else None,
+        offsets=np.concatenate(offsets) if offsets else None,
         lengths=np.concatenate([one.lengths for one in made]),
         bad=bad,
     )

@@ -24,6 +24,7 @@ class TextSetup:
     tokenizer: Tokenizer
     padding: int  # the token id behind a text; the mask makes the model ignore it
     vocabulary: int  # token ids are below it
+    wants_tokens: bool = False  # whether the output holds token ids
 
     @property
     def limit(self) -> int:
@@ -63,24 +64,34 @@ def set_up(spec: JobSpec) -> TextSetup:
         limit = model.positions  # settings of the folder may promise more than the model has
     rules = TokenRules(
         limit=limit,
-        truncate=text.truncate,
+        truncate=text.truncate or ("error" if spec.input.format == "openai-batch" else "end"),
         prompt=_prompt(text, sentence, spec),
         lower_case=sentence is not None and sentence.lower_case,
         vocabulary=model.vocabulary,
         types=len(spec.input.fields.columns) == 2 and model.tells_pairs,
+        offsets="offsets" in spec.output.fields,
     )
     tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
     padding = model.padding if model.padding is not None else tokenizer.padding
     vocabulary = model.vocabulary or tokenizer.vocabulary
     return TextSetup(
-        spec=text, tokenizer=tokenizer, padding=padding if padding < vocabulary else 0, vocabulary=vocabulary
+        spec=text,
+        tokenizer=tokenizer,
+        padding=padding if padding < vocabulary else 0,
+        vocabulary=vocabulary,
+        wants_tokens="tokens" in spec.output.fields,
     )
 
 
 def _prompt(text: TextSpec, sentence: SentenceFolder | None, spec: JobSpec) -> str:
     """The prompt that the spec names, or else the folder's default. Raises ModelError."""
     prompt = text.prompt
-    if prompt is None and sentence is not None and sentence.default_prompt and len(spec.input.fields.columns) == 1:
+    if text.prompt_name is not None:
+        prompt = sentence.prompts.get(text.prompt_name) if sentence is not None else None
+        if prompt is None:
+            known = ", ".join(sentence.prompts) if sentence is not None else ""
+            raise ModelError(f"input.text.prompt_name: the model has no prompt {text.prompt_name!r}; it has: {known}")
+    elif prompt is None and sentence is not None and sentence.default_prompt and len(spec.input.fields.columns) == 1:
         prompt = sentence.prompts[sentence.default_prompt]
     if prompt and sentence is not None and not sentence.with_prompt and "embedding" in spec.output.fields:
         raise ModelError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nimble_jobs.workloads.heads import KNOWN
+
 RECORDS = 16_384  # in a window: with so many, short batches cost a few percent
 FEW_RECORDS = 4096  # where short batches cost nothing
 _OWN_OUTPUTS = 1024  # in a window of outputs of unknown size
@@ -50,7 +52,7 @@ def spans(shards: Sequence[tuple[int, int]], done: Collection[int], records: int
 
 def records_of(fields: Collection[str], *, pads: bool) -> int:
     """Records in a window. `pads`: whether a short batch takes as long as a full one."""
-    known = {"id", "label", "top1", "top5", "probability", "logits", "embedding"}
+    known = KNOWN - {"token_labels", "token_probabilities", "tokens", "offsets"}
     if not known.issuperset(fields):
         return _OWN_OUTPUTS
     return RECORDS if pads else FEW_RECORDS

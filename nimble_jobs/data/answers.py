@@ -1,0 +1,139 @@
+"""Lines of the output and of the error file of OpenAI's Batch API, for requests to `/v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nimble_jobs.data.records import BadRecord
+
+# Problems of a line, which no server has answered; all others are answered with the status 400.
+_CODES = {
+    "line": "invalid_json_line",
+    "custom_id": "invalid_custom_id",
+    "method": "invalid_method",
+    "url": "invalid_url",
+}
+_FIELD = re.compile(r"(line|custom_id|method|url|body(?:\.\w+)?): ")
+
+
+@dataclass(kw_only=True, eq=False)
+class Requests:
+    """The requests of a file, without their texts. Lists have one entry for each request."""
+
+    starts: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # first record; and the end
+    lines: list[int] = field(default_factory=list)  # from 1
+    custom_ids: list[str | None] = field(default_factory=list)  # None: the line has none
+    models: list[str] = field(default_factory=list)
+    base64: list[bool] = field(default_factory=list)
+    dimensions: list[int | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def of_record(self, record: int) -> int:
+        """The number of the request with this record."""
+        return int(np.searchsorted(self.starts, record, side="right")) - 1
+
+
+class Answers:
+    """Makes one line of each request, from the vectors of its texts."""
+
+    def __init__(self, requests: Requests, *, normalized: bool) -> None:
+        """`normalized`: whether vectors are scaled to length 1, also after `dimensions` has shortened them."""
+        self._requests, self._normalized = requests, normalized
+
+    def number(self, record: int) -> int:
+        """The number of the request with this record."""
+        return self._requests.of_record(record)
+
+    def lines(
+        self, first: int, stop: int, vectors: np.ndarray, counts: np.ndarray, bad: Sequence[BadRecord]
+    ) -> tuple[list[str], list[BadRecord]]:
+        """The lines of the requests with records [first, stop), in order, and the requests that cannot be answered.
+
+        vectors: float32 [n, features], of the records that are not bad, in order; counts: int [n], their tokens. A
+        request with one bad text is bad as a whole. `index` of what is returned counts requests.
+        """
+        requests = self._requests
+        reasons = {record.index: record.reason for record in bad}
+        rows = np.cumsum([record not in reasons for record in range(first, stop)]) - 1
+        lines: list[str] = []
+        refused: list[BadRecord] = []
+        for number in range(requests.of_record(first), requests.of_record(stop - 1) + 1):
+            begin, end = int(requests.starts[number]), int(requests.starts[number + 1])
+            why = next((reasons[record] for record in range(begin, end) if record in reasons), None)
+            dimensions = requests.dimensions[number]
+            if why is None and dimensions is not None and dimensions > vectors.shape[1]:
+                why = (
+                    f"line {requests.lines[number]}: body.dimensions: is {dimensions}; expected at most "
+                    f"{vectors.shape[1]}, as the model has"
+                )
+            if why is not None:
+                refused.append(BadRecord(index=number, id=requests.custom_ids[number] or "", reason=why))
+                continue
+            own = rows[begin - first : end - first]
+            lines.append(self._line(number, vectors[own], int(counts[own].sum())))
+        return lines, refused
+
+    def error(self, refused: BadRecord) -> dict[str, Any]:
+        """The line of the error file for a request that cannot be answered."""
+        number = refused.index
+        found = _FIELD.search(refused.reason)
+        where = found[1] if found else "body.input"
+        answer: dict[str, Any] = {"id": self._id(number), "custom_id": refused.id or None}
+        if where in _CODES:
+            return {**answer, "response": None, "error": {"code": _CODES[where], "message": refused.reason}}
+        problem = {
+            "message": refused.reason,
+            "type": "invalid_request_error",
+            "param": where.partition(".")[2] or None,
+            "code": None,
+        }
+        response = {"status_code": 400, "request_id": self._id(number, "req"), "body": {"error": problem}}
+        return {**answer, "response": response, "error": None}
+
+    def _line(self, number: int, vectors: np.ndarray, tokens: int) -> str:
+        requests = self._requests
+        dimensions = requests.dimensions[number]
+        if dimensions is not None and dimensions < vectors.shape[1]:
+            vectors = vectors[:, :dimensions]
+            if self._normalized:
+                vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        made = np.ascontiguousarray(vectors, dtype="<f4")
+        encoded = requests.base64[number]
+        data = [
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": base64.b64encode(row.tobytes()).decode() if encoded else row.tolist(),
+            }
+            for i, row in enumerate(made)
+        ]
+        body = {
+            "object": "list",
+            "data": data,
+            "model": requests.models[number],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        response = {"status_code": 200, "request_id": self._id(number, "req"), "body": body}
+        answer = {
+            "id": self._id(number),
+            "custom_id": requests.custom_ids[number],
+            "response": response,
+            "error": None,
+        }
+        return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+
+    def _id(self, number: int, kind: str = "batch_req") -> str:
+        """The same in each run: equal inputs give equal files."""
+        requests = self._requests
+        text = f"{kind} {requests.lines[number]} {requests.custom_ids[number]}"
+        return f"{kind}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
