@@ -263,12 +263,29 @@ def _awaited(wait: tuple[str, When]) -> str:
 def _schedule(job: Job) -> list[tuple[str, str]]:
     """State and speed in words, then the fields that these do not cover."""
     state, speed = job_view.schedule_state(job), figures.speedup(job.schedule)
-    covered = {"hit", "runs", "eager_is_faster", "first_run", *(("replay_us", "eager_us", "device") if speed else ())}
+    covered = {
+        "hit",
+        "runs",
+        "eager_is_faster",
+        "first_run",
+        "buckets",
+        *(("replay_us", "eager_us", "device") if speed else ()),
+    }
     lines = [(name, text) for name, text in (("state", state), ("speed", speed)) if text]
     rest = {name: value for name, value in job.schedule.items() if name not in covered}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
-    return lines + job_view.first_run(job) + figures.flat(rest)
+    buckets = [(f"{bucket['length']:,} tokens", _bucket(bucket)) for bucket in job.schedule.get("buckets", ())]
+    return lines + job_view.first_run(job) + figures.flat(rest) + buckets
+
+
+def _bucket(bucket: dict[str, Any]) -> str:
+    """The texts of one length, and what ran them."""
+    ran = "eager PyTorch" if bucket["runs"] == "eager" else f"its schedule, a {bucket['hit']} hit"
+    if bucket["runs"] != "eager" and bucket["hit"] == "miss":
+        ran = "its schedule, built now"
+    why = f": {bucket['fallback']}" if bucket["fallback"] else ""
+    return f"{bucket['records']:,} records, {bucket['batch']:,} in a batch, {ran}, {bucket['key'][:12]}{why}"
 
 
 def _attempt(attempt: Attempt) -> str:

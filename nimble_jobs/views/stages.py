@@ -13,6 +13,7 @@ _HELP = {
     "read": "a faster disk, or more CPU cores",
     "decode": "pictures stored at a smaller size",
     "upload": "fewer bytes a record: uint8 instead of float32, or smaller records",
+    "tokenise": "more CPU cores",
     "replay": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
     "step": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
     "download": "fewer output.fields: logits and embeddings are large",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from nimble_jobs.cli.jobs import _schedule
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -84,6 +85,11 @@ def test_bucket_edges(store: Store, tmp_path: Path, small: Path, buckets: Any) -
     assert job.timings["text"]["truncated"] == 3
     assert sum(bucket["records"] for bucket in job.schedule["buckets"]) == len(texts)
     assert job.schedule["buckets"][-1]["length"] == 64
+    shown = dict(_schedule(job))
+    assert ", eager PyTorch, " in shown["64 tokens"]
+    assert {name for name in shown if name.endswith(" tokens")} == {
+        f"{b['length']} tokens" for b in job.schedule["buckets"]
+    }
 
 
 def test_odd_texts(store: Store, tmp_path: Path, small: Path) -> None:

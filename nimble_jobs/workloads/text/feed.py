@@ -120,6 +120,7 @@ class TextFeed:
         self._reader, self._setup, self._spans, self._buckets = reader, setup, windows, buckets
         self._lanes, self._stages, self._run = lanes, stages, run
         self._pads, self._threads, self._bad_before = manner.pads, manner.threads, manner.bad_before
+        stages.tokenise.workers = manner.threads
         self._left = sum(span.stop - span.start for span in windows)
         self._buffers: Buffers | None = None
 
@@ -154,7 +155,6 @@ class TextFeed:
             self._pieces(),
             threads=self._threads,
             depth=2 * self._threads,
-            meter=self._stages.tokenise,
             name="nimble-tokenise",
         )
         with closing(done):
@@ -177,7 +177,8 @@ class TextFeed:
         some = texts.values[first : first + _PIECE]
         if texts.bad:
             some = [None if texts.start + first + i in texts.bad else text for i, text in enumerate(some)]
-        return piece, self._setup.tokenizer(some)
+        with self._stages.tokenise.busy():
+            return piece, self._setup.tokenizer(some)
 
     def _parts(self, windows: Iterator[_Window]) -> Generator[Part]:
         """Batches of each window, each bucket's together. Raises DataError for too many bad records."""
