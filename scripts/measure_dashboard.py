@@ -3,7 +3,7 @@
 
     python scripts/measure_dashboard.py [--jobs 100000] [--streams 500] [--claims 200] [--out FILE]
 
-Prints figures, and writes them as JSON. Exits with 1 when a view's median is over 100 ms.
+Prints figures, and writes them as JSON. Exits with 1 when a view takes the server over 100 ms of a core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.dashboards import Dashboard
 from tests.store_samples import many_jobs
 
 LIMIT_MS = 100.0
-CALLS = 15
+CALLS = 20
 DAYS_BACK_S = 100_000.0
 
 
@@ -53,11 +53,12 @@ def main() -> int:
         streams = beside_streams(board, store, options.streams, options.claims)
     results = {"environment": environment(), "jobs": options.jobs, "views": rows, "idle": idle, "streams": streams}
     save(options.out, results)
-    return int(any(row["median_ms"] > LIMIT_MS for row in rows))
+    return int(any(row["server_ms"] > LIMIT_MS for row in rows))
 
 
 def views(board: Dashboard, ids: list[str]) -> list[dict[str, Any]]:
-    """Median and longest time of a request for each view, connection and all."""
+    """For each view the time of a core that the server takes, and the median and longest time that a client waits."""
+    process = psutil.Process(board.process.pid)
     job = ids[len(ids) // 2]
     paths = (
         "/api/overview",
@@ -86,15 +87,16 @@ def views(board: Dashboard, ids: list[str]) -> list[dict[str, Any]]:
     rows = []
     for path in paths:
         times = []
+        before = _used_s(process)
         for _ in range(CALLS):
             began = time.perf_counter()
             board.ask("GET", path.replace(" ", "%20"), {"Cookie": board.cookie})
             times.append((time.perf_counter() - began) * 1e3)
-        rows.append({"path": path.replace(job, "ID"), "median_ms": statistics.median(times), "longest_ms": max(times)})
-        print(
-            f"{rows[-1]['path']:50} {rows[-1]['median_ms']:8.1f} ms, at most {rows[-1]['longest_ms']:8.1f} ms",
-            flush=True,
-        )
+        server_ms = (_used_s(process) - before) / CALLS * 1e3
+        figures = {"server_ms": server_ms, "median_ms": statistics.median(times), "longest_ms": max(times)}
+        row = {"path": path.replace(job, "ID")} | figures
+        print(f"{row['path']:45}", ", ".join(f"{name} {value:7.1f}" for name, value in figures.items()), flush=True)
+        rows.append(row)
     return rows
 
 
@@ -111,13 +113,15 @@ def idle_share(board: Dashboard, seconds: float = 20.0) -> dict[str, float]:
 
 
 def _share(process: psutil.Process, seconds: float) -> float:
-    def used() -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
-
-    before = used()
+    before = _used_s(process)
     time.sleep(seconds)
-    return (used() - before) / seconds
+    return (_used_s(process) - before) / seconds
+
+
+def _used_s(process: psutil.Process) -> float:
+    """Seconds of a core that the process has taken so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def beside_streams(board: Dashboard, store: Store, count: int, claims: int) -> dict[str, Any]:

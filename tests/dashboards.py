@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
-
-START_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +34,11 @@ class Dashboard:
     """A running `nimble-jobs dashboard`."""
 
     process: subprocess.Popen[str]
+    address: str
     port: int
     token: str
     cookie: str = ""
     csrf: str = ""
-    log: list[str] = field(default_factory=list)
 
     @classmethod
     def started(cls, home: Path, *options: str, port: int = 0) -> Self:
@@ -52,7 +50,8 @@ class Dashboard:
         assert process.stdout is not None
         address = urlsplit(process.stdout.readline().strip())
         assert address.port is not None, "the dashboard did not start"
-        board = cls(process=process, port=address.port, token=parse_qs(address.query)["token"][0])
+        token = parse_qs(address.query)["token"][0]
+        board = cls(process=process, address=str(address.hostname), port=address.port, token=token)
         reply = board.ask("GET", f"/?token={board.token}")
         assert reply.status == 303
         board.cookie = reply.headers["set-cookie"].partition(";")[0]
@@ -61,11 +60,11 @@ class Dashboard:
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Reply:
         """One request over a connection of its own, with exactly these headers and `Host`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in {"Host": self.host, **(headers or {})}.items():
@@ -93,7 +92,7 @@ class Dashboard:
     @contextmanager
     def stream(self, after: int | None = None, *, last: int | None = None) -> Iterator[Stream]:
         """An open stream; `last`: as a browser that comes back."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=30)
         headers = {"Cookie": self.cookie} | ({} if last is None else {"Last-Event-ID": str(last)})
         try:
             connection.request("GET", "/api/stream" + ("" if after is None else f"?after={after}"), headers=headers)

@@ -11,6 +11,7 @@ import typer
 from nimble_jobs.cli import options, output
 from nimble_jobs.errors import UsageError
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _NEEDED = {
     "starlette": "starlette",
     "uvicorn": "uvicorn",
@@ -53,6 +54,10 @@ def dashboard(
     def ready(address: str) -> None:
         output.emit(address)
         output.note("press Ctrl-C to stop")
+        if host not in _LOOPBACK:
+            output.note(
+                f"others can reach {host}, and the token crosses the network unencrypted: see docs/dashboard.md"
+            )
         if open_page:
             webbrowser.open(address)
 

@@ -56,7 +56,7 @@ def run(wish: Wish, *, ready: Callable[[str], None]) -> None:
     ):
         port = listener.getsockname()[1]
         keys = Keys(token_of(store.home), port)
-        hosts = Hosts(port, wish.allow_hosts)
+        hosts = Hosts(port, [*wish.allow_hosts, f"{_name(wish.host)}:{port}"])
 
         async def serve() -> None:
             desk = Desk(
@@ -164,9 +164,13 @@ def _refused(host: str, port: int, error: OSError) -> str:
 
 def _address(host: str, port: int, keys: Keys) -> str:
     """The address to open, with the token."""
+    return f"http://{_name(host)}:{port}/?token={keys.token}"
+
+
+def _name(host: str) -> str:
+    """The name under which the server can be asked on this machine."""
     everywhere = host in ("0.0.0.0", "::", "[::]")  # noqa: S104  # a comparison
-    name = "127.0.0.1" if everywhere else f"[{host.strip('[]')}]" if ":" in host else host
-    return f"http://{name}:{port}/?token={keys.token}"
+    return "127.0.0.1" if everywhere else f"[{host.strip('[]')}]" if ":" in host else host
 
 
 def _log_to_stderr() -> None:

@@ -28,6 +28,7 @@ from tests.dashboards import Dashboard
 from tests.store_samples import PARTS, a_schedule, key_of, many_jobs
 
 NASTY = "<script>alert(1)</script> \x1b[2J &quot; \u202e evil \u2028 \x00 \udc80 'é"
+WORKER = {"role": "worker", "device": "cpu", "status": "ready"}
 SPEC: dict[str, Any] = {
     "name": "n",
     "kind": "score",
@@ -358,9 +359,9 @@ def test_a_page_of_another_database_is_told(board: Dashboard, store: Store) -> N
 def test_progress_is_told(board: Dashboard, store: Store) -> None:
     """Without numbers, with the counts of jobs by state, and soon after a change."""
     new_job(store, "in-progress", priority=1000)
-    job = store.jobs.claim("w", device="cpu", now=time.time())
-    assert job is not None
-    with board.stream() as stream:
+    with store.workers.hold(WORKER) as lease, board.stream() as stream:
+        job = store.jobs.claim(lease.id, device="cpu", now=time.time())
+        assert job is not None
         store.jobs.progress(job.id, job.attempt, done=5, total=10, bad=0)
         for message in stream:
             rows = {row["id"]: row for row in message.data["jobs"]} if message.name == "progress" else {}
@@ -374,14 +375,15 @@ def test_progress_is_told(board: Dashboard, store: Store) -> None:
 def test_five_hundred_streams(home: Path, store: Store) -> None:
     """All get each event, while claims go on; a reader that reads nothing takes nothing from the others."""
     with Dashboard.started(home) as board, ExitStack() as opened:
+        lease = opened.enter_context(store.workers.hold(WORKER))
         asleep = opened.enter_context(socket.create_connection(("127.0.0.1", board.port)))
         asleep.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asleep.sendall(f"GET /api/stream HTTP/1.1\r\nHost: {board.host}\r\nCookie: {board.cookie}\r\n\r\n".encode())
         streams = [opened.enter_context(board.stream()) for _ in range(500)]
         for stream in streams:
             assert next(iter(stream)).name == "hello"
-        jobs = [new_job(store, f"to-all-{i}", priority=100) for i in range(5)]
-        claimed = [store.jobs.claim("w", device="cpu", now=time.time()) for _ in jobs]
+        jobs = [new_job(store, f"to-all-{i}", priority=5000) for i in range(5)]
+        claimed = [store.jobs.claim(lease.id, device="cpu", now=time.time()) for _ in jobs]
         assert [job.id for job in claimed if job is not None] == jobs
         for stream in streams:
             found = [message.data["job"] for message in stream.events(10)]
@@ -491,3 +493,24 @@ def test_slow_http_does_not_block(board: Dashboard) -> None:
         for _ in range(3):
             kept.request("GET", "/api/jobs", headers={"Cookie": board.cookie})
             assert kept.getresponse().read()
+
+
+def test_behind_a_proxy(home: Path, store: Store) -> None:
+    """A proxy passes on the name under which it is reached, and adds the token: its users read, and change nothing."""
+    job = new_job(store, "behind-a-proxy")
+    with Dashboard.started(home, "--allow-host", "jobs.example.org") as board:
+        added = {"Host": "jobs.example.org", "Authorization": f"Bearer {board.token}"}
+        for path in ("/", "/api/overview", "/robots.txt"):
+            assert board.ask("GET", path, added).status == 200
+        csrf = board.ask("GET", "/api/overview", added).json["csrf"]
+        change = {**added, "Origin": "https://jobs.example.org", "X-CSRF-Token": csrf}
+        assert board.ask("POST", f"/api/jobs/{job}/cancel", change).status == 401
+    assert store.jobs.get(job).state is JobState.QUEUED
+
+
+def test_its_own_address_is_allowed(home: Path) -> None:
+    """The name or address of --host may be asked for, with the port; the machine's other ones may not."""
+    with Dashboard.started(home, "--host", "127.0.0.2") as board:
+        assert board.ask("GET", "/api/overview", {"Cookie": board.cookie}).status == 200
+        assert board.ask("GET", "/api/overview", {"Host": "127.0.0.2", "Cookie": board.cookie}).status == 403
+        assert board.ask("GET", "/api/overview", {"Host": f"127.0.0.3:{board.port}"}).status == 403

@@ -98,7 +98,7 @@ def test_a_reader_that_does_not_keep_up_is_dropped_and_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets what it had when it comes back with the last number; other readers notice nothing."""
-    monkeypatch.setattr(hub_module, "_WAITING", 20)
+    monkeypatch.setattr(hub_module, "_WAITING", 60)
     monkeypatch.setattr(hub_module, "BEAT_S", 0.01)
 
     async def scenario() -> tuple[list[int], list[int]]:
