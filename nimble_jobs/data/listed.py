@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nimble_jobs.data.blocks import Give
+from nimble_jobs.data.blocks import Block, Give, Layout
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, packing_of, stamp_of
@@ -32,6 +32,8 @@ class Unread(Unblocked):
         self.packing = packing_of(like)
         self.ids: Ids | None = Ids([name])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
+        if like.signature.dtype == "text":  # which is read in blocks
+            self.layout = Layout(starts=np.array([0, 1]), chains=np.array([0]), block_bytes=1)
         # Differs from the fingerprint of the readable file, so that shards of attempts that read it are not reused.
         self.stamps = (Stamp(path=stamp.path, size=-1, mtime_ns=0, inode=0),)
 
@@ -53,6 +55,10 @@ class Unread(Unblocked):
         form = form_of(self, stored=wanted.stored)
         x = np.empty((0, *form.shape), dtype=form.dtype) if into is None else into[:0]
         return Loaded(x=x, bad=bad)
+
+    def block(self, number: int) -> Block:
+        """A block without a text."""
+        return Block(values=[None], place=np.array([-1]), bad={0: self._reason}, nbytes=0)
 
     def check(self, indexes: np.ndarray) -> None:
         """Nothing was read."""

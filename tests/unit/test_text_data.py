@@ -19,6 +19,7 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.data.text import lines
 from nimble_jobs.data.text.reading import spread
 from nimble_jobs.errors import DataError
+from nimble_jobs.seen import FileList, InputFile
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
 
 ODD = ["plain", "", "  ", "a\0b", "😀👩‍👩‍👧", "שלום عالم", "line\u2028separator", "tab\tand\rCR", "﻿mark inside"]
@@ -209,6 +210,27 @@ def test_files_of_an_unknown_kind(tmp_path: Path) -> None:
     expected = r"t\.md: unknown kind of text; expected \.parquet, .*, \.txt, or \.jsonl\.gz, \.txt\.gz$"
     with pytest.raises(DataError, match=expected):
         read(tmp_path / "t.md")
+
+
+def test_listed_files(tmp_path: Path) -> None:
+    """With only_new: records are named by file and position, and an unreadable file is one bad record."""
+    for name, data in (("a.txt", b"x\ny\n"), ("b.txt.gz", b"no gzip"), ("c.txt", b"z")):
+        (tmp_path / name).write_bytes(data)
+    found = [input_file(tmp_path, name) for name in ("a.txt", "b.txt.gz", "c.txt")]
+    counts: Any = None
+    listing = FileList(root=str(tmp_path), listed_at=0.0, after_run=0, counts=counts, files=found)
+    spec = InputSpec(source=str(tmp_path / "*"), format="text", fields=FieldsSpec())
+    with open_reader(spec, files=listing) as reader:
+        (texts,) = reader.texts([(0, 4)])
+        assert texts.values == ["x", "y", None, "z"]
+        assert list(texts.bad) == [2]
+        assert "cannot be decompressed" in texts.bad[2]
+        assert reader.ids(np.arange(4)) == ["a.txt:0", "a.txt:1", "b.txt.gz", "c.txt:0"]
+
+
+def input_file(folder: Path, name: str) -> InputFile:
+    info = (folder / name).stat()
+    return InputFile(path=name, size=info.st_size, mtime_ns=info.st_mtime_ns, inode=info.st_ino)
 
 
 def test_a_line_of_many_megabytes(tmp_path: Path) -> None:
