@@ -201,14 +201,21 @@ def show(
     """Print the tables of earlier results. Files from the same device are combined."""
     from nimble_jobs.bench import Results
     from nimble_jobs.bench.scoring.results import is_scoring
-    from nimble_jobs.cli.bench_scoring import present
+    from nimble_jobs.bench.text import is_text
+    from nimble_jobs.cli import bench_scoring, bench_text
 
     check_files(plot, json)
     check_new(json)
-    if is_scoring(files[0]):
+    kind = "scoring" if is_scoring(files[0]) else "text" if is_text(files[0]) else None
+    if kind is not None:
         if len(files) > 1 or json is not None:
-            raise UsageError(f"{files[0]}: results of bench scoring are shown one file at a time, without --json")
-        present(files[0], plot)
+            raise UsageError(f"{files[0]}: results of bench {kind} are shown one file at a time, without --json")
+        if kind == "scoring":
+            bench_scoring.present(files[0], plot)
+        elif plot is not None:
+            raise UsageError("--plot: results of bench text are a table; there is no chart of them")
+        else:
+            bench_text.present(files[0])
         return
     together = Results()
     for file in files:

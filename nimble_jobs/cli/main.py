@@ -16,6 +16,7 @@ import typer
 from nimble_jobs.cli import (
     bench,
     bench_scoring,
+    bench_text,
     cache,
     config,
     cron,
@@ -61,6 +62,7 @@ app.add_typer(seen.app)
 app.add_typer(config.app)
 app.add_typer(notifications.app)
 bench_scoring.register(bench.app)
+bench_text.register(bench.app)
 app.add_typer(bench.app)
 
 

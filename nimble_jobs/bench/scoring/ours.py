@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class Job:
     spec: dict[str, Any]
     shop: Workshop
     allow_python: Path | None = None
+    output_spec: Mapping[str, Any] = field(default_factory=lambda: {"fields": ["id", "top1", "probability"]})
 
     @property
     def output(self) -> Path:
@@ -57,8 +59,8 @@ class Job:
         output = {
             "path": str(self.output),
             "format": "parquet",
-            "fields": ["id", "top1", "probability"],
             "if_exists": "replace",
+            **self.output_spec,
         }
         path.write_text(
             yaml.safe_dump({"version": 1, "name": self.name, "kind": "score", **self.spec, "output": output})

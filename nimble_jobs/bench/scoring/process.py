@@ -40,8 +40,9 @@ def run(
     limit_s: float,
     start: Start = start_alone,
     env: Mapping[str, str] | None = None,
+    seen: Callable[[Any], None] = lambda _: None,
 ) -> Ended:
-    """Its stderr goes to the end of `log`."""
+    """Its stderr goes to the end of `log`. `seen` gets the process when it has started."""
     with tempfile.TemporaryFile() as out, log.open("ab") as err:
         written = err.tell()
         begin = time.perf_counter()
@@ -49,6 +50,7 @@ def run(
         process = start(command, **named)
         leads = start is start_alone
         try:
+            seen(process)
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None

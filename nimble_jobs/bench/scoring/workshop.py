@@ -27,6 +27,8 @@ class Workshop:
     told: Callable[[str], None] = lambda _: None
     kept: Callable[[ScoringResults], None] = lambda _: None  # gets the results after every run
     start: Start = process.start_alone
+    seen: Callable[[Any], None] = lambda _: None  # gets each process when it has started
+    room: str = "nimble_jobs.bench.scoring"  # the module that has the steps
 
     @property
     def weights(self) -> Path:
@@ -36,17 +38,17 @@ class Workshop:
     def module(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
         """Run one of our modules to its end."""
         command = [sys.executable, "-m", name, *map(str, words)]
-        return process.run(command, log=self.log, limit_s=self.limit_s, start=self.start, env=env)
+        return process.run(command, log=self.log, limit_s=self.limit_s, start=self.start, env=env, seen=self.seen)
 
     def step(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What a step of `nimble_jobs.bench.scoring` answers.
+        """What a step of `room` answers.
 
         Raises UsageError if it refuses, ProcessDied if it dies.
         """
         asked, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
         asked.write_text(json.dumps(request))
         result.unlink(missing_ok=True)
-        ended = self.module("nimble_jobs.bench.scoring", name, asked, result)
+        ended = self.module(self.room, name, asked, result)
         if result.exists():
             answer: dict[str, Any] = json.loads(result.read_text())
             if "refused" in answer:
